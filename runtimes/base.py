@@ -150,6 +150,7 @@ class Capabilities:
     thinking: bool | None = None
     multi_turn: bool | None = None
     context: int | None = None  # tokens of one request, prompt and answer together
+    architecture: str | None = None  # as the file of its weights names it
 
 
 def in_order(inputs: Collection[Modality]) -> tuple[Modality, ...]:

@@ -8,6 +8,7 @@ priority is the request's, else the key's, else the client's, else normal; but n
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from supervisor.catalog import Catalog
@@ -62,6 +63,14 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
     is_any = given == NORMAL and not who and not accounts and keep_alive_s is None
     demand = ANY if is_any else Demand(given, who, accounts, keep_alive_s, weight=profile.weight)
     return Identity(demand, profile, priority is not None and given != wanted)
+
+
+def staying(demand: Demand, body: Body) -> Demand:
+    """`demand`, with how long its model is to stay by a translated body. Raises InvalidRequestError."""
+    keep_alive_s = _keep_alive_s(body.said(KEEP_ALIVE))
+    if keep_alive_s is None:
+        return demand
+    return replace(demand, keep_alive_s=max(keep_alive_s, demand.keep_alive_s or 0.0))
 
 
 def _text(value: bytes, header: str, before: object) -> object:

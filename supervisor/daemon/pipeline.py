@@ -43,7 +43,7 @@ from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.upstream import Headers
 from supervisor.proxy import load_feedback
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
-from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.dialect import Dialect, OrderError
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
@@ -97,15 +97,22 @@ class Pipeline:
         return tuple(method for method in ("GET", "POST") if self.serves(method, path, dialect))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
-        """Serve one request. Raises LlmuxError if nothing was sent yet; for later failures see `forward`."""
+        """Serve one request. Raises LlmuxError if nothing was sent yet; for later failures see `forward`.
+
+        Raises OrderError for one that the daemon answers itself, by its body; `context.waiting` is that.
+        """
         context.path = scope["path"]
         held = HeldBody(self._bodies)
         target: Target | None = None
+        is_order = False
         try:
             # 1.
             raw = await read_body(scope, receive, self._body_limit, held)
             held.keep(raw)
             body = await _open(raw, scope)
+            if (wanted := context.dialect.order_scope(context.path, body.fields)) is not None:
+                is_order, context.waiting, held = True, held, HeldBody()
+                raise OrderError(wanted, body.fields)
             # 2.
             profile = self._identify(scope, body, context)
             target = await self._targets.find(scope, body, context, held, profile)
@@ -139,7 +146,8 @@ class Pipeline:
             held.release()
             if target is not None and target.ladder is not None:  # else it is `held`, which may be somebody else's now
                 target.body.release()
-            self._requests.finished(context)
+            if not is_order:
+                self._requests.finished(context)
 
     # ------------------------------------------------------------------------------------------------------------ target
 

@@ -19,6 +19,7 @@ from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.identity import staying
 from supervisor.daemon.ladder import Ladder
 from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.runtime_config import RuntimeConfig
@@ -88,7 +89,7 @@ class Targets:
             raise body.nameless(scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
-        context.name = name
+        context.name = name = context.dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
         context.budget_s = budget.budget_s(scope["headers"], body.said(BUDGET))
         route = self._catalog.resolve(name)
         asked = Asked(body, name, context.path, translation, profile, body.take_permission())
@@ -119,6 +120,8 @@ class Targets:
             endpoint = self.table.get((method, asked.translation.path), _NONE).get(model)
             if endpoint is not None:
                 body, translation = body.translated(asked.translation)
+                body.rename(name)
+                context.demand = staying(context.demand, body)
         if endpoint is None:
             raise self._not_served(asked, method, route)
         context.stream, context.ignored = body.stream, () if translation is None else translation.ignored

@@ -9,11 +9,12 @@ from typing import Final
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.dialects.cohere import COHERE
 from supervisor.dialects.llamacpp import LLAMACPP
+from supervisor.dialects.ollama import OLLAMA
 from supervisor.dialects.openai import OPENAI, OpenAI
 from supervisor.dialects.responses import RESPONSES
 from supervisor.proxy.disconnect import Scope
 
-DIALECTS: Final[tuple[OpenAI, ...]] = (ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OPENAI)
+DIALECTS: Final[tuple[OpenAI, ...]] = (ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OLLAMA, OPENAI)
 
 
 def dialect_of(scope: Scope) -> OpenAI:

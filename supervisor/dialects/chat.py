@@ -14,14 +14,7 @@ from supervisor.errors import UpstreamError
 
 PATH: Final = "/v1/chat/completions"
 EVENT_LIMIT: Final = 16 * 1024 * 1024
-NOTHING: Final = msgspec.Raw()
-"""The default of unparsed fields. Their type is no union: msgspec would take nothing but null for one with `Raw` in it."""
 _FRAME: Final = b"\n\n"
-
-
-def is_set(raw: msgspec.Raw) -> bool:
-    """Was an unparsed field there, and not null?"""
-    return bytes(raw) not in {b"", b"null"}
 
 
 class Function(msgspec.Struct):
@@ -62,7 +55,7 @@ class Choice(msgspec.Struct):
     delta: Message = msgspec.field(default_factory=Message)
     finish_reason: str | None = None
     stop_reason: object = None  # vLLM: the text of `stop` that ended it, or a token's id
-    logprobs: msgspec.Raw = NOTHING
+    logprobs: object = None  # decoded; a union with msgspec.Raw would take nothing but null
 
 
 class PromptDetails(msgspec.Struct):
@@ -114,7 +107,7 @@ class Answer(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
     timings: Timings | None = None
-    error: msgspec.Raw = NOTHING  # set iff the stream ends with it
+    error: object = None  # decoded; set iff the stream ends with it
 
 
 _answer: Final = msgspec.json.Decoder(Answer).decode
@@ -172,7 +165,7 @@ class ChatStream(abc.ABC):
             answer = _answer(data)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise UpstreamError("The worker's stream is no chat completion.") from error
-        if not is_set(answer.error):
+        if answer.error is None:
             return self.event(answer)
         self._is_over = True
-        return self.failed(answer.error)
+        return self.failed(msgspec.Raw(msgspec.json.encode(answer.error)))

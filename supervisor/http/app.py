@@ -22,6 +22,7 @@ from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
+from supervisor.dialects.openai import OpenAI
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
 from supervisor.http import admin, clients, jobs, leases, metrics, runtime_config, ui, watch
 from supervisor.http.auth import Auth
@@ -31,7 +32,7 @@ from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import HeldBody
 from supervisor.proxy.body import read_body
-from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.dialect import Dialect, OrderError
 from supervisor.proxy.disconnect import Message, Receive, Scope, Send
 from supervisor.proxy.error_response import error_body, error_event, error_headers
 from supervisor.proxy.forward import processing_ms
@@ -107,7 +108,10 @@ class Application:
                 if self._parks:
                     await self._relay(scope, receive, send, context)
                     return
-                await pipeline(scope, receive, send, context)
+                try:
+                    await pipeline(scope, receive, send, context)
+                except OrderError as order:
+                    await self._obey(order, dialect, scope, receive, _signed(send, context), context)
             else:
                 await self._route(scope, receive, _signed(send, context), context)
         except HandedOverError:
@@ -137,6 +141,24 @@ class Application:
         finally:
             if body is not None:
                 body.release()
+
+    async def _obey(
+        self, order: OrderError, dialect: OpenAI, scope: Scope, receive: Receive, send: Send, context: RequestContext
+    ) -> None:
+        """Do what a request on a path of inference asks of the daemon. What changes something is for the one that goes on."""
+        body = context.waiting
+        assert body is not None
+        try:
+            self._auth.authorize(scope, dialect, order.scope)
+            await self._daemon.settled.wait()
+        except BaseException:
+            body.release()
+            raise
+        if self._daemon.successor is not None:
+            raise HandedOverError
+        body.release()
+        response = dialect.obey(self._daemon, scope["path"], order.fields)
+        await response(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         if scope["method"] not in SAFE and scope["path"] != admin.UPGRADE:

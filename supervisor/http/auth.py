@@ -84,10 +84,13 @@ class Auth:
         self._own_names = own_names()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.allowed_origins)
 
-    def authorize(self, scope: Scope, dialect: Dialect) -> Key | None:
-        """The request's key (None: an open path, or no keys are configured). Raises the client's error."""
+    def authorize(self, scope: Scope, dialect: Dialect, wanted: str | None = None) -> Key | None:
+        """The request's key (None: an open path, or no keys are configured). Raises the client's error.
+
+        `wanted`: the scope that it needs by its body; None: that of its path.
+        """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        wanted = scope_for(scope["path"], dialect)
+        wanted = scope_for(scope["path"], dialect) if wanted is None else wanted
         self._check_host(headers)
         self._check_origin(headers, wanted)
         if wanted is None or not self._keyring:

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from runtimes.base import Endpoint
 from runtimes.model_config import Modality
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
@@ -57,6 +57,14 @@ class Body:
                 f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
             )
         return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
+
+    @property
+    def fields(self) -> Fields:
+        """The top-level fields of a JSON object, but for private ones; of anything else, none."""
+        return {}
+
+    def rename(self, name: str) -> None:
+        """Let the worker see this name of the model, if the body names one."""
 
     def said(self, name: str) -> JsonValue:
         """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""

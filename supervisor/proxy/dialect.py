@@ -8,11 +8,12 @@ dialects; the server picks one by the request's path and passes it down.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import msgspec
 
+from supervisor.catalog.rewrite import Fields
 from supervisor.io.upstream import Headers
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import StreamTranslation, Translation
@@ -27,6 +28,15 @@ class ReasoningEvent(Protocol):
     """Text as an event that may come before the answer's first. `created`: Unix seconds."""
 
     def __call__(self, text: str, model: str, request_id: str, created: int) -> bytes: ...
+
+
+class OrderError(Exception):
+    """The request is for the daemon itself, though its path is one of inference. No error that a client sees."""
+
+    def __init__(self, scope: str, fields: Fields) -> None:
+        super().__init__(scope)
+        self.scope = scope  # that a key needs for it
+        self.fields = fields
 
 
 class Dialect(abc.ABC):
@@ -56,6 +66,14 @@ class Dialect(abc.ABC):
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
         """Does the daemon answer this request itself, though workers serve its path as well?"""
         return False
+
+    def order_scope(self, path: str, fields: Fields) -> str | None:
+        """The key scope for what these fields of a JSON request ask of the daemon itself; None: it is inference."""
+        return None
+
+    def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
+        """What the daemon calls the model that a request names; `is_known` says whether there is one of a name."""
+        return name
 
     def translation(self, method: str, path: str) -> Translation | None:
         """How this path is mapped to the canonical API; None where workers speak it themselves."""

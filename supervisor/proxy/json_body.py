@@ -85,6 +85,17 @@ class JsonBody(Body):
             'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"
         )
 
+    @property
+    def fields(self) -> Fields:
+        """See Body."""
+        return self._fields
+
+    def rename(self, name: str) -> None:
+        """See Body."""
+        if self.name is not None and self.name != name:
+            self.name, self._is_changed = name, True
+            self._fields["model"] = msgspec.Raw(_encode(name))
+
     def said(self, name: str) -> JsonValue:
         """See Body."""
         raw = self._private.get(name)
@@ -124,7 +135,7 @@ class JsonBody(Body):
         return found
 
     def translated(self, translation: Translation) -> tuple[JsonBody, AnswerTranslation]:
-        """See Body. The private fields stay here."""
+        """See Body. The private fields stay here; those of the new body are what the translation adds."""
         fields, answers = translation.request(dict(self._fields))
         body = JsonBody(self._raw, fields, self._outline)
         body._is_changed = True  # its own

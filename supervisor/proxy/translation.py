@@ -64,7 +64,8 @@ class Translation(Protocol):
         """The canonical request's top-level fields, and what its answers become. Raises InvalidRequestError.
 
         `model` names the model in both. Strings may hold marks for what was cut out of a large body: they are passed on
-        as a whole, alone, joined by line breaks, or within JSON that becomes a string.
+        as a whole, also within JSON that becomes a string itself. What is joined to a text from behind begins with a line
+        break. A private field (`x_keep_alive_s`) that it adds counts as if the client had sent it.
         """
 
 

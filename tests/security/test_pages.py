@@ -36,7 +36,7 @@ class TestCrossSite:
         assert get(target, path, site).status == 200
 
     def test_links_to_what_is_open_work(self, target):
-        assert get(target, "/", "cross-site").status == 307
+        assert get(target, "/", "cross-site", "Accept: text/html").status == 307
         assert get(target, "/ui/", "cross-site").status == 200
 
     def test_allowed_origins_are(self, target):

@@ -221,6 +221,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             thinking=text and config.reasoning != "off" and _mentions(template, "think"),
             multi_turn=text and template is not None,
             context=context,
+            architecture=metadata.architecture or None,
         )
 
     def weights(self, config: LlamaServerConfig) -> tuple[Path, ...]:

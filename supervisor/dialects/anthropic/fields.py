@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from supervisor.errors import InvalidRequestError
 
 T = TypeVar("T")
+
+NOTHING: Final = msgspec.Raw()
+"""The default of unparsed fields. Their type is no union: msgspec would take nothing but null for one with `Raw` in it."""
+
+
+def is_set(raw: msgspec.Raw) -> bool:
+    """Was an unparsed field there, and not null?"""
+    return bytes(raw) not in {b"", b"null"}
 
 
 def decoded(decoder: msgspec.json.Decoder[T], raw: msgspec.Raw, name: str) -> T:

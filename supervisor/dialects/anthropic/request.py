@@ -14,8 +14,7 @@ import msgspec
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.anthropic.conversation import messages, system_text
-from supervisor.dialects.anthropic.fields import decoded, refuse
-from supervisor.dialects.chat import NOTHING, is_set
+from supervisor.dialects.anthropic.fields import NOTHING, decoded, is_set, refuse
 from supervisor.errors import InvalidRequestError
 
 _SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k")

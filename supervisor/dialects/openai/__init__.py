@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from starlette.responses import Response
 from starlette.routing import Route
 
+from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import models, speech
 from supervisor.proxy.dialect import Dialect, ReasoningEvent
@@ -30,6 +32,10 @@ class OpenAI(Dialect):
     def reasoning(self, path: str) -> ReasoningEvent | None:
         """Of chats."""
         return _reasoning_chunk if path in _CHATS else None
+
+    def obey(self, daemon: Daemon, path: str, fields: Fields) -> Response:
+        """Do what a request for which `order_scope` named a scope asks. Raises LlmuxError."""
+        raise NotImplementedError
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """What the daemon answers itself."""

@@ -70,7 +70,7 @@ class TestPage:
 
     @pytest.mark.parametrize("path", [b"/", b"/ui"])
     async def test_other_addresses_lead_there(self, served, path):
-        status, headers, _ = await ask(served.port, get(path))
+        status, headers, _ = await ask(served.port, get(path, b"Accept: text/html,*/*;q=0.8"))
         assert (status, headers["location"]) == (307, "ui/")
 
     @pytest.mark.parametrize("path", NOT_THERE)

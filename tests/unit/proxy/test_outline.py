@@ -175,3 +175,14 @@ class TestQuoted:
         whole = json.loads(restored(found, json.dumps({"arguments": found.text.decode(), "own": '"'}).encode()))
         assert json.loads(whole["arguments"]) == value
         assert whole["own"] == '"'
+
+
+@given(st.text(min_size=1, max_size=6), st.sampled_from(['"', "\\", "\n", "é", "x", "\u2028", "😀"]))
+def test_json_that_becomes_a_text_is_whole(piece, special):
+    """What was cut out of it gets the escapes of the text that it is in now."""
+    value = {"code": (piece + special) * 200, "numbers": list(range(300)), "end": special}
+    found = outlined(json.dumps({"arguments": value}, indent=1).encode())
+    outline_of_it = msgspec.json.decode(found.text)["arguments"]
+    text = msgspec.json.encode({"arguments": msgspec.json.encode(outline_of_it).decode(), "after": [1]})
+    told = json.loads(restored(found, text))
+    assert (json.loads(told["arguments"]), told["after"]) == (value, [1])

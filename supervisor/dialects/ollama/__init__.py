@@ -1,0 +1,113 @@
+"""Ollama's API, below `/api`: chats, prompts and embeddings are translated, lists and the like are the daemon's.
+
+Errors are `{"error": "MESSAGE"}`, as the last line of a stream as well. Its clients add `:latest` to a name without a tag;
+that means the name itself where nothing else is called so. Whatever would make, fetch or remove a model is refused: models
+come from the configuration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.daemon import loading
+from supervisor.daemon.daemon import Daemon
+from supervisor.dialects.ollama import inference, models
+from supervisor.dialects.ollama.answers import JSON, LINES, timestamp
+from supervisor.dialects.ollama.fields import encode, flag, present, text
+from supervisor.dialects.openai import OpenAI
+from supervisor.errors import InvalidRequestError
+from supervisor.proxy.dialect import ReasoningEvent
+from supervisor.proxy.disconnect import Scope
+from supervisor.proxy.translation import Translation
+
+LATEST: Final = ":latest"
+_CHANGES: Final = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/")
+_READS: Final = ("/api/version", "/api/tags", "/api/ps", "/api/show")
+_ORDERS: Final = frozenset({inference.CHAT, inference.GENERATE})
+_OTHERS: Final = frozenset({*_READS, *_CHANGES[:-1]})
+# Clients read every line as JSON, and most check it against the type of the answers; this one is of both types.
+_KEEPALIVE: Final = (
+    b'{"model":"","created_at":"1970-01-01T00:00:00Z","message":{"role":"assistant","content":""},"response":"",'
+    b'"done":false}\n'
+)
+
+
+class Ollama(OpenAI):
+    """Keys are as OpenAI's: clients that have any send `Authorization: Bearer`."""
+
+    name = "ollama"
+    keepalive = _KEEPALIVE
+    has_openai_errors = False
+
+    def owns(self, path: str) -> bool:
+        """What is known below `/api`; llmux has paths of its own there, too."""
+        return path.startswith("/api/") and (
+            path in inference.TRANSLATIONS or path in _OTHERS or path.startswith(_CHANGES[-1])
+        )
+
+    def scope_for(self, path: str) -> str | None:
+        """What would change the models needs the admin scope."""
+        return "admin" if path.startswith(_CHANGES) else "inference"
+
+    def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
+        """All but what models answer, whatever a worker serves."""
+        return path not in inference.TRANSLATIONS
+
+    def translation(self, method: str, path: str) -> Translation | None:
+        """See Dialect."""
+        return inference.TRANSLATIONS.get(path) if method == "POST" else None
+
+    def reasoning(self, path: str) -> ReasoningEvent | None:
+        """None: a line that has only thoughts is one of the answer's."""
+        return None
+
+    def error(self, fields: Mapping[str, object], status: int) -> bytes:
+        """See Dialect. Its clients know no other field."""
+        return msgspec.json.encode({"error": fields["message"]})
+
+    def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
+        """See Dialect."""
+        bare = name.removesuffix(LATEST)
+        return bare if bare != name and not is_known(name) and is_known(bare) else name
+
+    def order_scope(self, path: str, fields: Fields) -> str | None:
+        """`keep_alive: 0` without a prompt unloads the model, for all who use it: as everywhere, that is an operator's."""
+        return "admin" if path in _ORDERS and inference.is_unload(path, fields) else None
+
+    def obey(self, daemon: Daemon, path: str, fields: Fields) -> Response:
+        """Unload a model after its running requests. Raises LlmuxError."""
+        fields = present(fields)
+        asked = text(fields, "model")
+        if not asked:
+            raise InvalidRequestError('The field "model" is missing.', code="missing_model", param="model")
+        name = self.model_name(asked, lambda one: daemon.catalog.route(one) is not None)
+        loading.ask_unload(daemon, daemon.catalog.resolve(name).model.id)
+        rest = {"message": {"role": "assistant", "content": ""}} if path == inference.CHAT else {"response": ""}
+        told = {"model": asked, "created_at": timestamp(time.time()), **rest, "done": True, "done_reason": "unload"}
+        media_type = LINES if flag(fields, "stream", default=True) else JSON
+        return Response(encode(told) + b"\n", media_type=media_type.decode())
+
+    def routes(self, daemon: Daemon) -> list[Route]:
+        """What the daemon answers itself, and the root, by which clients see whether a server is there."""
+        return [_Root("/", models.running, methods=["GET"]), *models.routes(daemon, self.model_name)]
+
+
+class _Root(Route):
+    """A route for programs; browsers, which want a page, get the next one with its path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return (Match.NONE, {}) if _wants_page(scope) else super().matches(scope)
+
+
+def _wants_page(scope: Scope) -> bool:
+    return any(name == b"accept" and b"text/html" in value.lower() for name, value in scope["headers"])
+
+
+OLLAMA: Final = Ollama()

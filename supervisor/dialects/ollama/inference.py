@@ -1,0 +1,212 @@
+"""Requests of `/api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings` as canonical ones.
+
+A chat without messages, and a prompt or an input that is empty, ask for the model alone: the canonical request is then one
+for which a model computes as little as possible, so that it waits, counts and stays like every other request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects import chat
+from supervisor.dialects.ollama.answers import JSON, LINES, Answers, Shape
+from supervisor.dialects.ollama.fields import (
+    common,
+    decoded,
+    encode,
+    flag,
+    keep_alive_s,
+    present,
+    raw,
+    refuse,
+    staying,
+    text,
+    told,
+)
+from supervisor.dialects.ollama.messages import content, messages
+from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.proxy.translation import StreamTranslation, Translation
+
+CHAT: Final = "/api/chat"
+GENERATE: Final = "/api/generate"
+EMBED: Final = "/api/embed"
+EMBEDDINGS: Final = "/api/embeddings"
+_COMMON: Final = frozenset({"model", "options", "stream", "think", "format", "keep_alive", "logprobs"})
+_EMPTY: Final = frozenset({b'""', b"[]"})
+
+
+def is_load(path: str, fields: Fields) -> bool:
+    """Does this chat, or prompt, ask for its model alone?"""
+    asked = present(fields).get("messages" if path == CHAT else "prompt")
+    return asked is None or bytes(memoryview(asked)[:3]).replace(b" ", b"") in _EMPTY
+
+
+def is_unload(path: str, fields: Fields) -> bool:
+    """Is it to let go of its model, and nothing else? Raises InvalidRequestError for a duration that is none."""
+    return "keep_alive" in fields and is_load(path, fields) and keep_alive_s(present(fields)) == 0
+
+
+class Chat:
+    """See Translation."""
+
+    path = chat.PATH
+
+    def request(self, fields: Fields) -> tuple[Fields, Answers]:
+        """See Translation."""
+        fields = present(fields)
+        if is_load(CHAT, fields):
+            return _load("chat", fields)
+        mapped, unused = common(fields)
+        said, unknown = messages(fields)
+        mapped["messages"] = raw(said)
+        if "tools" in fields:  # they have the canonical form
+            mapped["tools"] = fields["tools"]
+        known = _COMMON | {"messages", "tools"}
+        return _asked("chat", fields, mapped, [*unused, *unknown, *_others(fields, mapped, known)])
+
+
+class Generate:
+    """See Translation."""
+
+    path = chat.PATH
+
+    def request(self, fields: Fields) -> tuple[Fields, Answers]:
+        """See Translation."""
+        fields = present(fields)
+        if is_load(GENERATE, fields):
+            return _load("generate", fields)
+        refuse(fields, "raw", "ask /v1/completions for a prompt without a template.")
+        refuse(fields, "suffix", "ask /v1/completions, or /infill of a llama.cpp model, to fill in the middle.")
+        refuse(fields, "template", "a model's configuration chooses its template.")
+        refuse(fields, "context", "send the conversation to /api/chat instead.")
+        mapped, unused = common(fields)
+        system, prompt = text(fields, "system"), content(text(fields, "prompt"), decoded(fields, "images"))
+        first = [{"role": "system", "content": system}] if system else []
+        mapped["messages"] = raw([*first, {"role": "user", "content": prompt}])
+        known = _COMMON | {"prompt", "system", "images", "raw", "suffix", "template", "context"}
+        return _asked("generate", fields, mapped, [*unused, *_others(fields, mapped, known)])
+
+
+def _others(fields: Fields, mapped: Fields, known: frozenset[str]) -> list[str]:
+    return [key for key in fields if key not in known and key not in mapped]
+
+
+def _asked(shape: Shape, fields: Fields, mapped: Fields, unused: Sequence[str]) -> tuple[Fields, Answers]:
+    if "model" in fields:
+        mapped["model"] = fields["model"]
+    if flag(fields, "stream", default=True):
+        mapped |= {"stream": raw(True), "stream_options": raw({"include_usage": True})}
+    return mapped, Answers(shape, text(fields, "model"), told(unused))
+
+
+def _load(shape: Shape, fields: Fields) -> tuple[Fields, Answers]:
+    kept, unkept = staying(fields)
+    mapped = {**kept, "messages": raw([{"role": "user", "content": "."}]), "max_tokens": raw(1)}
+    known = frozenset({"model", "stream", "keep_alive", "messages" if shape == "chat" else "prompt"})
+    unused = [*unkept, *(key for key in fields if key not in known)]
+    canonical, answers = _asked(shape, fields, mapped, unused)
+    return canonical, Answers(shape, answers.model, answers.ignored, is_load=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- embeddings
+
+
+class _Vector(msgspec.Struct):
+    embedding: msgspec.Raw
+    index: int = 0
+
+
+class _Vectors(msgspec.Struct):
+    data: list[_Vector]
+    model: str = ""
+    usage: chat.Usage | None = None
+
+
+_vectors: Final = msgspec.json.Decoder(_Vectors).decode
+
+
+@dataclass(frozen=True, slots=True)
+class VectorAnswers:
+    """See AnswerTranslation."""
+
+    model: str
+    ignored: Sequence[str] = ()
+    is_single: bool = False  # the older path, with one vector
+    is_load: bool = False
+    begun: int = field(default_factory=time.monotonic_ns)
+    content_type: bytes = JSON
+    stream_content_type: bytes = LINES
+
+    def answer(self, body: bytes) -> bytes:
+        """See AnswerTranslation."""
+        try:
+            found = _vectors(body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise UpstreamError("The worker's answer is no list of embeddings.") from error
+        rows = [] if self.is_load else [row.embedding for row in sorted(found.data, key=lambda row: row.index)]
+        if self.is_single:
+            return encode({"embedding": rows[0] if rows else []})
+        return encode(
+            {
+                "model": self.model or found.model,
+                "embeddings": rows,
+                "total_duration": time.monotonic_ns() - self.begun,
+                "load_duration": 0,  # a part of the time that nobody told
+                "prompt_eval_count": 0 if found.usage is None else found.usage.prompt_tokens,
+            }
+        )
+
+    def stream(self) -> StreamTranslation:
+        """Embeddings have none. Raises UpstreamError."""
+        raise UpstreamError("The worker's answer is a stream, not a list of embeddings.")
+
+
+class Embed:
+    """See Translation."""
+
+    path = "/v1/embeddings"
+
+    def __init__(self, *, is_single: bool) -> None:
+        self._is_single = is_single
+
+    def request(self, fields: Fields) -> tuple[Fields, VectorAnswers]:
+        """See Translation."""
+        fields = present(fields)
+        name = "prompt" if self._is_single else "input"
+        asked = decoded(fields, name)
+        if not (asked is None or isinstance(asked, str) or (not self._is_single and _is_texts(asked))):
+            kind = "a text" if self._is_single else "a text or a list of texts"
+            raise InvalidRequestError(f'"{name}" must be {kind}.', param=name)
+        is_load = not asked
+        mapped, unused = staying(fields)
+        mapped |= {key: fields[key] for key in ("model", "dimensions") if key in fields}
+        mapped["input"] = raw(".") if is_load else fields[name]
+        mapped["encoding_format"] = raw("float")
+        options = decoded(fields, "options")
+        if not (options is None or isinstance(options, dict)):
+            raise InvalidRequestError('"options" must be an object.', param="options")
+        unused += [f"options.{key}" for key in options or ()]  # there is nothing to sample
+        # What is too long is refused by workers, which is what `truncate: false` asks for.
+        if flag(fields, "truncate"):
+            unused.append("truncate")
+        known = {"model", name, "dimensions", "options", "keep_alive", "truncate"}
+        unused += [key for key in fields if key not in known]
+        return mapped, VectorAnswers(text(fields, "model"), told(unused), self._is_single, is_load)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+TRANSLATIONS: Final[Mapping[str, Translation]] = {
+    CHAT: Chat(),
+    GENERATE: Generate(),
+    EMBED: Embed(is_single=False),
+    EMBEDDINGS: Embed(is_single=True),
+}

@@ -1,0 +1,442 @@
+"""Ollama's API in both directions: requests, whole answers, lines of streams, embeddings, names and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.dialects import dialect_of
+from supervisor.dialects.ollama import OLLAMA
+from supervisor.dialects.ollama.inference import TRANSLATIONS
+from supervisor.dialects.openai import OPENAI
+from supervisor.errors import InvalidRequestError, UnavailableError, UpstreamError
+from supervisor.proxy.body import KEEP_ALIVE
+from supervisor.proxy.error_response import error_event
+from supervisor.proxy.json_body import JsonBody
+
+HELLO = [{"role": "user", "content": "hello"}]
+CALL = {"function": {"name": "weather", "arguments": {"city": "Paris"}}}
+PNG = "iVBORw0KGgoAAAANSUhEUg=="
+
+
+def asked(path, **fields):
+    """The canonical request, and what its answers become."""
+    raw = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in fields.items()}
+    mapped, answers = TRANSLATIONS[path].request(raw)
+    return {key: json.loads(bytes(value)) for key, value in mapped.items()}, answers
+
+
+def chat(**fields):
+    return asked("/api/chat", **{"model": "m", "messages": HELLO, **fields})
+
+
+def generate(**fields):
+    return asked("/api/generate", **{"model": "m", "prompt": "hello", **fields})
+
+
+def event(delta=None, reason=None, **more):
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": reason}]
+    return b"data: " + json.dumps({"model": "m", "choices": choices, **more}).encode() + b"\n\n"
+
+
+def lines(answers, stream, size=10_000):
+    feed = answers.stream()
+    pieces = [feed.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
+    return [json.loads(line) for line in b"".join([*pieces, feed.end()]).splitlines()]
+
+
+def whole(answers, message, reason="stop", **more):
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+    return json.loads(answers.answer(json.dumps({"model": "m", "choices": [choice], **more}).encode()))
+
+
+STREAM = b"".join(
+    [
+        event({"role": "assistant", "content": None}),
+        event({"reasoning_content": "hm"}),
+        event({"content": "Hé"}),
+        event({"content": "llo"}),
+        event({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "weather", "arguments": '{"ci'}}]}),
+        event({"tool_calls": [{"index": 0, "function": {"arguments": 'ty": "Paris"}'}}]}),
+        event({"tool_calls": [{"index": 1, "id": "b", "function": {"name": "time", "arguments": ""}}]}),
+        event({}, "tool_calls"),
+        event(
+            usage={"prompt_tokens": 7, "completion_tokens": 5}, timings={"prompt_ms": 1.5, "predicted_ms": 2.5, "x": 1}
+        ),
+        b"data: [DONE]\n\n",
+    ]
+)
+
+
+class TestRequests:
+    """What clients send, as a canonical request."""
+
+    def test_a_chat_streams_unless_it_says_otherwise(self):
+        told, answers = chat()
+        assert told == {
+            "model": "m",
+            "messages": HELLO,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        assert answers.ignored == ()
+        assert "stream" not in chat(stream=False)[0]
+
+    def test_options(self):
+        told, answers = chat(
+            options={
+                "temperature": 0.5,
+                "num_predict": 9,
+                "stop": ["x"],
+                "repeat_penalty": 1.1,
+                "seed": None,
+                "num_ctx": 4096,
+                "mirostat": 1,
+            }
+        )
+        assert told.items() >= {"temperature": 0.5, "max_tokens": 9, "stop": ["x"], "repeat_penalty": 1.1}.items()
+        assert "seed" not in told
+        assert answers.ignored == ("options.num_ctx", "options.mirostat")
+
+    @pytest.mark.parametrize("most", [-1, -2, 0])
+    def test_no_limit(self, most):
+        assert "max_tokens" not in chat(options={"num_predict": most})[0]
+
+    @pytest.mark.parametrize(
+        ("think", "told"),
+        [
+            (True, {"enable_thinking": True}),
+            (False, {"enable_thinking": False}),
+            ("high", {"enable_thinking": True, "reasoning_effort": "high"}),
+        ],
+    )
+    def test_thinking(self, think, told):
+        assert chat(think=think)[0]["chat_template_kwargs"] == told
+
+    def test_formats(self):
+        schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+        assert chat(format="json")[0]["response_format"] == {"type": "json_object"}
+        assert chat(format=schema)[0]["response_format"]["json_schema"] == {"name": "response", "schema": schema}
+        assert "response_format" not in chat(format="")[0]
+
+    @pytest.mark.parametrize(
+        ("said", "seconds"),
+        [
+            (300, 300),
+            ("5m", 300),
+            ("1h30m", 5400),
+            ("1.5s", 1.5),
+            ("90", 90),
+            (-1, 86_400),
+            ("-1", 86_400),
+            ("48h", 86_400),
+        ],
+    )
+    def test_keep_alive(self, said, seconds):
+        told, answers = chat(keep_alive=said)
+        assert (told[KEEP_ALIVE], answers.ignored) == (seconds, ())
+
+    def test_a_model_is_not_unloaded_behind_an_answer(self):
+        told, answers = chat(keep_alive=0)
+        assert (KEEP_ALIVE in told, answers.ignored) == (False, ("keep_alive",))
+
+    @pytest.mark.parametrize(
+        ("begins", "kind"), [("/9j/4AAQ", "jpeg"), (PNG, "png"), ("UklGRiQA", "webp"), ("R0lGODlh", "gif")]
+    )
+    def test_pictures(self, begins, kind):
+        url = f"data:image/{kind};base64,{begins}"
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]
+        message = {"role": "user", "content": "what?", "images": [begins]}
+        assert chat(messages=[message])[0]["messages"] == [{"role": "user", "content": parts}]
+        assert generate(prompt="what?", images=[begins])[0]["messages"][0]["content"] == parts
+
+    def test_calls_get_ids_by_which_results_find_them(self):
+        calls = [CALL, {"function": {"name": "time", "arguments": {}}}]
+        turns = [
+            *HELLO,
+            {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": calls},
+            {"role": "tool", "content": "noon", "tool_name": "time"},
+            {"role": "tool", "content": "sun"},
+        ]
+        _, assistant, noon, sun = chat(messages=turns)[0]["messages"]
+        first, second = assistant["tool_calls"]
+        assert first == {
+            "id": first["id"],
+            "type": "function",
+            "function": {"name": "weather", "arguments": '{"city":"Paris"}'},
+        }
+        assert assistant["reasoning_content"] == "hm"
+        assert (noon["tool_call_id"], sun["tool_call_id"]) == (second["id"], first["id"])
+        assert first["id"] != second["id"]
+
+    def test_ids_of_the_client_stay(self):
+        turns = [
+            {"role": "assistant", "tool_calls": [{"id": "mine", **CALL}]},
+            {"role": "tool", "content": "sun", "tool_call_id": "mine"},
+        ]
+        assistant, result = chat(messages=turns)[0]["messages"]
+        assert assistant["tool_calls"][0]["id"] == result["tool_call_id"] == "mine"
+
+    def test_a_prompt(self):
+        told, answers = generate(system="be brief", context=[], raw=False, truncate=True)
+        assert told["messages"] == [{"role": "system", "content": "be brief"}, *HELLO]
+        assert answers.ignored == ("truncate",)
+
+    @pytest.mark.parametrize(
+        ("path", "fields", "param"),
+        [
+            ("generate", {"raw": True}, "raw"),
+            ("generate", {"suffix": "end"}, "suffix"),
+            ("generate", {"template": "{{ .Prompt }}"}, "template"),
+            ("generate", {"context": [1, 2]}, "context"),
+            ("generate", {"prompt": 1}, "prompt"),
+            ("chat", {"messages": "hello"}, "messages"),
+            ("chat", {"messages": [{"role": "user", "content": ["hello"]}]}, "messages"),
+            ("chat", {"messages": [{"content": "hello"}]}, "messages"),
+            ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"name": "x"}]}]}, "messages"),
+            ("chat", {"messages": [{"role": "user", "images": ["http://there/x.png"]}]}, "images"),
+            ("chat", {"options": [1]}, "options"),
+            ("chat", {"options": {"num_predict": "many"}}, "options.num_predict"),
+            ("chat", {"think": "hard"}, "think"),
+            ("chat", {"format": "xml"}, "format"),
+            ("chat", {"keep_alive": "soon"}, "keep_alive"),
+            ("chat", {"stream": "yes"}, "stream"),
+            ("embed", {"input": 3}, "input"),
+            ("embed", {"input": ["a", 3]}, "input"),
+            ("embeddings", {"prompt": ["a"]}, "prompt"),
+        ],
+    )
+    def test_what_is_refused_is_named(self, path, fields, param):
+        rest = {"chat": {"messages": HELLO}, "generate": {"prompt": "hello"}}.get(path, {})
+        with pytest.raises(InvalidRequestError) as refused:
+            asked(f"/api/{path}", **{"model": "m", **rest, **fields})
+        assert refused.value.param == param
+
+    def test_names_of_the_clients_own_fit_into_a_header(self):
+        (told,) = chat(**{"x\r\ny, z" * 30: 1})[1].ignored
+        assert re.fullmatch(r"[\w?]{64}", told)
+
+    @given(
+        st.sampled_from(sorted(TRANSLATIONS)),
+        st.dictionaries(
+            st.sampled_from(
+                ["tools", "think", "format", "options", "keep_alive", "raw", "suffix", "template", "context", "images",
+                 "system", "truncate", "shift", "logprobs", "top_logprobs", "dimensions", "input", "prompt", "messages",
+                 "stream", "width"]
+            ) | st.text("abcdef_", min_size=1, max_size=8),
+            st.sampled_from(
+                [True, 1, "json", "high", "5m", "x", [PNG], [1], {"num_ctx": 1}, {"seed": 3}, HELLO, [{"type": "function"}]]
+            ),
+            max_size=4,
+        ),
+    )  # fmt: skip
+    def test_no_field_is_lost(self, path, fields):
+        """Each one changes the canonical request or is named as ignored, unless the request is refused."""
+        base = {"model": "m"}
+        base |= {"/api/chat": {"messages": HELLO}, "/api/embed": {"input": "x"}}.get(path, {"prompt": "x"})
+        given_fields = {**base, **fields}
+        try:
+            told, answers = asked(path, **given_fields)
+        except InvalidRequestError:
+            return
+        for name, value in fields.items():
+            told_without, without = asked(path, **{key: each for key, each in given_fields.items() if key != name})
+            is_default = (
+                (name == "stream" and value is True) or name in base or (name == "input" and path == "/api/embed")
+            )
+            ignored = {each.partition(".")[0] for each in answers.ignored}
+            assert is_default or told != told_without or name in ignored or answers.ignored != without.ignored, name
+
+
+class TestLoads:
+    """Without a prompt, the model is all that is asked for."""
+
+    @pytest.mark.parametrize(
+        ("path", "fields"),
+        [
+            ("/api/chat", {}),
+            ("/api/chat", {"messages": []}),
+            ("/api/generate", {}),
+            ("/api/generate", {"prompt": "", "keep_alive": "5m"}),
+        ],
+    )
+    @pytest.mark.parametrize("stream", [True, False])
+    def test_the_smallest_request(self, path, fields, stream):
+        told, answers = asked(path, model="m", stream=stream, **fields)
+        assert (told["max_tokens"], len(told["messages"])) == (1, 1)
+        (line,) = lines(answers, STREAM) if stream else [whole(answers, {"content": "x"})]
+        empty = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
+        assert line == {"model": "m", "created_at": line["created_at"], **empty, "done": True, "done_reason": "load"}
+
+    def test_an_empty_input(self):
+        told, answers = asked("/api/embed", model="m", input=[])
+        assert told["input"] == "."
+        assert json.loads(answers.answer(b'{"data": [{"embedding": [1]}]}'))["embeddings"] == []
+
+    @pytest.mark.parametrize(
+        ("path", "fields", "scope"),
+        [
+            ("/api/generate", {"keep_alive": 0}, "admin"),
+            ("/api/chat", {"messages": [], "keep_alive": "0s"}, "admin"),
+            ("/api/generate", {"keep_alive": 0, "prompt": "x"}, None),
+            ("/api/generate", {"keep_alive": 5}, None),
+            ("/api/generate", {}, None),
+            ("/api/embed", {"keep_alive": 0}, None),
+        ],
+    )
+    def test_which_one_unloads(self, path, fields, scope):
+        raw = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in fields.items()}
+        assert OLLAMA.order_scope(path, raw) == scope
+
+
+class TestAnswers:
+    """Whole answers."""
+
+    def test_a_chat(self):
+        _, answers = chat(model="m:latest", stream=False)
+        told = whole(
+            answers,
+            {"content": "Hi", "reasoning_content": "hm", "tool_calls": [{"id": "a", "function": {"name": "f"}}]},
+            "tool_calls",
+            usage={"prompt_tokens": 7, "completion_tokens": 5},
+            timings={"prompt_ms": 1.5, "predicted_ms": 2.5},
+        )
+        assert told["message"] == {
+            "role": "assistant",
+            "content": "Hi",
+            "thinking": "hm",
+            "tool_calls": [{"id": "a", "function": {"index": 0, "name": "f", "arguments": {}}}],
+        }
+        assert (told["model"], told["done"], told["done_reason"]) == ("m:latest", True, "stop")
+        assert (told["prompt_eval_count"], told["eval_count"]) == (7, 5)
+        assert (told["prompt_eval_duration"], told["eval_duration"]) == (1_500_000, 2_500_000)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", told["created_at"])
+
+    def test_a_prompt(self):
+        told = whole(generate()[1], {"content": "Hi"}, "length")
+        assert (told["response"], told["done_reason"], "message" in told) == ("Hi", "length", False)
+        assert 0 < told["eval_duration"] <= told["total_duration"]
+
+    def test_log_probabilities(self):
+        told, answers = chat(logprobs=True, top_logprobs=1)
+        row = {"token": "Hi", "logprob": -0.5, "top_logprobs": []}
+        assert (told["logprobs"], told["top_logprobs"]) == (True, 1)
+        body = {"choices": [{"message": {"content": "Hi"}, "logprobs": {"content": [row]}}]}
+        assert json.loads(answers.answer(json.dumps(body).encode()))["logprobs"] == [row]
+
+    def test_a_call_that_was_cut_off_is_left_out(self):
+        calls = [{"id": "a", "function": {"name": "f", "arguments": '{"x'}}]
+        assert "tool_calls" not in whole(chat()[1], {"content": "Hi", "tool_calls": calls}, "length")["message"]
+        with pytest.raises(UpstreamError, match="no JSON object"):
+            whole(chat()[1], {"content": "Hi", "tool_calls": calls})
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b'{"choices": []}', b'{"data": 1}'])
+    def test_what_is_no_answer(self, body):
+        for path in TRANSLATIONS:
+            with pytest.raises(UpstreamError):
+                asked(path, model="m", prompt="x", input="x", messages=HELLO)[1].answer(body)
+
+    def test_embeddings(self):
+        told, answers = asked("/api/embed", model="m", input=["a", "b"], dimensions=2, truncate=True, options={"a": 1})
+        assert told == {"model": "m", "input": ["a", "b"], "dimensions": 2, "encoding_format": "float"}
+        assert answers.ignored == ("options.a", "truncate")
+        rows = [{"index": 1, "embedding": [3, 4]}, {"index": 0, "embedding": [1, 2.5]}]
+        got = json.loads(answers.answer(json.dumps({"data": rows, "usage": {"prompt_tokens": 2}}).encode()))
+        assert got["embeddings"] == [[1, 2.5], [3, 4]]
+        assert (got["model"], got["prompt_eval_count"]) == ("m", 2)
+
+    def test_the_older_embeddings(self):
+        told, answers = asked("/api/embeddings", model="m", prompt="a")
+        assert told["input"] == "a"
+        assert json.loads(answers.answer(b'{"data": [{"index": 0, "embedding": [0.5]}]}')) == {"embedding": [0.5]}
+
+
+class TestStreams:
+    """Lines of JSON, wherever the worker's stream is cut."""
+
+    @pytest.mark.parametrize("size", [1, 2, 7, 64, 10_000])
+    def test_a_chat(self, size):
+        told = lines(chat()[1], STREAM, size)
+        messages = [line["message"] for line in told]
+        assert [message["content"] for message in messages] == ["", "Hé", "llo", "", ""]
+        assert messages[0]["thinking"] == "hm"
+        assert messages[3]["tool_calls"] == [
+            {"id": "a", "function": {"index": 0, "name": "weather", "arguments": {"city": "Paris"}}},
+            {"id": "b", "function": {"index": 1, "name": "time", "arguments": {}}},
+        ]
+        assert [line["done"] for line in told] == [False] * 4 + [True]
+        assert told[-1]["done_reason"] == "stop"
+        assert (told[-1]["prompt_eval_count"], told[-1]["eval_count"]) == (7, 5)
+        assert told[-1]["eval_duration"] == 2_500_000
+        assert told[-1]["total_duration"] > 0
+
+    def test_a_prompt(self):
+        told = lines(generate()[1], event({"content": "a"}) + event({}, "length"))
+        assert [line["response"] for line in told] == ["a", ""]
+        assert told[-1]["done_reason"] == "length"
+
+    @pytest.mark.parametrize("error", [{"message": "out of memory", "code": 500}, "out of memory"])
+    def test_an_error_of_the_worker_is_the_last_line(self, error):
+        stream = event({"content": "a"}) + b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+        assert lines(chat()[1], stream)[1:] == [{"error": "out of memory"}]
+
+    def test_an_error_of_ours_too(self):
+        told = error_event(UnavailableError("gone"), OLLAMA, b"{}\n", b"application/x-ndjson")
+        assert told == b'{"error":"gone"}\n'
+
+    def test_keepalives_are_lines_that_add_nothing(self):
+        told = json.loads(OLLAMA.keepalive)
+        assert OLLAMA.keepalive.endswith(b"\n")
+        assert (told["message"]["content"], told["response"], told["done"]) == ("", "", False)
+
+
+class TestNames:
+    """Clients add a tag to names that have none."""
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [("a", "a"), ("a:latest", "a"), ("b:latest", "b:latest"), ("a:7b", "a:7b"), ("c:latest", "c:latest")],
+    )
+    def test_latest(self, name, meant):
+        assert OLLAMA.model_name(name, {"a", "b", "b:latest"}.__contains__) == meant
+
+
+class TestPaths:
+    """Whose paths are whose."""
+
+    @pytest.mark.parametrize("path", ["/api/chat", "/api/tags", "/api/blobs/sha256:0", "/api/delete"])
+    def test_its_own(self, path):
+        assert dialect_of({"path": path, "headers": ()}) is OLLAMA
+
+    @pytest.mark.parametrize("path", ["/api/v1/config", "/api/", "/api/chat/x", "/v1/chat/completions"])
+    def test_others(self, path):
+        assert dialect_of({"path": path, "headers": ()}) is OPENAI
+
+    def test_scopes(self):
+        assert {OLLAMA.scope_for(path) for path in ("/api/chat", "/api/tags", "/api/show")} == {"inference"}
+        assert {OLLAMA.scope_for(path) for path in ("/api/pull", "/api/delete", "/api/blobs/x")} == {"admin"}
+
+
+async def test_a_large_body_comes_through_whole():
+    """Also what was cut out of it within the arguments of a call, which become JSON in a text, and plain pictures."""
+    code = 'print("grüß \\ gott")\n' * 9000
+    numbers = list(range(400))
+    call = {"function": {"name": "write", "arguments": {"code": code, "n": numbers}}}
+    turns = [
+        {"role": "assistant", "content": code, "tool_calls": [call]},
+        {"role": "user", "content": "look", "images": [PNG.rstrip("=") + "A" * 400_000]},
+    ]
+    raw = json.dumps({"model": "m", "messages": turns}, indent=1).encode()
+    body, _ = (await JsonBody.open(raw)).translated(TRANSLATIONS["/api/chat"])
+    assert body._outline is not None
+    restored = json.loads(await asyncio.wait_for(body._outline.restored(msgspec.json.encode(body.fields)), 30))
+    first, second = restored["messages"]
+    assert first["content"] == code
+    assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"code": code, "n": numbers}
+    assert second["content"][0]["image_url"]["url"] == f"data:image/png;base64,{turns[1]['images'][0]}"
