@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from runtimes.base import Endpoint
 from runtimes.model_config import Modality
-from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
@@ -49,6 +49,11 @@ class Body:
     def __init__(self) -> None:
         self.name: str | None = None  # None where it names no model
         self.stream = False
+
+    @property
+    def fields(self) -> Fields:
+        """The top-level fields of a JSON object, values unparsed, to be looked at only. Empty for every other body."""
+        return {}
 
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """The error where nothing else names the model either."""
