@@ -208,14 +208,15 @@ class Targets:
 
 
 async def _target_model(name: str, route: Route) -> TargetModel:
-    """What a translation has to know of the model. In a thread: its files may have to be read."""
+    """What a translation has to know of the model."""
 
     def known() -> TargetModel:
         model = route.model
-        thinking, multi_turn = model.adapter.thinking(model.config), model.capabilities.multi_turn
-        return TargetModel(name, thinking, thinking_modes(route, model), multi_turn, model.adapter.decoding)
+        multi_turn = model.capabilities.multi_turn  # first: the modes depend on what is known
+        return TargetModel(name, model.thinking, thinking_modes(route, model), multi_turn, model.adapter.decoding)
 
-    return await asyncio.to_thread(known)
+    is_known = route.model.known_capabilities is not None
+    return known() if is_known else await asyncio.to_thread(known)  # its files have to be read
 
 
 def endpoint_table(catalog: Catalog) -> Table:

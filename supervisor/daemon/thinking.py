@@ -8,9 +8,9 @@ from supervisor.catalog import CatalogModel, Route
 def thinking_modes(route: Route, model: CatalogModel) -> tuple[str, ...]:
     """What a request may choose: the model's own way by `default`, or switched.
 
-    `model` is the one behind `route`, possibly with an operator's overrides. May read the head of a file.
+    `model` is the one behind `route`, possibly with an operator's overrides. The first call may block on its files.
     """
-    switch = model.adapter.thinking(model.config)
+    switch = model.thinking
     fixed = None if switch is None else route.rewrite.switches(switch)
     if fixed is not None:
         return ("enabled",) if fixed else ("disabled",)
