@@ -94,8 +94,11 @@ class Targets:
         method, dialect = scope["method"], context.dialect
         required = dialect.required_translation(method, context.path, body.fields)
         translation = dialect.translation(method, context.path) if required is None else None
-        serving = self._serving(method, context.path, translation, required)
-        name = body.name if body.name is not None else self._unnamed(scope, serving, profile.model)
+        name = body.name
+        if name is None:
+            serving = self._serving(method, context.path, translation, required)
+            own = serving if required is not None else self.table.get((method, context.path), serving)
+            name = self._unnamed(scope, serving, own, profile.model)
         if name is None:
             raise body.nameless(scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
@@ -169,19 +172,28 @@ class Targets:
                 f"{name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
             )
 
-    def _unnamed(self, scope: Scope, serving: Mapping[ModelId, Endpoint], default: str | None) -> str | None:
-        """The model of a request whose body names none. `default`: the client's, if it is one of those `serving`."""
+    def _unnamed(
+        self,
+        scope: Scope,
+        serving: Mapping[ModelId, Endpoint],
+        own: Mapping[ModelId, Endpoint],
+        default: str | None,
+    ) -> str | None:
+        """The model of a request whose body names none. `default`: the client's, if it is one of those `serving`.
+
+        `own`: those of them that come first, since they need no translation.
+        """
         query: bytes = scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
         if named:
             return named[0]
         if default is not None and self._catalog.resolve(default).model.id in serving:
             return default
-        if len(serving) != 1:
+        if len(own) != 1:
             return None
         rows = (row for row in self._catalog.listing() if not isinstance(row, Task))
-        names = [row.name for row in rows if row.model.id in serving]
-        return names[0] if len(names) == 1 else next(iter(serving))  # itself, not one of several virtual models
+        names = [row.name for row in rows if row.model.id in own]
+        return names[0] if len(names) == 1 else next(iter(own))  # itself, not one of several virtual models
 
     def _served(self, method: str, asked: Asked, model: ModelId) -> Endpoint | None:
         """Where this model is asked, unless its worker needs a translation that isn't required of all."""
