@@ -192,6 +192,10 @@ class Adapter(abc.ABC, Generic[C]):
         tuple[str, ...]
     ] = ()  # beside vram_mib; never a path, address, program or free arguments
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
+    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "top_k": ("top_k",),
+        "repetition_penalty": ("repetition_penalty",),
+    }  # parameters beyond OpenAI's → what its workers' chat completions call them; what isn't here they don't have
     config: type[C]
 
     def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -164,6 +164,10 @@ class CommandAdapter(Adapter[CommandConfig]):
     name = "command"
     summary = "Any program that speaks HTTP: a command line with ${port}."
     all_endpoints = frozenset(map(Endpoint, DEFAULT_ENDPOINTS))
+    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "top_k": ("top_k",),
+        "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
+    }  # vLLM's, llama.cpp's
     config = CommandConfig
     spreads = True
     divides = True

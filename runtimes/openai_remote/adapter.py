@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -160,6 +160,7 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
     name = "openai_remote"
     summary = "A model that another OpenAI-compatible API runs; requests must allow it."
     all_endpoints = frozenset(map(Endpoint, DEFAULT_ENDPOINTS))
+    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # some refuse fields that they don't know
     config = OpenAIRemoteConfig
 
     def check(self, config: OpenAIRemoteConfig, *, runtimes_dir: Path) -> tuple[str, ...]:

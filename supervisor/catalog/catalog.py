@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import Capabilities, Estimate
+from runtimes.base import Capabilities, Estimate, Thinking
 from runtimes.device_kind import DeviceWanted
 from runtimes.model_config import PATIENCE, ModelConfig
 from runtimes.registry import AnyAdapter
@@ -123,6 +123,11 @@ class CatalogModel:
     def capabilities(self) -> Capabilities:
         """What it can do. The first call blocks on its files: call it in a thread."""
         return self.adapter.capabilities(self.config)
+
+    @cached_property
+    def thinking(self) -> Thinking | None:
+        """How a request switches reasoning; None: it can't. The first call may block on its files."""
+        return self.adapter.thinking(self.config)
 
     @property
     def known_capabilities(self) -> Capabilities | None:

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 from pydantic import JsonValue
 
-from runtimes.base import Endpoint
+from runtimes.base import Endpoint, Thinking
 from supervisor.errors import InvalidRequestError
 
 Fields = dict[str, msgspec.Raw]
@@ -115,6 +115,12 @@ class Rewrite:
         merged = {key: {**self.defaults.merged.get(key, {}), **value} for key, value in own.merged.items()}
         both = _Patch({**self.defaults.whole, **own.whole}, {**self.defaults.merged, **merged})
         return replace(self, defaults=both)
+
+    def switches(self, thinking: Thinking) -> bool | None:
+        """Which way it switches reasoning, whatever the client says; None: it leaves that to the client."""
+        if not self.thinking:
+            return None
+        return self.thinking == _Patch.compile(thinking.enabled, merge_all=True)
 
     def touches(self, endpoint: Endpoint) -> bool:
         """May it change a body sent there?"""

@@ -67,6 +67,11 @@ class RequestContext:
     failed_message: str | None = None
 
     @property
+    def admitted_at(self) -> float | None:
+        """When a worker took it; None: not yet. With `arrived_at` and `entered_at` the `Times` of a translation."""
+        return None if self.ticket is None else self.ticket.admitted
+
+    @property
     def answering(self) -> bool:
         """Has the client seen the beginning of a response?"""
         return self.outcome.started or (self.keepalive is not None and self.keepalive.started)

@@ -6,6 +6,7 @@ the path, it may leave the name out. A task stands for several models: `ladder` 
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,13 +24,20 @@ from supervisor.daemon.identity import staying
 from supervisor.daemon.ladder import Ladder
 from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.runtime_config import RuntimeConfig
+from supervisor.daemon.thinking import thinking_modes
 from supervisor.errors import InvalidRequestError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy import budget, permission
 from supervisor.proxy.body import BUDGET, Body
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.model_name import Renaming, renaming
-from supervisor.proxy.translation import AnswerTranslation, StreamTranslation, Translation
+from supervisor.proxy.translation import (
+    AnswerTranslation,
+    StreamTranslation,
+    TargetedTranslation,
+    TargetModel,
+    Translation,
+)
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
@@ -61,6 +69,7 @@ class Asked:
     name: str
     path: str
     translation: Translation | None  # for models that don't serve the path
+    required: TargetedTranslation | None  # for all models; then there is no other
     profile: ClientConfig  # its client's
     is_permitted: bool  # by its body, to leave this machine
 
@@ -83,8 +92,14 @@ class Targets:
         self, scope: Scope, body: Body, context: RequestContext, held: HeldBody, profile: ClientConfig
     ) -> Target:
         """The model, or a task's first candidate, and what to send it. Raises LlmuxError."""
-        translation = context.dialect.translation(scope["method"], context.path)
-        name = body.name if body.name is not None else self._unnamed(scope, context.path, translation, profile.model)
+        method, dialect = scope["method"], context.dialect
+        required = dialect.required_translation(method, context.path, body.fields)
+        translation = dialect.translation(method, context.path) if required is None else None
+        name = body.name
+        if name is None:
+            serving = self._serving(method, context.path, translation, required)
+            own = serving if required is not None else self.table.get((method, context.path), serving)
+            name = self._unnamed(scope, serving, own, profile.model)
         if name is None:
             raise body.nameless(scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
@@ -92,7 +107,7 @@ class Targets:
         context.name = name = context.dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
         context.budget_s = budget.budget_s(scope["headers"], body.said(BUDGET))
         route = self._catalog.resolve(name)
-        asked = Asked(body, name, context.path, translation, profile, body.take_permission())
+        asked = Asked(body, name, context.path, translation, required, profile, body.take_permission())
         if not isinstance(route, Task):
             return await self._target(scope, asked, context, held, route)
         if route.config.budget_s is not None:
@@ -115,8 +130,10 @@ class Targets:
     ) -> Target:
         """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
         body, name, method, model = asked.body, asked.name, scope["method"], route.model.id
-        endpoint, translation = self.table.get((method, asked.path), _NONE).get(model), None
-        if endpoint is None and asked.translation is not None:
+        endpoint, translation = self._served(method, asked, model), None
+        if endpoint is not None and asked.required is not None:
+            body, translation = body.translated(asked.required.of(await _target_model(name, route), context))
+        elif endpoint is None and asked.translation is not None:
             endpoint = self.table.get((method, asked.translation.path), _NONE).get(model)
             if endpoint is not None:
                 body, translation = body.translated(asked.translation)
@@ -136,7 +153,7 @@ class Targets:
                 self._refuse_load(query, name, model)
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        completion = context.dialect.completion(name, stream=body.stream)
+        completion = context.dialect.completion(name, stream=body.stream) if translation is None else None
         parameters = asked.profile.parameters
         rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
         data = await body.rewritten(rewrite, endpoint)
@@ -158,28 +175,44 @@ class Targets:
                 f"{name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
             )
 
-    def _unnamed(self, scope: Scope, path: str, translation: Translation | None, default: str | None) -> str | None:
-        """The model of a request whose body names none. `default`: the client's, if it serves the path."""
+    def _unnamed(
+        self,
+        scope: Scope,
+        serving: Mapping[ModelId, Endpoint],
+        own: Mapping[ModelId, Endpoint],
+        default: str | None,
+    ) -> str | None:
+        """The model of a request whose body names none. `default`: the client's, if it is one of those `serving`.
+
+        `own`: those of them that come first, since they need no translation.
+        """
         query: bytes = scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
         if named:
             return named[0]
-        serving = self._serving(scope["method"], path, translation)
         if default is not None and self._catalog.resolve(default).model.id in serving:
             return default
-        if len(serving) != 1:
+        if len(own) != 1:
             return None
         rows = (row for row in self._catalog.listing() if not isinstance(row, Task))
-        names = [row.name for row in rows if row.model.id in serving]
-        return names[0] if len(names) == 1 else next(iter(serving))  # itself, not one of several virtual models
+        names = [row.name for row in rows if row.model.id in own]
+        return names[0] if len(names) == 1 else next(iter(own))  # itself, not one of several virtual models
 
-    def _serving(self, method: str, path: str, translation: Translation | None) -> Mapping[ModelId, Endpoint]:
+    def _served(self, method: str, asked: Asked, model: ModelId) -> Endpoint | None:
+        """Where this model is asked, unless its worker needs a translation that isn't required of all."""
+        path = asked.path if asked.required is None else asked.required.path
+        return self.table.get((method, path), _NONE).get(model)
+
+    def _serving(
+        self, method: str, path: str, translation: Translation | None, required: TargetedTranslation | None
+    ) -> Mapping[ModelId, Endpoint]:
         """The models that can be asked there."""
-        serving = self.table.get((method, path), _NONE)
+        serving = self.table.get((method, path if required is None else required.path), _NONE)
         return serving if translation is None else {**self.table.get((method, translation.path), _NONE), **serving}
 
     def _not_served(self, asked: Asked, method: str, route: Route) -> InvalidRequestError:
-        serving, config = self._serving(method, asked.path, asked.translation), route.model.config
+        serving = self._serving(method, asked.path, asked.translation, asked.required)
+        config = route.model.config
         others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
         hint = f" Models that do: {', '.join(others[:5])}." if others else ""
         return InvalidRequestError(
@@ -187,6 +220,18 @@ class Targets:
             code="endpoint_not_supported",
             param="model",
         )
+
+
+async def _target_model(name: str, route: Route) -> TargetModel:
+    """What a translation has to know of the model."""
+
+    def known() -> TargetModel:
+        model = route.model
+        multi_turn = model.capabilities.multi_turn  # first: the modes depend on what is known
+        return TargetModel(name, model.thinking, thinking_modes(route, model), multi_turn, model.adapter.decoding)
+
+    is_known = route.model.known_capabilities is not None
+    return known() if is_known else await asyncio.to_thread(known)  # its files have to be read
 
 
 def endpoint_table(catalog: Catalog) -> Table:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from runtimes.model_config import ModelConfig
-from supervisor.catalog import CatalogModel
+from supervisor.catalog import CatalogModel, Route
 from supervisor.catalog.fitting import memory_warnings
 from supervisor.catalog.masking import masked
 from supervisor.core.decisions import Decision
 from supervisor.core.types import DeviceId, Footprint, ModelId
 from supervisor.daemon.status import DeviceStatus, ModelStatus
+from supervisor.daemon.thinking import thinking_modes
 from supervisor.io.memory import DeviceInfo
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "generation": status.generation,
         "load_s": _rounded(status.load_s, 3),
         "crash": _crash(status),
-        "capabilities": capabilities(effective),
+        "capabilities": capabilities(effective, daemon.catalog.resolve(model)),
         "load_constraints": {key: dict(constraint) for key, constraint in effective.load_constraints.items()},
         "overrides": dict(override.values) if override is not None else {},
         "definition": definition(effective.config),
@@ -137,8 +138,8 @@ def _footprint(footprint: Footprint) -> Json:
     return {"mib": footprint.mib, "source": footprint.source.value, "detail": footprint.detail}
 
 
-def capabilities(model: CatalogModel) -> Json | None:
-    """None until the model's metadata was read: see `Daemon.know_capabilities`."""
+def capabilities(model: CatalogModel, route: Route) -> Json | None:
+    """Of `model`, which is asked by the name of `route`. None until its metadata was read: see `Daemon.know_capabilities`."""
     known = model.known_capabilities
     if known is None:
         return None
@@ -146,6 +147,7 @@ def capabilities(model: CatalogModel) -> Json | None:
         "modalities": list(known.modalities),
         "tools": known.tools,
         "thinking": known.thinking,
+        "thinking_modes": list(thinking_modes(route, model)),
         "multi_turn": known.multi_turn,
         "context": known.context,
         "endpoints": list(model.paths),

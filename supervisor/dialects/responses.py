@@ -12,11 +12,14 @@ from typing import Final
 
 import msgspec
 
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
 from supervisor.dialects.openai import OpenAI
 from supervisor.proxy.dialect import after
-from supervisor.proxy.translation import StreamTranslation
+from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
 
 EVENT_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer one passes as it is
+_PATHS: Final = frozenset({"/v1/responses", "/responses"})
 _NUMBER: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
 _ITEM: Final = b'"item_id":"'
 _ID: Final = b'"id":"'
@@ -47,6 +50,14 @@ class Responses(OpenAI):
             "sequence_number": int(numbers[-1]) + 1 if numbers else 0,
         }
         return after(sent, b"event: error\ndata: " + msgspec.json.encode(event) + _FRAME)
+
+    def translation(self, method: str, path: str) -> Translation | None:
+        """See Dialect."""
+        return LLM_POOL if method == "POST" and path in _PATHS else None
+
+    def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
+        """See Dialect."""
+        return LLM_POOL if method == "POST" and path in _PATHS and is_llm_pool(fields) else None
 
     def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
         """See Dialect."""

@@ -50,6 +50,11 @@ class Body:
         self.name: str | None = None  # None where it names no model
         self.stream = False
 
+    @property
+    def fields(self) -> Fields:
+        """The top-level fields of a JSON object, values unparsed, to be looked at only. Empty for every other body."""
+        return {}
+
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """The error where nothing else names the model either."""
         if scope["method"] == "GET":

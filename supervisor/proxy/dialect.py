@@ -16,7 +16,7 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.io.upstream import Headers
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.translation import StreamTranslation, Translation
+from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
 
 EVENTS: Final = b"text/event-stream"
 LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
@@ -77,6 +77,13 @@ class Dialect(abc.ABC):
 
     def translation(self, method: str, path: str) -> Translation | None:
         """How this path is mapped to the canonical API; None where workers speak it themselves."""
+        return None
+
+    def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
+        """How a request with these fields is mapped whatever its worker serves, since no worker would understand them.
+
+        None: workers that serve the path do.
+        """
         return None
 
     def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:

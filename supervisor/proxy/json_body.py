@@ -79,6 +79,11 @@ class JsonBody(Body):
         await asyncio.sleep(0)  # other tasks run between two scans of a possibly large text, here and below
         return cls(raw, open_object(outline.text), outline)
 
+    @property
+    def fields(self) -> Fields:
+        """See Body."""
+        return self._fields
+
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """See Body."""
         return InvalidRequestError(

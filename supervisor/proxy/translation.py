@@ -3,14 +3,19 @@
 Canonical is OpenAI's API. A dialect gives a `Translation` for each path that it can map. It is used for the models whose
 workers don't serve the path themselves; for the others, and on every other path, the bytes stay untouched. Errors are not
 translated here: the dialect renders them, see `Dialect.error`.
+
+Two APIs may share a path of which workers speak one. A request of the other has a `TargetedTranslation`, which is used
+whatever its worker serves: see `Dialect.required_translation`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import UpstreamError
 from supervisor.io.upstream import Headers, UpstreamResponse
@@ -67,6 +72,44 @@ class Translation(Protocol):
         as a whole, also within JSON that becomes a string itself. What is joined to a text from behind begins with a line
         break. A private field (`x_keep_alive_s`) that it adds counts as if the client had sent it.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    """What a translation may have to know of the model that answers. By itself one of which nothing is known."""
+
+    name: str = ""  # as the client asked for it
+    thinking: Thinking | None = CHAT_TEMPLATE  # how to switch reasoning; None: it can't be
+    thinking_modes: Sequence[str] = ("default", "enabled", "disabled")  # what a request may choose
+    multi_turn: bool | None = None  # None: it can't be told
+    decoding: Mapping[str, Sequence[str]] = field(default_factory=dict)  # as `Adapter.decoding`
+
+
+class Times(Protocol):
+    """When a request got where, on the clock of `time.monotonic`. It fills up while the request goes its way."""
+
+    @property
+    def arrived_at(self) -> float:
+        """At the daemon."""
+
+    @property
+    def entered_at(self) -> float | None:
+        """At the queue of its model."""
+
+    @property
+    def admitted_at(self) -> float | None:
+        """At the worker that answers."""
+
+
+class TargetedTranslation(Protocol):
+    """How requests to one path are mapped that no worker understands, whichever serves it. Stateless."""
+
+    @property
+    def path(self) -> str:
+        """The canonical path."""
+
+    def of(self, target: TargetModel, times: Times) -> Translation:
+        """For one request to this model. `times` are read when the answer comes."""
 
 
 class TranslatedResponse:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 from pydantic import JsonValue
 
@@ -84,6 +84,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     summary = "GGUF models on llama.cpp's server: a llama-server binary, or the embedded one."
     all_endpoints = _ALWAYS | _TEXT | _AUDIO | _EMBEDDINGS | _RERANK
     requirements = HERE / "requirements.lock"
+    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {"top_k": ("top_k",), "repetition_penalty": ("repeat_penalty",)}
     config = LlamaServerConfig
     spreads = True
     divides = True

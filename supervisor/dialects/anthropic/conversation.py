@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from supervisor.dialects.anthropic.fields import decoded, refuse
-from supervisor.dialects.chat import NOTHING, is_set
+from supervisor.dialects.anthropic.fields import NOTHING, decoded, is_set, refuse
+
 from supervisor.errors import InvalidRequestError
 
 Json = dict[str, object]

@@ -74,20 +74,7 @@ def _abilities(entry: catalog.Route, model: catalog.CatalogModel) -> Json:
         "architecture": {"input_modalities": list(known.modalities), "output_modalities": list(output)},
         "supported_parameters": ["tools", "tool_choice"] if known.tools else [],
         "capabilities": {
-            **(capabilities(model) or {}),
+            **(capabilities(model, entry) or {}),
             "output_modalities": list(output),
-            "thinking_modes": list(_thinking_modes(entry, model)),
         },
     }
-
-
-def _thinking_modes(entry: catalog.Route, model: catalog.CatalogModel) -> tuple[str, ...]:
-    """What a request may choose: its own way by `default`, or switched."""
-    if isinstance(entry, catalog.VirtualModel) and entry.config.enable_thinking is not None:
-        return ("enabled",) if entry.config.enable_thinking else ("disabled",)
-    known = model.known_capabilities
-    if known is None or known.thinking is None:
-        return ("default",)
-    if not known.thinking:
-        return ("disabled",)
-    return ("default", "enabled", "disabled") if model.adapter.thinking(model.config) is not None else ("enabled",)

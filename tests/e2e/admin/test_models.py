@@ -31,6 +31,7 @@ class TestView:
     def test_capabilities_come_from_the_model(self, site):
         found = site.model("chat")["capabilities"]
         assert "POST /v1/chat/completions" in found.pop("endpoints")
+        assert found.pop("thinking_modes") == ["default", "enabled", "disabled"]
         expected = {"modalities": ["text"], "tools": True, "thinking": True, "multi_turn": True, "context": 2048}
         assert expected == found
 

@@ -185,7 +185,8 @@ class TestFailure:
     def test_its_name_everywhere(self, site, path):
         (site.folder / WRONG).touch()
         with site.client(headers=headers("boss")) as client:
-            fields = {} if "admin" in path else {"model": "shown", "messages": HELLO, "input": "Hello", "max_tokens": 5}
+            prompt = {"input": "Hello"} if path == "/v1/responses" else {"messages": HELLO}
+            fields = {} if "admin" in path else {"model": "shown", "max_tokens": 5, **prompt}
             told = client.post(path, json=fields)
         assert told.status_code == 503
         assert re.search("shown (does not start|was not loaded)", told.text)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimes.base import Endpoint
+from runtimes.base import CHAT_TEMPLATE, Endpoint, Thinking
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.json_body import JsonBody, open_object
@@ -33,6 +33,20 @@ def model_of(raw):
     if body.name is None:
         raise body.nameless({})
     return body.name, body.stream
+
+
+class TestSwitches:
+    """Which way a rewrite switches thinking whatever the client says."""
+
+    OWN = Thinking({"reasoning": "high", "a": {"b": 1}}, {"reasoning": "none"})
+
+    @pytest.mark.parametrize("thinking", [CHAT_TEMPLATE, OWN])
+    def test_either_way(self, thinking):
+        assert Rewrite.compile(thinking=thinking.enabled).switches(thinking) is True
+        assert Rewrite.compile(thinking=thinking.disabled).switches(thinking) is False
+
+    def test_neither(self):
+        assert Rewrite.compile(force={"temperature": 0}).switches(CHAT_TEMPLATE) is None
 
 
 class TestFields:

@@ -1,0 +1,22 @@
+"""How a request may choose whether a model reasons, by the name that it is asked by."""
+
+from __future__ import annotations
+
+from supervisor.catalog import CatalogModel, Route
+
+
+def thinking_modes(route: Route, model: CatalogModel) -> tuple[str, ...]:
+    """What a request may choose: the model's own way by `default`, or switched.
+
+    `model` is the one behind `route`, possibly with an operator's overrides. The first call may block on its files.
+    """
+    switch = model.thinking
+    fixed = None if switch is None else route.rewrite.switches(switch)
+    if fixed is not None:
+        return ("enabled",) if fixed else ("disabled",)
+    known = model.known_capabilities
+    if known is None or known.thinking is None:
+        return ("default",)
+    if not known.thinking:
+        return ("disabled",)
+    return ("default", "enabled", "disabled") if switch is not None else ("enabled",)

@@ -1,0 +1,128 @@
+"""Chat completions as llm-pool's answers: one object, or a stream of four kinds of events.
+
+A stream is `response.created`, `response.output_text.delta` for each piece of text as it comes, `response.metrics` and
+`response.completed` with the whole answer. What a model thinks is no part of its text.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from supervisor.dialects import chat
+from supervisor.dialects.llm_pool.metrics import Measured, Metrics
+from supervisor.proxy.translation import StreamTranslation, Times
+from supervisor.proxy.upstream_error import worker_error
+
+_encode: Final = msgspec.json.Encoder().encode
+_ERROR: Final = 500  # a worker's that came within its stream
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The AnswerTranslation of one request, whose model the client calls `model`. `times` None: not known."""
+
+    model: str
+    ignored: Sequence[str]
+    times: Times | None
+    clock: Callable[[], float]
+
+    @property
+    def content_type(self) -> bytes:
+        """See AnswerTranslation."""
+        return b"application/json"
+
+    @property
+    def stream_content_type(self) -> bytes:
+        """See AnswerTranslation."""
+        return b"text/event-stream; charset=utf-8"
+
+    def answer(self, body: bytes) -> bytes:
+        """See AnswerTranslation."""
+        answer = chat.whole(body)
+        measured = Measured(answer.usage, answer.timings)
+        text = _text(answer.choices[0].message)
+        return _encode(response(new_id(), self.model, text, measured.metrics(self.times, self.clock())))
+
+    def stream(self) -> StreamTranslation:
+        """See AnswerTranslation."""
+        return Events(self.model, self.times, self.clock)
+
+
+class Events(chat.ChatStream):
+    """One stream."""
+
+    def __init__(self, model: str, times: Times | None, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._id = new_id()
+        self._model = model
+        self._times = times
+        self._clock = clock
+        self._measured = Measured()
+        self._texts: list[str] = []
+        self._is_begun = False
+
+    def event(self, answer: chat.Answer) -> bytes:
+        """See ChatStream."""
+        measured = self._measured
+        measured.usage = answer.usage or measured.usage
+        measured.timings = answer.timings or measured.timings
+        delta = answer.choices[0].delta if answer.choices else chat.Message()
+        text = _text(delta)
+        if measured.first_at is None and (text or delta.thought):
+            measured.first_at = self._clock()
+        if not text:
+            return self._begin()
+        self._texts.append(text)
+        return self._begin() + _event("response.output_text.delta", {"delta": text})
+
+    def failed(self, error: msgspec.Raw) -> bytes:
+        """See ChatStream."""
+        told = worker_error(_ERROR, b"application/json", b'{"error":%b}' % bytes(error))
+        return _event("error", {"code": told.code, "message": told.message, "param": told.param})
+
+    def over(self) -> bytes:
+        """See ChatStream."""
+        metrics = self._measured.metrics(self._times, self._clock())
+        whole = response(self._id, self._model, "".join(self._texts), metrics)
+        return (
+            self._begin()
+            + _event("response.metrics", {"metrics": metrics})
+            + _event("response.completed", {"response": whole})
+        )
+
+    def _begin(self) -> bytes:
+        if self._is_begun:
+            return b""
+        self._is_begun = True
+        begun = {"id": self._id, "object": "response", "model": self._model, "output": []}
+        return _event("response.created", {"response": begun})
+
+
+def new_id() -> str:
+    """Of an answer that begins."""
+    return f"resp_{uuid.uuid4().hex}"
+
+
+def response(name: str, model: str, text: str, metrics: Metrics) -> dict[str, object]:
+    """A whole answer, with the id `name`."""
+    return {
+        "id": name,
+        "object": "response",
+        "model": model,
+        "output": [{"type": "output_text", "text": text}],
+        "output_text": text,
+        "metrics": metrics,
+    }
+
+
+def _text(message: chat.Message) -> str:
+    return message.content or message.refusal or ""
+
+
+def _event(kind: str, fields: dict[str, object]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
