@@ -11,9 +11,10 @@ from supervisor.dialects.cohere import COHERE
 from supervisor.dialects.llamacpp import LLAMACPP
 from supervisor.dialects.openai import OPENAI, OpenAI
 from supervisor.dialects.responses import RESPONSES
+from supervisor.dialects.runner import RUNNER
 from supervisor.proxy.disconnect import Scope
 
-DIALECTS: Final[tuple[OpenAI, ...]] = (ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OPENAI)
+DIALECTS: Final[tuple[OpenAI, ...]] = (RUNNER, ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OPENAI)
 
 
 def dialect_of(scope: Scope) -> OpenAI:

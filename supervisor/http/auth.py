@@ -22,7 +22,7 @@ from supervisor.daemon.rate_headers import NAMES as RATE_HEADERS
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 from supervisor.proxy.dialect import Dialect
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/ui"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/livez", "/ui"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
 """What containers call their host."""
