@@ -11,6 +11,7 @@ from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.daemon.answer_times import AnswerLog
+from supervisor.daemon.caching import Salts
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
@@ -48,6 +49,7 @@ class Daemon:
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    salts: Salts = field(default_factory=Salts)
     answers: AnswerLog = field(init=False)
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
@@ -81,7 +83,7 @@ class Daemon:
             folder=catalog.server.state_dir,
         )
         self.pipeline = Pipeline(
-            self.engine, catalog, self.requests, self.bodies, self.clients, self.answers, self.runtime
+            self.engine, catalog, self.requests, self.bodies, self.clients, self.answers, self.runtime, self.salts
         )
         for listener in self.on_configure:
             listener()

@@ -62,6 +62,10 @@ class Body:
         """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""
         return None
 
+    def raw(self, name: str) -> bytes | None:
+        """A top-level field as JSON; None where there is none."""
+        return None
+
     def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:
         """The canonical request, and what its answers become. Raises InvalidRequestError if there is none."""
         raise InvalidRequestError("The request body is empty; it must be a JSON object.")

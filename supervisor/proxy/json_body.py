@@ -96,6 +96,11 @@ class JsonBody(Body):
             raise _refusal(raw, error) from error
         return None if value == "" else value
 
+    def raw(self, name: str) -> bytes | None:
+        """See Body."""
+        found = self._fields.get(name)
+        return None if found is None else bytes(found)
+
     def prefix(self) -> int | None:
         """See Body: up to and with the first message of the user, or the beginning of a prompt."""
         messages, prompt = self._fields.get("messages"), self._fields.get("prompt")

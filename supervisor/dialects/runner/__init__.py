@@ -18,7 +18,7 @@ from starlette.routing import Route
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.health import lifetime
 from supervisor.dialects.openai import OpenAI
-from supervisor.dialects.runner import lifecycle
+from supervisor.dialects.runner import flush, lifecycle
 from supervisor.dialects.runner.capabilities import FRESH_S, Descriptor
 from supervisor.errors import UnavailableError
 from supervisor.proxy.disconnect import Scope
@@ -67,7 +67,11 @@ class Runner(OpenAI):
             headers = {"cache-control": f"private, max-age={FRESH_S:.0f}"}
             return JSONResponse(await descriptor.view(), headers=headers)
 
-        return [Route("/v1/capabilities", capabilities, methods=["GET"]), *lifecycle.routes(daemon)]
+        return [
+            Route("/v1/capabilities", capabilities, methods=["GET"]),
+            *lifecycle.routes(daemon),
+            *flush.routes(daemon),
+        ]
 
 
 RUNNER: Final = Runner()
