@@ -22,6 +22,7 @@ from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.partners import Partners
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.requests import InFlight
+from supervisor.daemon.runner_metrics import RunnerMetrics
 from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
@@ -69,6 +70,7 @@ class Daemon:
         self.clients = Clients(self)
         self.feed = Feed(self)
         self.metrics = Metrics(self)
+        RunnerMetrics(self, self.metrics.registry)
         self.partners = Partners(self.engine, self.sampler)
         self.loads = Loads(self)
         self.configure(self.catalog, self.keyring)

@@ -56,6 +56,7 @@ _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\
 # llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
 _TIMINGS: Final = b'"timings"'
 _TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d{1,15})\b')
+_CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,15})\b')
 
 
 class Usage(NamedTuple):
@@ -100,6 +101,12 @@ class Outcome:
             return _timed(tail)
         counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
         return Usage(counts.get(b"prompt", counts.get(b"input")), counts.get(b"completion", counts.get(b"output")))
+
+    def cached_tokens(self) -> int | None:
+        """How many of the prompt's tokens were cached, as the end of the response says it; None where it doesn't."""
+        tail = self.tail() if self.canonical is None else b"".join(self.canonical)
+        found = _CACHED.findall(tail)
+        return int(found[-1]) if found else None
 
     def keep(self, chunk: bytes) -> None:
         """Count a piece of the body, and remember its end."""
@@ -165,7 +172,8 @@ async def forward(
         own = [(b"x-request-id", request_id), *extra_headers]
         if tells_cache and response.status < 400:
             response, told = await cache_report.held(response)
-            own += [item for item in told if item[0] not in dict(own)]
+            said = {name for name, _ in (*own, *response.headers)}
+            own += [item for item in told if item[0] not in said]
         if is_read and response.status < 400:
             response = await _shaped(response, content_type, outcome, names, completion, translation)
             content_type = _header(response.headers, b"content-type")

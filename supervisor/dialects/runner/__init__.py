@@ -63,7 +63,7 @@ class Runner(OpenAI):
 
         async def capabilities(_request: Request) -> Response:
             if (phase := lifetime(daemon)) is not None:
-                raise UnavailableError(f"The runner is {phase}.", code=phase, retry_after_s=FRESH_S)
+                raise UnavailableError(f"The runner is {phase}.", retry_after_s=FRESH_S)
             headers = {"cache-control": f"private, max-age={FRESH_S:.0f}"}
             return JSONResponse(await descriptor.view(), headers=headers)
 
