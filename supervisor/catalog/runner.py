@@ -21,7 +21,7 @@ class RunnerConfig(BaseModel):
         default=None,
         min_length=1,
         max_length=128,
-        description="`runnerType` in `GET /v1/capabilities`. Default: llmux and its version.",
+        description="`runnerType` in `GET /v1/capabilities`. Default: `llmux-VERSION`.",
         examples=["vllm-0.6.0"],
     )
     health: Literal["llmux", "runner"] = Field(
