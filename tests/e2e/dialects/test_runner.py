@@ -156,7 +156,7 @@ class TestUnload:
         load(daemon, "one")
         told = daemon.post("/v1/models/unload", json={"modelId": "one"}).json()
         assert (told["modelId"], told["kvCacheFlushed"]) == ("one", True)
-        assert told["gpuMemoryFreedMB"] is None or told["gpuMemoryFreedMB"] >= 0
+        assert told["gpuMemoryFreedMB"] >= 60, "as it takes"
         assert daemon.model("one")["state"] == "stopped"
 
     def test_of_an_unloaded_model_frees_nothing(self, daemon):

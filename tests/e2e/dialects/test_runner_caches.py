@@ -77,7 +77,9 @@ class TestMode:
         assert "x-cache-hit" not in told.headers
 
     def test_the_configuration_counts_more(self, daemon):
-        assert chat(daemon, "uncached", {"X-Cache-Mode": "prefix"}).json()["received"]["cache_prompt"] is False
+        told = chat(daemon, "uncached", {"X-Cache-Mode": "prefix"})
+        assert told.json()["received"]["cache_prompt"] is False
+        assert (told.json()["model"], told.headers["x-cache-hit"]) == ("uncached", "true"), "held, and still renamed"
 
     def test_none_of_vllm_is_a_salt_of_its_own(self, daemon):
         first, second = (salt(daemon, {"X-Cache-Mode": "none"}) for _ in range(2))

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from supervisor.core.events import Configured
 from supervisor.dialects import dialect_of
 from supervisor.dialects.runner import RUNNER
 from supervisor.dialects.runner.flush import _asked
 from supervisor.dialects.runner.models import is_same_quantization, model_of, quantization_of
 from supervisor.errors import InvalidRequestError, NotFoundError
+from tests.support.application import ask, get, serving
 
 
 def model(name="m", *, source=None, **keys):
@@ -127,3 +129,20 @@ class TestFlush:
     )
     def test_asked(self, fields, expected):
         assert _asked(dict(fields)) == expected
+
+
+class TestBeforeItServes:
+    """Until memory was read, nothing is told of it; the process itself is alive."""
+
+    async def test_starting(self, tmp_path):
+        async with serving(tmp_path) as served:
+            devices = tuple(device.spec for device in served.daemon.sampler.devices())
+            served.daemon.engine.post(Configured(served.daemon.catalog.model_specs(), devices))
+            status, headers, body = await ask(served.port, get(b"/v1/capabilities"))
+            assert (status, headers["retry-after"]) == (503, "5")
+            assert msgspec.json.decode(body)["error"]["message"] == "The runner is starting."
+            status, _, body = await ask(served.port, get(b"/livez"))
+            assert (status, body) == (200, b'{"status":"ok"}')
+            await served.daemon.engine.sample()
+            status, _, _ = await ask(served.port, get(b"/v1/capabilities"))
+            assert status == 200
