@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final, Literal, get_args
 
+import structlog
 from pydantic import JsonValue
 
 from runtimes.prompt_cache import PromptCache
 from supervisor.core.types import ModelId
 from supervisor.errors import InvalidRequestError
+from supervisor.io.store import Entry, NotSavedError, Store
 from supervisor.io.upstream import Headers
+
+log = structlog.get_logger("llmux.cache")
 
 MODE_HEADER: Final = "X-Cache-Mode"
 TAG_HEADER: Final = "X-Cache-Tag"
@@ -31,6 +35,7 @@ MOST_FLUSHED: Final = 4096
 
 Mode = Literal["prefix", "none", "auto"]
 Kind = Literal["all", "model", "tenant", "tag"]
+_COLLECTION: Final = "salts"
 _MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 
@@ -85,23 +90,41 @@ NO_FIELDS: Final = CacheFields()
 
 
 class Salts:
-    """What was flushed since the daemon started. Use from the event loop's thread."""
+    """What was flushed. Use from the event loop's thread."""
 
     def __init__(self) -> None:
-        self._flushed: dict[tuple[Kind, str], str] = {}  # a text of its own for each
+        self._flushed: dict[tuple[str, str], str] = {}  # by kind and name, a text of its own for each
+        self._store: Store | None = None
 
-    def rotate(self, kind: Kind, name: str = "") -> None:
-        """From now on requests of this model, tenant or tag find nothing that is kept of earlier ones."""
+    def restore(self, store: Store) -> None:
+        """Go on with what is kept there: workers may outlive a daemon that is upgraded. Call it once, before any request."""
+        self._store = store
+        for key, salt in store.items(_COLLECTION).items():
+            kind, _, name = key.partition(":")
+            if isinstance(salt, str):
+                self._flushed[kind, name] = salt
+
+    async def rotate(self, kind: Kind, name: str = "") -> None:
+        """From now on requests of this model, tenant or tag find nothing that is kept of earlier ones. Returns when it is saved."""
+        changed: dict[Entry, JsonValue] = {}
         if len(self._flushed) >= MOST_FLUSHED:
+            changed = {(_COLLECTION, ":".join(each)): None for each in self._flushed}
             self._flushed.clear()  # which would bring back what was flushed, without:
-            self._flushed["all", ""] = secrets.token_hex(8)
-        self._flushed[kind, name] = secrets.token_hex(8)
+            self._flushed["all", ""] = changed[_COLLECTION, "all:"] = secrets.token_hex(8)
+        self._flushed[kind, name] = changed[_COLLECTION, f"{kind}:{name}"] = secrets.token_hex(8)
+        if self._store is None:
+            return
+        try:
+            async with self._store.transaction() as changes:
+                changes.update(changed)
+        except NotSavedError as error:
+            log.warning("cache.flush_not_saved", reason=error.message)
 
     def of(self, model: ModelId, tenant: str, tag: str, theirs: bytes | None) -> str | None:
         """The salt of a request; None: it needs none. `theirs`: what it sends itself, as JSON."""
         if not tag and not self._flushed:
             return None
-        asked: tuple[tuple[Kind, str], ...] = (("all", ""), ("model", model), ("tenant", tenant), ("tag", tag))
+        asked = (("all", ""), ("model", model), ("tenant", tenant), ("tag", tag))
         flushed = [self._flushed.get(each, "") for each in asked]
         if not tag and not any(flushed):
             return None

@@ -28,6 +28,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
+from supervisor.io.store import Store
 from supervisor.io.upstream import Upstream
 
 
@@ -74,6 +75,11 @@ class Daemon:
         self.partners = Partners(self.engine, self.sampler)
         self.loads = Loads(self)
         self.configure(self.catalog, self.keyring)
+
+    def restore(self, store: Store) -> None:
+        """Go on with what is kept there. Call it once, before the engine's first event."""
+        self.loads.restore(store)
+        self.salts.restore(store)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:
         """Serve new requests with these; running ones keep what they began with."""

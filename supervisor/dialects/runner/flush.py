@@ -74,7 +74,7 @@ def routes(daemon: Daemon) -> list[Route]:
         models = [only] if only is not None else [*daemon.catalog.models]
         done = {model: await _flush(daemon, model, scope) for model in models}
         if any(each.how == "salt_rotated" for each in done.values()) or scope in ("tenant", "tag"):
-            _rotate(daemon, scope, name, done)
+            await _rotate(daemon, scope, name, done)
         entries = [each.entries for each in done.values() if each.how != "nothing_to_flush"]
         freed = [each.freed_mib for each in done.values()]
         told: Json = {
@@ -111,17 +111,17 @@ def _asked(fields: Json) -> tuple[str, str]:
     return scope, name.strip()
 
 
-def _rotate(daemon: Daemon, scope: str, name: str, done: dict[ModelId, Flushed]) -> None:
+async def _rotate(daemon: Daemon, scope: str, name: str, done: dict[ModelId, Flushed]) -> None:
     """New salts, for the models that take them."""
     match scope:
         case "tenant":
-            daemon.salts.rotate("tenant", name)  # wherever it asks: one model alone would be no less work
+            await daemon.salts.rotate("tenant", name)  # wherever it asks: one model alone would be no less work
         case "tag":
-            daemon.salts.rotate("tag", name)
+            await daemon.salts.rotate("tag", name)
         case _:
             for model, each in done.items():
                 if each.how == "salt_rotated":
-                    daemon.salts.rotate("model", model)
+                    await daemon.salts.rotate("model", model)
 
 
 async def _flush(daemon: Daemon, model: ModelId, scope: str) -> Flushed:

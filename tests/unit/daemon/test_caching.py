@@ -11,6 +11,7 @@ from supervisor.core.types import ModelId
 from supervisor.daemon import caching
 from supervisor.daemon.caching import CacheWish, Salts, wish_of
 from supervisor.errors import InvalidRequestError
+from supervisor.io.store import Store
 
 CHAT = "/v1/chat/completions"
 LLAMA = PromptCache(is_kept=True, paths=frozenset({CHAT}), reuse_field="cache_prompt")
@@ -77,19 +78,19 @@ class TestSalts:
     """A flush changes the salts of those that it is about, and of nobody else."""
 
     @pytest.mark.parametrize(("kind", "name"), [("all", ""), ("model", "m"), ("tenant", "t"), ("tag", "g")])
-    def test_a_flush_changes_it(self, kind, name):
+    async def test_a_flush_changes_it(self, kind, name):
         salts = Salts()
         before = salts.of(MODEL, "t", "g", None)
-        salts.rotate(kind, name)
+        await salts.rotate(kind, name)
         after = salts.of(MODEL, "t", "g", None)
         assert after != before
         assert after == salts.of(MODEL, "t", "g", None)
 
     @pytest.mark.parametrize(("kind", "name"), [("model", "other"), ("tenant", "other"), ("tag", "other")])
-    def test_others_keep_theirs(self, kind, name):
+    async def test_others_keep_theirs(self, kind, name):
         salts = Salts()
         before = salts.of(MODEL, "t", "g", None)
-        salts.rotate(kind, name)
+        await salts.rotate(kind, name)
         assert salts.of(MODEL, "t", "g", None) == before
         assert salts.of(MODEL, "t", "", None) is None
 
@@ -97,11 +98,24 @@ class TestSalts:
         salts = Salts()
         assert salts.of(MODEL, "ab", "c", None) != salts.of(MODEL, "a", "bc", None)
 
-    def test_too_many_are_flushed_all_together(self, monkeypatch):
+    async def test_too_many_are_flushed_all_together(self, monkeypatch):
         monkeypatch.setattr(caching, "MOST_FLUSHED", 2)
         salts = Salts()
-        salts.rotate("tenant", "a")
+        await salts.rotate("tenant", "a")
         kept = salts.of(MODEL, "a", "", None)
         for name in "bcd":
-            salts.rotate("tenant", name)
+            await salts.rotate("tenant", name)
         assert salts.of(MODEL, "a", "", None) not in {kept, None}
+
+    async def test_outlive_a_restart(self, tmp_path):
+        store = await Store.open(tmp_path / "state.sqlite3")
+        salts = Salts()
+        salts.restore(store)
+        await salts.rotate("tenant", "a:b")
+        told = salts.of(MODEL, "a:b", "", None)
+        await store.close()
+        store = await Store.open(tmp_path / "state.sqlite3")
+        again = Salts()
+        again.restore(store)
+        await store.close()
+        assert again.of(MODEL, "a:b", "", None) == told
