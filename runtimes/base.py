@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, SMALLEST, Meaning, meaning_of
 from runtimes.model_config import PATIENCE, PLACEMENT, Modality, ModelConfig
+from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.shared.kernel import Kernel
 from runtimes.sizing import Room, Sizing
 
@@ -248,6 +249,10 @@ class Adapter(abc.ABC, Generic[C]):
     def needs_permission(self, config: C) -> bool:
         """Must a request itself say that it may leave this machine?"""
         return False
+
+    def prompt_cache(self, config: C) -> PromptCache | None:
+        """How its workers' cache of prompts is controlled; None: only the program that serves the model knows."""
+        return NO_CACHE
 
     def thinking(self, config: C) -> Thinking | None:
         """Fields for `enable_thinking`; None where the runtime has no such switch."""

@@ -223,6 +223,9 @@ class CommandAdapter(Adapter[CommandConfig]):
         """`files`."""
         return tuple(config.files)
 
+    def prompt_cache(self, config: CommandConfig) -> None:
+        """Only the program knows."""
+
     def thinking(self, config: CommandConfig) -> Thinking | None:
         """By a chat template argument, if the configuration says that the program knows it."""
         return CHAT_TEMPLATE if config.thinking else None

@@ -192,6 +192,9 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
         """What the configuration lists."""
         return frozenset(map(Endpoint, config.endpoints))
 
+    def prompt_cache(self, config: OpenAIRemoteConfig) -> None:
+        """Theirs."""
+
     def thinking(self, config: OpenAIRemoteConfig) -> Thinking | None:
         """By the field that the configuration names."""
         return _SWITCHES[config.thinking_field] if config.thinking_field is not None else None

@@ -87,6 +87,7 @@ class Rewrite:
     force: _Patch = _Patch()
     thinking: _Patch = _Patch()
     system_prompt_prefix: str | None = None
+    asked: Mapping[str, msgspec.Raw] = field(default_factory=dict)  # what the request says elsewhere than in its body
 
     @classmethod
     def compile(
@@ -122,10 +123,15 @@ class Rewrite:
             return None
         return self.thinking == _Patch.compile(thinking.enabled, merge_all=True)
 
+    def with_asked(self, values: Mapping[str, JsonValue]) -> Rewrite:
+        """The same for a request that says this in its headers, which count as its own fields."""
+        return replace(self, asked={key: _raw(value) for key, value in values.items()})
+
     def touches(self, endpoint: Endpoint) -> bool:
         """May it change a body sent there?"""
         return (
             self.upstream_model is not None
+            or bool(self.asked)
             or (endpoint.meaning.role == "run" and bool(self.strip or self.defaults or self.force))
             or (endpoint.meaning.prompt is not None and bool(self.thinking or self.system_prompt_prefix is not None))
         )
@@ -135,6 +141,7 @@ class Rewrite:
 
         Raises InvalidRequestError: a field that must be an object to be merged into isn't one.
         """
+        fields.update(self.asked)
         if endpoint.meaning.role == "run":
             for name in self.strip:
                 fields.pop(name, None)

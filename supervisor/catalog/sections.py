@@ -21,6 +21,7 @@ from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
 from supervisor.catalog.order import OrderConfig
+from supervisor.catalog.runner import RunnerConfig
 from supervisor.catalog.staying import StayingConfig
 from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
 from supervisor.core.types import DeviceId, Eviction, Limits, Policy
@@ -82,7 +83,7 @@ TENANT_LIMIT: Final = 64
 """Characters of the name of a tenant."""
 
 
-class ServerConfig(Section):
+class ServerConfig(RunnerConfig, Section):
     """Where the daemon listens and what it keeps where."""
 
     host: str = Field(

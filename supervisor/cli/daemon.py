@@ -321,7 +321,7 @@ async def _assemble(
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, learn)
     daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
-    daemon.loads.restore(state)
+    daemon.restore(state)
     daemon.jobs.open(state, server.state_dir)
     if server.leases is not None:
         shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)

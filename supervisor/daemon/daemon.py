@@ -11,6 +11,7 @@ from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.daemon.answer_times import AnswerLog
+from supervisor.daemon.caching import Salts
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
@@ -22,11 +23,13 @@ from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.partners import Partners
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.requests import InFlight
+from supervisor.daemon.runner_metrics import RunnerMetrics
 from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
+from supervisor.io.store import Store
 from supervisor.io.upstream import Upstream
 
 
@@ -49,6 +52,7 @@ class Daemon:
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    salts: Salts = field(default_factory=Salts)
     answers: AnswerLog = field(init=False)
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
@@ -69,9 +73,15 @@ class Daemon:
         self.clients = Clients(self)
         self.feed = Feed(self)
         self.metrics = Metrics(self)
+        RunnerMetrics(self, self.metrics.registry)
         self.partners = Partners(self.engine, self.sampler)
         self.loads = Loads(self)
         self.configure(self.catalog, self.keyring)
+
+    def restore(self, store: Store) -> None:
+        """Go on with what is kept there. Call it once, before the engine's first event."""
+        self.loads.restore(store)
+        self.salts.restore(store)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:
         """Serve new requests with these; running ones keep what they began with."""
@@ -83,7 +93,7 @@ class Daemon:
             folder=catalog.server.state_dir,
         )
         self.pipeline = Pipeline(
-            self.engine, catalog, self.requests, self.bodies, self.clients, self.answers, self.runtime
+            self.engine, catalog, self.requests, self.bodies, self.clients, self.answers, self.runtime, self.salts
         )
         self.jobs.configure(limits)
         for listener in self.on_configure:

@@ -266,6 +266,15 @@ class Loads:
         """One of them. Raises NotFoundError."""
         return self._view(self._found(number))
 
+    def current(self, model: ModelId) -> Json | None:
+        """The one of this model that waits or runs; of its replicas', the furthest."""
+        found = [load for worker, load in self._open.items() if base_of(worker) == model]
+        return self._view(max(found, key=lambda load: load.share)) if found else None
+
+    def last(self, model: ModelId) -> Json | None:
+        """The model's last one that ended."""
+        return next((self._view(load) for load in reversed(self._ended) if base_of(load.worker) == model), None)
+
     def cancel(self, number: str) -> Json:
         """End it, wherever it stands; who waits for it is told. Raises NotFoundError, InvalidRequestError for one that has ended."""
         load = self._found(number)

@@ -26,6 +26,7 @@ from supervisor.core.demand import Demand
 from supervisor.core.types import TicketId
 from supervisor.daemon.accounts import tokens_of
 from supervisor.daemon.answer_times import AnswerLog
+from supervisor.daemon.caching import MODE_HEADER, Salts
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import PRIORITY_HEADER, identify
@@ -43,6 +44,7 @@ from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.upstream import Headers
 from supervisor.proxy import load_feedback
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
+from supervisor.proxy.cache_report import NOTHING_REUSED
 from supervisor.proxy.dialect import Dialect, OrderError
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.form import read_form
@@ -72,6 +74,7 @@ class Pipeline:
         clients: Clients,
         answers: AnswerLog,
         runtime: RuntimeConfig,
+        salts: Salts,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
@@ -79,7 +82,7 @@ class Pipeline:
         self._clients = clients
         self._answers = answers
         self._bodies = bodies
-        self._targets = Targets(engine, catalog, bodies, runtime)
+        self._targets = Targets(engine, catalog, bodies, runtime, salts)
         self._table = self._targets.table
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._keepalive_s = catalog.limits.keepalive_s
@@ -265,9 +268,11 @@ class Pipeline:
                     (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
                     *(() if target.ladder is None else target.ladder.headers),
                     *_ignored(target),
+                    *_uncached(context, target),
                     *context.extra,
                 ],
                 arrived_at=context.arrived_at,
+                tells_cache=context.cache is not None,
                 sse_started=keepalive.started,
                 first_byte_s=self._first_byte_s,
                 explain=partial(self._explained, context),
@@ -334,9 +339,14 @@ class Pipeline:
 
 
 def _ignored(target: Target) -> Headers:
-    """Says which fields of a translated request have no effect."""
-    ignored = () if target.translation is None else target.translation.ignored
-    return [(b"x-llmux-ignored", ", ".join(ignored).encode("ascii", "replace"))] if ignored else []
+    """Says which fields and headers of a request have no effect."""
+    return [(b"x-llmux-ignored", ", ".join(target.ignored).encode("ascii", "replace"))] if target.ignored else []
+
+
+def _uncached(context: RequestContext, target: Target) -> Headers:
+    """Says that nothing kept was used, where the request wants that and its worker was told."""
+    is_none = context.cache is not None and context.cache.mode == "none"
+    return NOTHING_REUSED if is_none and MODE_HEADER not in target.ignored else []
 
 
 async def _open(raw: Bytes, scope: Scope) -> Body:

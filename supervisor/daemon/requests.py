@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from supervisor.catalog.keys import Key
 from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import ModelId, TicketId
+from supervisor.daemon.caching import CacheWish
 from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, demanded, details, milliseconds
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
@@ -52,6 +53,7 @@ class RequestContext:
     name: str | None = None
     stream: bool = False
     ignored: Sequence[str] = ()  # fields of its body that have no effect
+    cache: CacheWish | None = None  # what it says about caches of prompts
     budget_s: float | None = None  # from its arrival
     ticket_id: TicketId | None = None  # once it is entered
     entered_at: float | None = None  # loop time; as is the next

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,6 +19,7 @@ from runtimes.endpoints import OTHER, aliases_of
 from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
 from supervisor.core.types import ModelId, WorkerState
+from supervisor.daemon.caching import Salts, wish_of
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import staying
 from supervisor.daemon.ladder import Ladder
@@ -59,6 +60,7 @@ class Target:
     is_known: bool = True  # so that the form of a stream is known before the worker answers
     ladder: Ladder | None = None  # set iff a task was asked: who is asked next
     prefix: int | None = None  # of its conversation, where several replicas could answer
+    ignored: Sequence[str] = ()  # fields and headers of the request that have no effect on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,15 @@ class Asked:
 class Targets:
     """Finds them in one catalog."""
 
-    def __init__(self, engine: Engine, catalog: Catalog, bodies: BodyBudget, runtime: RuntimeConfig) -> None:
+    def __init__(
+        self, engine: Engine, catalog: Catalog, bodies: BodyBudget, runtime: RuntimeConfig, salts: Salts
+    ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._bodies = bodies
         self._runtime = runtime
+        self._salts = salts
+        self._caches = {model.id: model.adapter.prompt_cache(model.config) for model in catalog.models.values()}
         self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
         self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
@@ -107,6 +113,7 @@ class Targets:
         context.name = name = context.dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
         context.budget_s = budget.budget_s(scope["headers"], body.said(BUDGET))
         route = self._catalog.resolve(name)
+        context.cache = wish_of(scope["headers"])
         asked = Asked(body, name, context.path, translation, required, profile, body.take_permission())
         if not isinstance(route, Task):
             return await self._target(scope, asked, context, held, route)
@@ -141,7 +148,16 @@ class Targets:
                 context.demand = staying(context.demand, body)
         if endpoint is None:
             raise self._not_served(asked, method, route)
-        context.stream, context.ignored = body.stream, () if translation is None else translation.ignored
+        told = self._salts.fields(
+            context.cache,
+            self._caches[model],
+            endpoint.upstream_path or endpoint.path,
+            model,
+            context.demand.tenant,
+            body.raw("cache_salt"),
+        )
+        context.stream = body.stream
+        context.ignored = (*(() if translation is None else translation.ignored), *told.ignored)
         is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
         if not (is_permitted or model not in self._guarded or permission.in_headers(scope["headers"])):
             raise permission.refuse(name)
@@ -156,6 +172,8 @@ class Targets:
         completion = context.dialect.completion(name, stream=body.stream) if translation is None else None
         parameters = asked.profile.parameters
         rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
+        if told.fields:
+            rewrite = rewrite.with_asked(told.fields)
         data = await body.rewritten(rewrite, endpoint)
         if ladder is None:
             rewritten = held.changed(data)
@@ -164,7 +182,8 @@ class Targets:
             rewritten.keep(data)
         is_known = translation is not None or endpoint.meaning is not OTHER
         prefix = body.prefix() if model in self._with_replicas else None
-        return Target(model, path, rewritten, translation, names, completion, is_known, ladder, prefix)
+        ignored = context.ignored
+        return Target(model, path, rewritten, translation, names, completion, is_known, ladder, prefix, ignored)
 
     def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
         """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""

@@ -12,9 +12,10 @@ from supervisor.dialects.llamacpp import LLAMACPP
 from supervisor.dialects.ollama import OLLAMA
 from supervisor.dialects.openai import OPENAI, OpenAI
 from supervisor.dialects.responses import RESPONSES
+from supervisor.dialects.runner import RUNNER
 from supervisor.proxy.disconnect import Scope
 
-DIALECTS: Final[tuple[OpenAI, ...]] = (ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OLLAMA, OPENAI)
+DIALECTS: Final[tuple[OpenAI, ...]] = (RUNNER, ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OLLAMA, OPENAI)
 
 
 def dialect_of(scope: Scope) -> OpenAI:

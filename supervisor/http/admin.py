@@ -19,6 +19,7 @@ from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.ended import ENDED
 from supervisor.daemon.handover import Handover
+from supervisor.daemon.health import health_view, trouble
 from supervisor.daemon.queue_view import queue_view
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.request_views import ended_views, request_view
@@ -197,9 +198,16 @@ def _about(daemon: Daemon, name: str) -> ModelId:
 
 
 def health(daemon: Daemon) -> list[Route]:
-    """`GET /health`, also as `/v1/health`: alive, and what is loaded. Open to all, so it names nothing that a key protects but model names."""
+    """`GET /health`, also as `/v1/health`, and `GET /livez`. Open to all, so they name nothing that a key protects but model names.
+
+    `/livez` depends on nothing but the daemon itself.
+    """
 
     async def answer(_request: Request) -> Response:
+        if daemon.catalog.server.health == "runner":
+            found = trouble(daemon)
+            code = HTTPStatus.OK if found is None else HTTPStatus.SERVICE_UNAVAILABLE
+            return JSONResponse(health_view(daemon, found), status_code=code)
         queue = daemon.engine.queue()
         loaded = [model.id for model in daemon.engine.models() if model.answering]
         status = "stopping" if queue.is_stopping else "ok"
@@ -207,4 +215,11 @@ def health(daemon: Daemon) -> list[Route]:
         body = {"status": status, "models_loaded": loaded, "queued": queue.waiting}
         return JSONResponse(body, status_code=code)
 
-    return [Route("/health", answer, methods=["GET"]), Route("/v1/health", answer, methods=["GET"])]
+    async def alive(_request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    return [
+        Route("/health", answer, methods=["GET"]),
+        Route("/v1/health", answer, methods=["GET"]),
+        Route("/livez", alive, methods=["GET"]),
+    ]

@@ -22,7 +22,7 @@ from supervisor.daemon.rate_headers import NAMES as RATE_HEADERS
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 from supervisor.proxy.dialect import Dialect
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/ui"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/livez", "/ui"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
 """What containers call their host."""
@@ -122,7 +122,7 @@ class Auth:
             (b"access-control-allow-origin", origin),
             (
                 b"access-control-expose-headers",
-                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry, x-queue-wait-ms, x-llmux-model, x-llmux-reason, "
+                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry, x-queue-wait-ms, x-cache-hit, x-cache-tokens-reused, x-gpu-time-ms, x-llmux-model, x-llmux-reason, "
                 + b", ".join(RATE_HEADERS),
             ),
             (b"vary", b"origin"),

@@ -104,7 +104,7 @@ async def _asked(daemon: Daemon, request: Request) -> tuple[str, str | None, byt
     """Endpoint, model and body. Raises LlmuxError."""
     limit = daemon.catalog.limits.body_mib * 1024 * 1024
     opened = await JsonBody.open(await read_body(request.scope, request.receive, limit))
-    if unknown := sorted(opened.names - _FIELDS):
+    if unknown := sorted(opened.fields.keys() - _FIELDS):
         raise InvalidRequestError(f"{unknown[0][:100]}: unknown; there is endpoint and body.", param=unknown[0][:100])
     raw = await opened.field("endpoint")
     endpoint = msgspec.json.decode(raw) if raw is not None else None

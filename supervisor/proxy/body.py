@@ -63,16 +63,15 @@ class Body:
             )
         return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
 
-    @property
-    def fields(self) -> Fields:
-        """The top-level fields of a JSON object, but for private ones; of anything else, none."""
-        return {}
-
     def rename(self, name: str) -> None:
         """Let the worker see this name of the model, if the body names one."""
 
     def said(self, name: str) -> JsonValue:
         """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""
+        return None
+
+    def raw(self, name: str) -> bytes | None:
+        """A top-level field as JSON; None where there is none."""
         return None
 
     def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:

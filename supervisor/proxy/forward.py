@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from supervisor.errors import LlmuxError
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
+from supervisor.proxy import cache_report
 from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
@@ -55,6 +56,7 @@ _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\
 # llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
 _TIMINGS: Final = b'"timings"'
 _TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d{1,15})\b')
+_CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,15})\b')
 
 
 class Usage(NamedTuple):
@@ -100,6 +102,12 @@ class Outcome:
         counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
         return Usage(counts.get(b"prompt", counts.get(b"input")), counts.get(b"completion", counts.get(b"output")))
 
+    def cached_tokens(self) -> int | None:
+        """How many of the prompt's tokens were cached, as the end of the response says it; None where it doesn't."""
+        tail = self.tail() if self.canonical is None else b"".join(self.canonical)
+        found = _CACHED.findall(tail)
+        return int(found[-1]) if found else None
+
     def keep(self, chunk: bytes) -> None:
         """Count a piece of the body, and remember its end."""
         size = len(chunk)
@@ -126,6 +134,7 @@ async def forward(
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     arrived_at: float | None = None,
+    tells_cache: bool = False,
     sse_started: bool = False,
     first_byte_s: float | None = None,
     explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
@@ -134,7 +143,8 @@ async def forward(
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
-    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was
+    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`, and `tells_cache` what the answer says of its
+    cache (see `cache_report`). With `sse_started` the response's head was
     sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to
     what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks.
 
@@ -145,13 +155,13 @@ async def forward(
     """
     started_at = upstream.loop.time()
     is_read = translation is not None or names is not None or completion is not None
-    response = await upstream.request(
+    response: UpstreamResponse = await upstream.request(
         scope["method"],
         target,
         request_headers(
             scope["headers"],
             request_id,
-            _dropped(dialect.credential_headers, is_read),
+            _dropped(dialect.credential_headers, is_read or tells_cache),
         ),
         body,
         first_byte_s=first_byte_s,
@@ -159,11 +169,15 @@ async def forward(
     try:
         content_type = _header(response.headers, b"content-type")
         has_events = content_type.startswith(EVENTS)
+        own = [(b"x-request-id", request_id), *extra_headers]
+        if tells_cache and response.status < 400:
+            response, told = await cache_report.held(response)
+            said = {name for name, _ in (*own, *response.headers)}
+            own += [item for item in told if item[0] not in said]
         if is_read and response.status < 400:
             response = await _shaped(response, content_type, outcome, names, completion, translation)
             content_type = _header(response.headers, b"content-type")
         outcome.status = response.status
-        own = [(b"x-request-id", request_id), *extra_headers]
         if arrived_at is not None:
             own.append(processing_ms(arrived_at, upstream.loop.time()))
         if sse_started and (response.status >= 400 or not has_events):

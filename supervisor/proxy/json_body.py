@@ -90,11 +90,6 @@ class JsonBody(Body):
             'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"
         )
 
-    @property
-    def fields(self) -> Fields:
-        """See Body."""
-        return self._fields
-
     def rename(self, name: str) -> None:
         """See Body."""
         if self.name is not None and self.name != name:
@@ -112,17 +107,17 @@ class JsonBody(Body):
             raise _refusal(raw, error) from error
         return None if value == "" else value
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Of all fields that workers may get."""
-        return frozenset(self._fields)
-
     async def field(self, name: str) -> Bytes | None:
         """The value of a field as it came, as JSON; None without it."""
         raw = self._fields.get(name)
         if raw is None or self._outline is None:
             return None if raw is None else bytes(raw)
         return await self._outline.restored(bytes(raw))
+
+    def raw(self, name: str) -> bytes | None:
+        """See Body."""
+        found = self._fields.get(name)
+        return None if found is None else bytes(found)
 
     def prefix(self) -> int | None:
         """See Body: up to and with the first message of the user, or the beginning of a prompt."""

@@ -43,6 +43,7 @@ from runtimes.llama_server.adapter.config import (
     settings,
 )
 from runtimes.model_config import Modality
+from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.sizing import Room, Sizing
 
 HERE: Final = Path(__file__).parents[1]
@@ -72,6 +73,7 @@ _TEXT = frozenset(
         "/apply-template",
     )
 )
+_CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})
 _AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})
 _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/embedding")})
 _RERANK = frozenset(Endpoint(path) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking"))
@@ -180,6 +182,13 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     def sized(self, config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConfig, Sizing | None]:
         """Context, slots and batches by the file's metadata."""
         return size.sized(config, room)
+
+    def prompt_cache(self, config: LlamaServerConfig) -> PromptCache:
+        """Of text: in the slots, and in `cache_ram_mib`, which no request of ours can erase."""
+        if serves(config) != "text":
+            return NO_CACHE
+        slots = None if config.cache_ram_mib else "/slots"
+        return PromptCache(is_kept=True, paths=_CACHED, reuse_field="cache_prompt", slots_path=slots)
 
     def thinking(self, config: LlamaServerConfig) -> Thinking | None:
         """By a chat template argument, for models that generate text."""

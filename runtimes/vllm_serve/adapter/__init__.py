@@ -36,6 +36,7 @@ from runtimes.base import (
 )
 from runtimes.device_kind import visibility_variables
 from runtimes.model_config import Modality
+from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.sizing import Room, Sizing
 from runtimes.vllm_serve.adapter import memory
 from runtimes.vllm_serve.adapter.config import FLAGS, SPECULATIVE, VllmServeConfig, refused_options, settings
@@ -64,6 +65,7 @@ _TEXT = frozenset(
         "/v1/messages/count_tokens",
     )
 )
+_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 _SCORES = frozenset(Endpoint(path) for path in ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"))
 _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/v2/embed"), Endpoint("/pooling")})
 _CLASSES = frozenset({Endpoint("/classify"), Endpoint("/pooling")})
@@ -164,6 +166,12 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def gpus(self, config: VllmServeConfig) -> int:
         """One for each process that shares the layers."""
         return config.processes
+
+    def prompt_cache(self, config: VllmServeConfig) -> PromptCache:
+        """Of text, unless it is switched off: shared by requests with the same salt."""
+        if kind(config) != "text" or config.enable_prefix_caching is False:
+            return NO_CACHE
+        return PromptCache(is_kept=True, paths=_SALTED, salt_field="cache_salt")
 
     def target_inflight(self, config: VllmServeConfig) -> int:
         """As many as it generates concurrently."""

@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 
 from supervisor.dialects.anthropic.fields import NOTHING, decoded, is_set, refuse
-
 from supervisor.errors import InvalidRequestError
 
 Json = dict[str, object]

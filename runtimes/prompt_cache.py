@@ -1,0 +1,19 @@
+"""How the cache of prompts in a runtime's workers is controlled: by fields of requests, and by paths of the worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCache:
+    """What a runtime's worker keeps of earlier prompts. By itself: nothing that outlives a request."""
+
+    is_kept: bool = False  # beginnings of prompts are used again by later requests
+    paths: frozenset[str] = frozenset()  # the worker's paths whose requests take these fields:
+    reuse_field: str | None = None  # true or false: may the request use what is kept?
+    salt_field: str | None = None  # a text: only requests with the same one use each other's prompts
+    slots_path: str | None = None  # GET lists the slots; POST `/ID?action=erase` below it erases one's cache
+
+
+NO_CACHE = PromptCache()

@@ -1,0 +1,50 @@
+"""Can the daemon take requests, as a model runner says it: healthy, or why not."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import JsonValue
+
+from supervisor.core.types import CrashClass, WorkerState
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
+
+Json = dict[str, JsonValue]
+Trouble = Literal["starting", "stopping", "gpu_oom", "all_models_failed", "queue_full"]
+
+_CRASHED = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
+
+
+def lifetime(daemon: Daemon) -> Literal["starting", "stopping"] | None:
+    """Is it about to serve, or to end? It starts until the memory of every device was read once."""
+    if daemon.engine.queue().is_stopping:
+        return "stopping"
+    is_read = all(device.totals.free_mib is not None for device in daemon.engine.devices())
+    return None if is_read else "starting"
+
+
+def trouble(daemon: Daemon) -> Trouble | None:
+    """Why it can't take requests now; None: it can."""
+    if (phase := lifetime(daemon)) is not None:
+        return phase
+    models, queue = daemon.engine.models(), daemon.engine.queue()
+    crashed = [model for model in models if model.state in _CRASHED]
+    if any(model.crash is not None and model.crash.kind is CrashClass.OUT_OF_MEMORY for model in crashed):
+        return "gpu_oom"
+    if models and all(model.state is WorkerState.FAILED for model in models):
+        return "all_models_failed"
+    return "queue_full" if queue.waiting >= queue.most else None
+
+
+def health_view(daemon: Daemon, found: Trouble | None) -> Json:
+    """`/health` as a runner's: `found` is what `trouble` said."""
+    return {
+        "status": "healthy" if found is None else "unhealthy",
+        **({} if found is None else {"reason": found}),
+        "uptime": int(time.monotonic() - daemon.started),
+        "modelsLoaded": sum(model.answering for model in daemon.engine.models()),
+        "queueDepth": daemon.engine.queue().waiting,
+    }

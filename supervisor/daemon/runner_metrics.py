@@ -1,0 +1,73 @@
+"""Metrics under the names that schedulers of model runners look for, beside llmux's own (`metrics`).
+
+`vllm_…` is what such runners call them, whatever runtime answers; vLLM's own metrics are `vllm:…`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from supervisor.daemon.counters import FastCounter, FastHistogram
+from supervisor.daemon.requests import RequestContext
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
+
+MIB: Final = 1024 * 1024
+_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class RunnerMetrics(Collector):
+    """One for each daemon. Use from the event loop's thread."""
+
+    def __init__(self, daemon: Daemon, registry: CollectorRegistry) -> None:
+        self._daemon = daemon
+        self._requests = FastCounter(
+            "vllm_requests", "Requests that ended, by who sent them.", ("model", "tenant", "status"), registry
+        )
+        self._duration = FastHistogram(
+            "vllm_inference_duration_seconds", "From a worker getting the request to the end.", _SECONDS, registry
+        )
+        self._prompts: dict[str, list[int]] = {}  # by model: tokens taken in, and those of them that were cached
+        registry.register(self)
+        daemon.requests.listeners.append(self.finished)
+
+    def finished(self, context: RequestContext, _total_s: float) -> None:
+        """See `InFlight.listeners`. Names of models that don't exist are not counted by name."""
+        name, outcome = context.name, context.outcome
+        if name is None or self._daemon.catalog.route(name) is None:
+            name = "unknown"
+        is_success = 200 <= outcome.status < 400 and not (outcome.error or context.failure)
+        tenant = context.demand.tenant
+        label = self._daemon.clients.label(tenant) if tenant else ""
+        self._requests.add((name, label, "success" if is_success else "error"))
+        if context.ticket is None:
+            return
+        self._duration.observe(name, context.ended_at - context.ticket.admitted)
+        prompt = context.usage.prompt
+        if prompt and (cached := outcome.cached_tokens()) is not None:
+            counts = self._prompts.setdefault(name, [0, 0])
+            counts[0] += prompt
+            counts[1] += min(cached, prompt)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """For the registry: what is read at each scrape."""
+        rate = GaugeMetricFamily(
+            "vllm_cache_hit_rate", "Share of prompt tokens that were cached, where answers say so.", labels=["model"]
+        )
+        for model, (prompt, cached) in self._prompts.items():
+            rate.add_metric([model], cached / prompt)
+        depth = self._daemon.engine.queue().waiting
+        queue = GaugeMetricFamily("vllm_queue_depth", "Requests that wait, for whatever model.", value=depth)
+        used = GaugeMetricFamily("vllm_gpu_memory_used", "Memory in use on a GPU, in bytes.", labels=["gpu"])
+        gpus = {gpu.id: gpu.index for gpu in self._daemon.sampler.devices() if gpu.kind.accelerates}
+        for device in self._daemon.engine.devices():
+            free_mib = device.totals.free_mib
+            if free_mib is not None and (index := gpus.get(device.id)) is not None:
+                used.add_metric([str(index)], max(0, device.totals.total_mib - free_mib) * MIB)
+        yield from (rate, queue, used)

@@ -1,0 +1,135 @@
+"""`GET /v1/capabilities`: what this runner can do, and what its devices, models and queue are at."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from pydantic import JsonValue
+
+from supervisor.core.types import WorkerState
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.health import trouble
+from supervisor.daemon.queue_view import queue_view
+from supervisor.daemon.status import ModelStatus
+from supervisor.dialects.runner.models import context_of, memory_of, quantization_of
+from supervisor.io.distribution import version
+
+FRESH_S: Final = 5.0
+"""For how long an answer is given again."""
+
+Json = dict[str, JsonValue]
+
+
+class Descriptor:
+    """The answer, made anew when it is older than `FRESH_S`. Use from the event loop's thread."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._view: Json = {}
+        self._made_at = float("-inf")
+
+    async def view(self) -> Json:
+        """As of now, or up to `FRESH_S` ago."""
+        clock = self._daemon.engine.clock
+        if clock() - self._made_at >= FRESH_S:
+            await self._daemon.know_capabilities()
+            self._view, self._made_at = _described(self._daemon), clock()
+        return self._view
+
+
+def _described(daemon: Daemon) -> Json:
+    server = daemon.catalog.server
+    return {
+        "runnerType": server.runner_type or f"llmux-{version()}",
+        "runnerId": server.runner_id or socket.gethostname(),
+        "models": _models(daemon),
+        "resources": _resources(daemon),
+        "queue": _queue(daemon),
+        "capabilities": _abilities(daemon),
+        "health": "healthy" if trouble(daemon) is None else "unhealthy",
+    }
+
+
+def _models(daemon: Daemon) -> Json:
+    """Each model once: loaded, being loaded, or there to be loaded. One that has failed is in no list."""
+    loaded: list[JsonValue] = []
+    loading: list[JsonValue] = []
+    available: list[JsonValue] = []
+    for status in daemon.engine.models():
+        if status.id not in daemon.catalog.models:
+            continue
+        if status.answering:
+            loaded.append(_loaded(daemon, status))
+        elif (load := daemon.loads.current(status.id)) is not None:
+            loading.append({"id": status.id, "progress": load["progress"], "eta": load["eta_s"]})
+        elif status.state is not WorkerState.FAILED:
+            available.append(status.id)
+    return {"loaded": loaded, "loading": loading, "available": available}
+
+
+def _loaded(daemon: Daemon, status: ModelStatus) -> Json:
+    model = daemon.fleet.effective(status.id)
+    return {
+        "id": status.id,
+        "quantization": quantization_of(model),
+        "contextLength": context_of(model),
+        "loadedAt": int(time.time() - status.since_s) if status.state is WorkerState.READY else None,
+        "gpuMemoryMB": memory_of(status),
+    }
+
+
+def _resources(daemon: Daemon) -> Json:
+    """Of the GPUs together; where there are none, of the memory that stands for one."""
+    devices = daemon.sampler.devices()
+    gpus = [device for device in devices if device.kind.accelerates]
+    shared = {device.id for device in gpus or devices}
+    totals = [device.totals for device in daemon.engine.devices() if device.id in shared]
+    total = sum(each.total_mib for each in totals)
+    free = _sum(each.free_mib for each in totals)
+    return {
+        "gpuIds": [device.index for device in gpus if device.index is not None],
+        "gpuMemoryTotalMB": total,
+        "gpuMemoryUsedMB": None if free is None else max(0, total - free),
+        "gpuMemoryFreeMB": free,
+        "gpuUtilization": None,
+        "kvCacheSizeMB": None,
+        "kvCacheUtilization": None,
+    }
+
+
+def _sum(parts: Iterable[int | None]) -> int | None:
+    known = [*parts]
+    return None if None in known else sum(part or 0 for part in known)
+
+
+def _queue(daemon: Daemon) -> Json:
+    found = queue_view(daemon)
+    return {
+        "depth": found["depth"],
+        "maxDepth": found["max_depth"],
+        "avgWaitMs": found["avg_wait_ms"],
+        "p95WaitMs": found["p95_wait_ms"],
+    }
+
+
+def _abilities(daemon: Daemon) -> Json:
+    """What at least one model can do; null where none is known to, and it isn't known of all."""
+    models = [daemon.fleet.effective(model) for model in daemon.catalog.models]
+    known = [model.known_capabilities for model in models]
+    caches = [model.adapter.prompt_cache(model.config) for model in models]
+    return {
+        "streaming": True,
+        "prefixCaching": _any(None if cache is None else cache.is_kept for cache in caches),
+        "multiTenant": True,
+        "visionInput": _any(None if one is None else "image" in one.modalities for one in known),
+        "audioInput": _any(None if one is None else "audio" in one.modalities for one in known),
+        "functionCalling": _any(None if one is None else one.tools for one in known),
+    }
+
+
+def _any(said: Iterable[bool | None]) -> bool | None:
+    found = {*said}
+    return True if True in found else None if None in found else False

@@ -1,0 +1,220 @@
+"""`/v1/models/load` and `/v1/models/unload`.
+
+A load is one of the daemon's load tasks (`supervisor.daemon.loads`), called `load-NUMBER`. Where a model needs none, because
+it is loaded or somebody else runs it, the task is the model itself: `model-ID`.
+
+What a request says about how to load a model is checked against its configuration, and refused where that differs: a
+client can't change how a model runs, but must not be told that it did. Every other field has no effect, also
+`verifiedOpToken`, by which some clients say who agreed to a change: here the scope of the key decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import JsonValue
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from supervisor.core.types import DeviceId, ModelId, WorkerState
+from supervisor.daemon import loading
+from supervisor.daemon.daemon import Daemon
+from supervisor.dialects.runner.models import (
+    context_of,
+    is_same_quantization,
+    memory_of,
+    model_of,
+    quantization_of,
+)
+from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
+from supervisor.proxy.parameters import json_object
+
+_LOAD: Final = "load-"
+_MODEL: Final = "model-"
+_STATES: Final[Mapping[str, str]] = {"waiting": "queued", "loading": "loading", "ready": "completed"}
+
+Json = dict[str, JsonValue]
+
+
+def routes(daemon: Daemon) -> list[Route]:
+    """`POST /v1/models/load`, `GET /v1/models/load/{task}`, `POST /v1/models/unload`."""
+
+    async def load(request: Request) -> Response:
+        fields = await json_object(request, None)
+        model = model_of(daemon, fields.pop("modelId", None), "modelId")
+        await daemon.know_capabilities()
+        _check(daemon, model, fields)
+        evicted = fields.pop("evictModel", None)
+        if evicted is not None:
+            victim = model_of(daemon, evicted, "evictModel")
+            if victim == model:
+                raise InvalidRequestError('"evictModel" is the model to be loaded.', param="evictModel")
+            loading.ask_unload(daemon, victim)
+        status = daemon.engine.model(model)
+        if status is not None and status.answering and status.state is WorkerState.READY:
+            return answer(_loaded(daemon, model), fields)
+        before = daemon.loads.last(model)
+        loading.ask_load(daemon, model)
+        load = daemon.loads.current(model) or daemon.loads.last(model)
+        if load is not None and before is not None and load["id"] == before["id"]:
+            load = None
+        started = _of_model(daemon, model) if load is None else _of_load(daemon, load)
+        return answer(started, fields, status=202)
+
+    async def task(request: Request) -> Response:
+        name: str = request.path_params["task"]
+        if name.startswith(_LOAD):
+            try:
+                return JSONResponse(_of_load(daemon, daemon.loads.view(name.removeprefix(_LOAD))))
+            except NotFoundError:
+                pass  # said below, in this API's terms
+        model = ModelId(name.removeprefix(_MODEL))
+        if name.startswith(_MODEL) and model in daemon.catalog.models:
+            return JSONResponse(_of_model(daemon, model))
+        raise NotFoundError(f"There is no load task {name[:100]!r}.", code="task_not_found")
+
+    async def unload(request: Request) -> Response:
+        fields = await json_object(request, None)
+        model = model_of(daemon, fields.pop("modelId", None), "modelId")
+        status = daemon.engine.model(model)
+        had_worker = status is not None and status.has_worker and not status.spec.remote
+        freed = await unloaded(daemon, model)
+        told: Json = {"modelId": model, "gpuMemoryFreedMB": freed, "kvCacheFlushed": had_worker}
+        return answer(told, fields)
+
+    return [
+        Route("/v1/models/load", load, methods=["POST"]),
+        Route("/v1/models/load/{task:path}", task, methods=["GET"]),
+        Route("/v1/models/unload", unload, methods=["POST"]),
+    ]
+
+
+async def unloaded(daemon: Daemon, model: ModelId, *, keep_overrides: bool = False) -> int | None:
+    """Unload the model; what that freed on its devices, in MiB, as read before and after. None: that can't be told.
+
+    Raises UnavailableError.
+    """
+    status = daemon.engine.model(model)
+    if status is None or not status.has_worker:
+        await loading.unload(daemon, model, force=False)  # it may be wanted
+        return 0
+    await daemon.engine.sample()
+    before = _free(daemon, status.devices)
+    if keep_overrides:
+        await daemon.engine.unload(model)
+    else:
+        await loading.unload(daemon, model, force=False)
+    await daemon.engine.sample()
+    after = _free(daemon, status.devices)
+    if before is None or after is None or after < before:  # somebody else took it at once
+        return None
+    return after - before
+
+
+def _free(daemon: Daemon, devices: tuple[DeviceId, ...]) -> int | None:
+    free = [device.totals.free_mib for device in daemon.engine.devices() if device.id in devices]
+    known = [mib for mib in free if mib is not None]
+    return sum(known) if free and len(known) == len(free) else None
+
+
+def _check(daemon: Daemon, model: ModelId, fields: Json) -> None:
+    """Takes out of `fields` how the model is to be loaded. Raises InvalidRequestError where it is configured otherwise."""
+    configured, status = daemon.fleet.effective(model), daemon.engine.model(model)
+    if (wanted := fields.pop("quantization", None)) is not None:
+        if not isinstance(wanted, str):
+            raise InvalidRequestError('"quantization" must be a text such as "awq-4bit".', param="quantization")
+        known = quantization_of(configured)
+        if known is None or not is_same_quantization(wanted, known):
+            raise _refused("quantization", model, known)
+    if (longest := _count(fields, "maxContextLength")) is not None:
+        context = context_of(configured)
+        if context != longest:
+            raise _refused("maxContextLength", model, context)
+    if (budget := _count(fields, "gpuMemoryBudgetMB")) is not None:
+        if status is None or status.spec.remote:
+            raise _refused("gpuMemoryBudgetMB", model, None)
+        allowed = status.spec.devices
+        needs = [
+            device.spec.need(status.spec).mib
+            for device in daemon.engine.devices()
+            if not allowed or device.id in allowed
+        ]
+        need = max([*needs, memory_of(status) or 0])
+        if need > budget:
+            raise _refused("gpuMemoryBudgetMB", model, f"{need} MiB")
+
+
+def _refused(field: str, model: ModelId, known: object) -> InvalidRequestError:
+    said = "doesn't say" if known is None else f"says {known}"
+    return InvalidRequestError(
+        f"{model}: {field} is fixed by its configuration, which {said}. Leave it out, or change the configuration.",
+        code="not_configured_so",
+        param=field,
+    )
+
+
+def _count(fields: Json, name: str) -> int | None:
+    value = fields.pop(name, None)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise InvalidRequestError(f'"{name}" must be a whole number above 0.', param=name)
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------------- views
+
+
+def _of_load(daemon: Daemon, load: Json) -> Json:
+    """One of the daemon's load tasks."""
+    state = _STATES.get(str(load["state"]), "failed")
+    model = ModelId(str(load["model"]))
+    view: Json = {
+        "taskId": f"{_LOAD}{load['id']}",
+        "status": state,
+        "modelId": model,
+        "progress": load["progress"],
+        "eta": 0 if state == "completed" else load["eta_s"],
+    }
+    if state == "completed":
+        status = daemon.engine.model(model)
+        memory = memory_of(status) if status is not None and status.answering else None
+        return view | {
+            "gpuMemoryUsedMB": load["memory_mib"] if memory is None else memory,
+            "loadTimeMs": _took_ms(load),
+        }
+    if state == "failed":
+        return view | {"error": load["reason"] or load["state"], "loadTimeMs": _took_ms(load)}
+    return view
+
+
+def _took_ms(load: Json) -> int | None:
+    took_s = load["took_s"]
+    return round(took_s * 1000) if isinstance(took_s, int | float) else None
+
+
+def _loaded(daemon: Daemon, model: ModelId) -> Json:
+    """Of a model that is loaded: by its last load, if that is known."""
+    load = daemon.loads.last(model)
+    return _of_model(daemon, model) if load is None or load["state"] != "ready" else _of_load(daemon, load)
+
+
+def _of_model(daemon: Daemon, model: ModelId) -> Json:
+    status = daemon.engine.model(model)
+    if status is None:
+        raise UnavailableError(f"{model} was taken out of the configuration.")
+    view: Json = {"taskId": f"{_MODEL}{model}", "modelId": model, "progress": 0.0, "eta": status.eta_s}
+    if status.answering:
+        loaded: Json = {"progress": 1.0, "eta": 0, "gpuMemoryUsedMB": memory_of(status), "loadTimeMs": None}
+        return view | {"status": "completed"} | loaded
+    if status.state is WorkerState.FAILED or not (status.has_worker or status.is_wanted):
+        return view | {"status": "failed", "error": status.reason or "it is not loaded"}
+    return view | {"status": "loading" if status.has_worker else "queued"}
+
+
+def answer(view: Json, left: Json, status: int = 200) -> Response:
+    """`left`: the fields of the request that have no effect."""
+    names = ("".join(letter if " " < letter <= "~" else "?" for letter in name[:64]) for name in [*left][:20])
+    return JSONResponse(view, status, {"x-llmux-ignored": ", ".join(names)} if left else None)

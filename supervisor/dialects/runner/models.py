@@ -1,0 +1,94 @@
+"""Which model a runner's client means, and what the model's configuration says about it in the client's terms."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pydantic import JsonValue
+
+from supervisor.catalog import CatalogModel
+from supervisor.core.types import ModelId
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.status import ModelStatus
+from supervisor.errors import InvalidRequestError, NotFoundError
+
+NAME_LIMIT: Final = 512
+_GGUF: Final = re.compile(r"(?:^|[-_.])(I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)(?=\.gguf$|-\d{5}-of-)", re.IGNORECASE)
+_PLAIN: Final = {
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float": "fp32",
+    "f32": "fp32",
+}
+_UNSAID: Final = frozenset({"", "auto", "none"})
+_BITS: Final = re.compile(r"[-_](?:int)?(\d+)(?:-?bit)?$")
+
+
+def model_of(daemon: Daemon, said: JsonValue, field: str) -> ModelId:
+    """The model with this id, public name, source or path. Raises InvalidRequestError, NotFoundError."""
+    if not isinstance(said, str) or not said or len(said) > NAME_LIMIT:
+        raise InvalidRequestError(f'"{field}" must be the name of a model, its source or its path.', param=field)
+    catalog = daemon.catalog
+    if (route := catalog.route(said)) is not None:
+        return route.model.id
+    found = [model.id for model in catalog.models.values() if said in _other_names(model)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidRequestError(
+            f"{said!r} is what several models are made of; name one of them: {', '.join(found)}.",
+            code="ambiguous_model",
+            param=field,
+        )
+    raise NotFoundError(
+        f"There is no model {said!r}; GET /v1/capabilities lists the choice.", code="model_not_found", param=field
+    )
+
+
+def _other_names(model: CatalogModel) -> set[str]:
+    """What else a client may know a model by: its repository on the hub, its path, the name its worker has for it."""
+    config = model.config
+    said = {config.source.repo} if config.source is not None else set()
+    for key in ("path", "model", "upstream_model", "served_model_name", "alias"):
+        if (value := getattr(config, key, None)) is not None:
+            said.add(str(value))
+    return said
+
+
+def quantization_of(model: CatalogModel) -> str | None:
+    """As the configuration, or the name of the model's file, says it; None where neither does."""
+    config = model.config
+    for key in ("quantization", "dtype"):
+        value = getattr(config, key, None)
+        if isinstance(value, str) and value not in _UNSAID:
+            return _PLAIN.get(value, value)
+    found = _GGUF.search(str(getattr(config, "path", "")))
+    return None if found is None else _PLAIN.get(found[1].lower(), found[1])
+
+
+def is_same_quantization(one: str, other: str) -> bool:
+    """Do both mean the same? `awq` is `awq-4bit` as well, because only one of them says how many bits."""
+    (kind, bits), (other_kind, other_bits) = _parted(one), _parted(other)
+    return kind == other_kind and (bits == other_bits or not (bits and other_bits))
+
+
+def _parted(said: str) -> tuple[str, str]:
+    said = said.strip().lower()
+    said = _PLAIN.get(said, said)
+    found = _BITS.search(said)
+    return (said, "") if found is None else (said[: found.start()], found[1])
+
+
+def context_of(model: CatalogModel) -> int | None:
+    """Tokens of one request; None where it isn't known."""
+    known = model.known_capabilities
+    return None if known is None else known.context
+
+
+def memory_of(status: ModelStatus) -> int | None:
+    """What its workers take, in MiB: measured, else leased; None without any."""
+    return status.lease_mib if status.measured_mib is None else status.measured_mib

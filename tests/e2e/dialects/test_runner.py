@@ -1,0 +1,214 @@
+"""The API of a model runner against a running daemon: capabilities, loads as tasks, unloads, health."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.catalog.keys import Scope, new_key
+from tests.support.daemon import Daemon, fake, wait_until
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runner")
+    config = {
+        "models": {
+            "one": fake("--take-mib", "60", source={"repo": "org/One"}),
+            "two": fake(),
+            "slow": fake("--start-delay", "600"),
+            "broken": fake("--exit-code", "3", "--log-text", "no such option"),
+        },
+        "virtual_models": {"public": {"model": "two"}},
+        "server": {"runner_id": "llm-1", "runner_type": "scripted", "health": "runner"},
+        "limits": {"crash_limit": 1},
+    }
+    daemon = Daemon(folder, config)
+    try:
+        yield daemon.start()
+    finally:
+        daemon.stop()
+
+
+def load(daemon: Daemon, name: str, **fields: object) -> dict[str, object]:
+    """Load it, and ask until that has ended; the task's last answer."""
+    told = daemon.post("/v1/models/load", json={"modelId": name, **fields})
+    assert told.status_code in (200, 202), told.text
+    return wait_until(lambda: over(daemon, told.json()["taskId"]), what=f"{name} is loaded")
+
+
+def over(daemon: Daemon, task: str) -> dict[str, object] | None:
+    told = daemon.get(f"/v1/models/load/{task}").json()
+    return told if told["status"] in {"completed", "failed"} else None
+
+
+class TestCapabilities:
+    """`GET /v1/capabilities` has every field of a runner's descriptor."""
+
+    def test_shape(self, daemon):
+        told = daemon.get("/v1/capabilities")
+        assert told.headers["cache-control"] == "private, max-age=5"
+        found = told.json()
+        assert (found["runnerType"], found["runnerId"], found["health"]) == ("scripted", "llm-1", "healthy")
+        assert found["models"].keys() == {"loaded", "loading", "available"}
+        assert found["resources"].keys() == {
+            *("gpuIds", "gpuMemoryTotalMB", "gpuMemoryUsedMB", "gpuMemoryFreeMB"),
+            *("gpuUtilization", "kvCacheSizeMB", "kvCacheUtilization"),
+        }
+        assert found["resources"]["gpuIds"] == []
+        assert found["resources"]["gpuUtilization"] is None, "it isn't measured"
+        assert found["queue"].keys() == {"depth", "maxDepth", "avgWaitMs", "p95WaitMs"}
+        assert found["capabilities"] == {
+            "streaming": True,
+            "prefixCaching": None,
+            "multiTenant": True,
+            "visionInput": False,
+            "audioInput": False,
+            "functionCalling": None,
+        }
+
+    def test_a_loaded_model_is_listed_after_a_while(self, daemon):
+        load(daemon, "two")
+
+        def listed() -> dict[str, object] | None:
+            models = daemon.get("/v1/capabilities").json()["models"]
+            assert not {each["id"] for each in models["loaded"]} & {*models["available"]}
+            return next((each for each in models["loaded"] if each["id"] == "two"), None)
+
+        found = wait_until(listed, what="it is listed as loaded")
+        assert found.keys() == {"id", "quantization", "contextLength", "loadedAt", "gpuMemoryMB"}
+        assert found["loadedAt"] > 1_700_000_000
+
+
+class TestLoad:
+    """`POST /v1/models/load` begins a task; `GET /v1/models/load/{task}` tells its end."""
+
+    def test_is_a_task(self, daemon):
+        daemon.post("/v1/models/unload", json={"modelId": "one"})
+        told = daemon.post("/v1/models/load", json={"modelId": "org/One", "verifiedOpToken": "e30"})
+        assert told.status_code == 202
+        assert told.headers["x-llmux-ignored"] == "verifiedOpToken"
+        begun = told.json()
+        assert begun["taskId"].startswith("load-")
+        assert begun["status"] in {"queued", "loading"}
+        assert {"progress", "eta"} <= begun.keys()
+        ended = wait_until(lambda: over(daemon, begun["taskId"]))
+        assert (ended["status"], ended["modelId"], ended["progress"]) == ("completed", "one", 1.0)
+        assert ended["loadTimeMs"] > 0
+        assert "gpuMemoryUsedMB" in ended
+
+    def test_of_a_loaded_model_is_completed_at_once(self, daemon):
+        load(daemon, "public")
+        told = daemon.post("/v1/models/load", json={"modelId": "public"})
+        assert (told.status_code, told.json()["status"]) == (200, "completed")
+
+    def test_that_fails_says_why(self, daemon):
+        ended = load(daemon, "broken")
+        assert ended["status"] == "failed"
+        assert ended["error"]
+
+    def test_evicts_the_named_model_first(self, daemon):
+        load(daemon, "one")
+        assert load(daemon, "two", evictModel="one")["status"] == "completed"
+        daemon.wait_state("one", "stopped")
+
+    def test_is_under_way(self, daemon):
+        told = daemon.post("/v1/models/load", json={"modelId": "slow"}).json()
+        wait_until(lambda: daemon.get(f"/v1/models/load/{told['taskId']}").json()["status"] == "loading")
+        wait_until(
+            lambda: [each["id"] for each in daemon.get("/v1/capabilities").json()["models"]["loading"]] == ["slow"]
+        )
+        daemon.post("/v1/models/unload", json={"modelId": "slow"})
+        assert over(daemon, told["taskId"])["status"] == "failed", "it was cancelled"
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("quantization", "awq-4bit"), ("maxContextLength", 4096), ("gpuMemoryBudgetMB", 50)],
+    )
+    def test_nothing_is_configured_by_a_request(self, daemon, field, value):
+        told = daemon.post("/v1/models/load", json={"modelId": "one", field: value})
+        assert told.status_code == 400
+        assert told.json()["error"]["code"] == "not_configured_so"
+        assert told.json()["error"]["param"] == field
+
+    def test_a_budget_that_suffices(self, daemon):
+        assert load(daemon, "one", gpuMemoryBudgetMB=4000)["status"] == "completed"
+
+    @pytest.mark.parametrize("path", ["/v1/models/load", "/v1/models/unload"])
+    def test_unknown_models(self, daemon, path):
+        told = daemon.post(path, json={"modelId": "nobody"})
+        assert (told.status_code, told.json()["error"]["code"]) == (404, "model_not_found")
+        assert [*told.json()["error"]][:2] == ["code", "message"]
+        assert "type" not in told.json()["error"]
+
+    def test_unknown_task(self, daemon):
+        told = daemon.get("/v1/models/load/load-0")
+        assert (told.status_code, told.json()["error"]["code"]) == (404, "task_not_found")
+
+    def test_no_model_is_evicted_for_itself(self, daemon):
+        told = daemon.post("/v1/models/load", json={"modelId": "public", "evictModel": "two"})
+        assert (told.status_code, told.json()["error"]["param"]) == (400, "evictModel")
+
+
+class TestUnload:
+    """`POST /v1/models/unload` returns when the memory is back, and says how much that is."""
+
+    def test_frees_memory(self, daemon):
+        load(daemon, "one")
+        told = daemon.post("/v1/models/unload", json={"modelId": "one"}).json()
+        assert (told["modelId"], told["kvCacheFlushed"]) == ("one", True)
+        assert told["gpuMemoryFreedMB"] >= 60, "as it takes"
+        assert daemon.model("one")["state"] == "stopped"
+
+    def test_of_an_unloaded_model_frees_nothing(self, daemon):
+        daemon.post("/v1/models/unload", json={"modelId": "one"})
+        told = daemon.post("/v1/models/unload", json={"modelId": "one"}).json()
+        assert told == {"modelId": "one", "gpuMemoryFreedMB": 0, "kvCacheFlushed": False}
+
+
+class TestHealth:
+    """`health: runner` answers as a runner does."""
+
+    def test_healthy(self, daemon):
+        told = daemon.get("/health")
+        assert told.status_code == 200
+        found = told.json()
+        assert found["status"] == "healthy"
+        assert found.keys() == {"status", "uptime", "modelsLoaded", "queueDepth"}
+
+    def test_all_models_failed(self, tmp_path):
+        daemon = Daemon(
+            tmp_path,
+            {
+                "models": {"broken": fake("--exit-code", "3")},
+                "limits": {"crash_limit": 1},
+                "server": {"health": "runner"},
+            },
+        ).start()
+        try:
+            load(daemon, "broken")
+            told = wait_until(lambda: (found := daemon.get("/health")).status_code == 503 and found)
+            assert (told.json()["status"], told.json()["reason"]) == ("unhealthy", "all_models_failed")
+            assert daemon.get("/livez").json() == {"status": "ok"}
+        finally:
+            daemon.stop()
+
+
+class TestKeys:
+    """Changes need the admin scope."""
+
+    def test_scopes(self, tmp_path):
+        secret, entry = new_key("user", [Scope.INFERENCE])
+        (tmp_path / "keys.yaml").write_text(str([entry]).replace("'", '"'))
+        server = {"api_keys": str(tmp_path / "keys.yaml")}
+        daemon = Daemon(tmp_path, {"models": {"one": fake()}, "server": server}).start()
+        key = {"authorization": f"Bearer {secret}"}
+        try:
+            assert daemon.get("/livez").status_code == 200
+            assert daemon.get("/v1/capabilities").status_code == 401
+            assert daemon.get("/v1/capabilities", headers=key).status_code == 200
+            for path in ("/v1/models/load", "/v1/models/unload", "/v1/cache/flush"):
+                told = daemon.post(path, json={"modelId": "one"}, headers=key)
+                assert (told.status_code, told.json()["error"]["code"]) == (403, "insufficient_scope"), path
+            assert daemon.get("/v1/models/load/load-1", headers=key).status_code == 403
+        finally:
+            daemon.stop()

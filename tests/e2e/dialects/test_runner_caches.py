@@ -1,0 +1,233 @@
+"""What a runner's clients say about caches of prompts, against scripted workers of llama.cpp and vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import fake_llama, fake_vllm, hf_folder, tiny
+from tests.support.daemon import Daemon, fake, wait_until
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("caches")
+    llama = {
+        "runtime": "llama_server",
+        "binary": str(fake_llama.program(folder)),
+        "path": str(tiny.model()),
+        "n_ctx": 2048,
+        "vram_mib": 100,
+    }
+    vllm = {
+        "runtime": "vllm_serve",
+        "binary": str(fake_vllm.program(folder)),
+        "path": str(hf_folder.write(folder / "model")),
+        "grace_s": 0.5,
+    }
+    config = {
+        "models": {
+            "slots": {**llama, "extra_args": ["--slot-save-path", str(folder)]},
+            "llama": llama,
+            "vllm": vllm,
+            "other": fake(),
+        },
+        "devices": [{"kind": "host", "budget_mib": 20000, "margin_mib": 0}],
+        "virtual_models": {"uncached": {"model": "llama", "force": {"cache_prompt": False}}},
+    }
+    daemon = Daemon(folder, config)
+    try:
+        yield daemon.start()
+    finally:
+        daemon.stop()
+
+
+def chat(daemon: Daemon, model: str, headers: dict[str, str] | None = None, **fields: object):
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}
+    told = daemon.post("/v1/chat/completions", json=body, headers=headers or {})
+    assert told.status_code == 200, told.text
+    return told
+
+
+def salt(daemon: Daemon, headers: dict[str, str] | None = None, **fields: object) -> str | None:
+    return chat(daemon, "vllm", headers, **fields).json()["received"].get("cache_salt")
+
+
+def flush(daemon: Daemon, **fields: object) -> dict[str, object]:
+    told = daemon.post("/v1/cache/flush", json=fields)
+    assert told.status_code == 200, told.text
+    return told.json()
+
+
+def of(told: dict[str, object], model: str) -> dict[str, object]:
+    return next(each for each in told["models"] if each["modelId"] == model)
+
+
+class TestMode:
+    """`X-Cache-Mode` becomes the worker's own control."""
+
+    @pytest.mark.parametrize(("mode", "field"), [("none", False), ("prefix", True), ("auto", None)])
+    def test_of_llama(self, daemon, mode, field):
+        told = chat(daemon, "llama", {"X-Cache-Mode": mode})
+        assert told.json()["received"].get("cache_prompt") is field
+        assert "x-llmux-ignored" not in told.headers
+
+    def test_without_the_header_nothing_is_added(self, daemon):
+        told = chat(daemon, "llama")
+        assert "cache_prompt" not in told.json()["received"]
+        assert "x-cache-hit" not in told.headers
+
+    def test_the_configuration_counts_more(self, daemon):
+        told = chat(daemon, "uncached", {"X-Cache-Mode": "prefix"})
+        assert told.json()["received"]["cache_prompt"] is False
+        assert (told.json()["model"], told.headers["x-cache-hit"]) == ("uncached", "true"), "held, and still renamed"
+
+    def test_none_of_vllm_is_a_salt_of_its_own(self, daemon):
+        first, second = (salt(daemon, {"X-Cache-Mode": "none"}) for _ in range(2))
+        assert first
+        assert first != second
+
+    def test_where_it_cannot_be_said(self, daemon):
+        told = chat(daemon, "other", {"X-Cache-Mode": "none", "X-Cache-Tag": "a"})
+        assert told.headers["x-llmux-ignored"] == "X-Cache-Mode, X-Cache-Tag"
+        assert "x-cache-hit" not in told.headers
+
+    @pytest.mark.parametrize(
+        ("header", "value", "code"),
+        [
+            ("X-Cache-Mode", "all", "invalid_cache_mode"),
+            ("X-Cache-Tag", "a" * 65, "invalid_cache_tag"),
+        ],
+    )
+    def test_refused(self, daemon, header, value, code):
+        body = {"model": "llama", "messages": [{"role": "user", "content": "hello"}]}
+        told = daemon.post("/v1/chat/completions", json=body, headers={header: value})
+        assert (told.status_code, told.json()["error"]["code"]) == (400, code)
+
+
+class TestTag:
+    """`X-Cache-Tag` is a salt of the tenant's for vLLM; llama.cpp has none."""
+
+    def test_same_tag_same_salt(self, daemon):
+        tagged = {"X-Cache-Tag": "session-1"}
+        assert salt(daemon, tagged) == salt(daemon, tagged)
+        assert salt(daemon, tagged) != salt(daemon, {"X-Cache-Tag": "session-2"})
+        assert salt(daemon, tagged) != salt(daemon, {**tagged, "X-Tenant-ID": "x"})
+        assert salt(daemon) is None
+
+    def test_the_clients_own_salt_still_separates(self, daemon):
+        tagged = {"X-Cache-Tag": "session-1"}
+        assert salt(daemon, tagged, cache_salt="a") != salt(daemon, tagged, cache_salt="b")
+        assert salt(daemon, cache_salt="a") == "a"
+
+    def test_llama_ignores_it(self, daemon):
+        assert chat(daemon, "llama", {"X-Cache-Tag": "a"}).headers["x-llmux-ignored"] == "X-Cache-Tag"
+
+
+class TestAnswerHeaders:
+    """What a whole answer says of its cache stands in the head."""
+
+    def test_of_llama(self, daemon):
+        told = chat(daemon, "llama", {"X-Cache-Mode": "auto"})
+        assert (told.headers["x-cache-hit"], told.headers["x-cache-tokens-reused"]) == ("true", str(fake_llama.KEPT))
+        assert told.headers["x-gpu-time-ms"] == "30"
+        assert "x-queue-wait-ms" in told.headers
+        assert told.headers.get_list("x-cache-hit") == ["true"]
+
+    def test_mode_none_reuses_nothing(self, daemon):
+        told = chat(daemon, "llama", {"X-Cache-Mode": "none"}, stream=True)
+        assert (told.headers["x-cache-hit"], told.headers["x-cache-tokens-reused"]) == ("false", "0")
+
+    def test_a_worker_that_says_nothing(self, daemon):
+        assert "x-cache-hit" not in chat(daemon, "vllm", {"X-Cache-Mode": "prefix"}).headers
+
+
+class TestFlush:
+    """`POST /v1/cache/flush` says by model what was done."""
+
+    def test_slots_are_erased(self, daemon):
+        chat(daemon, "slots")
+        pid = daemon.model("slots")["worker"]["pid"]
+        told = flush(daemon, scope="model", modelId="slots", verifiedOpToken="e30")
+        assert told["flushed"] is True
+        assert told["entriesRemoved"] == fake_llama.SLOTS * fake_llama.KEPT
+        assert told["memoryFreedMB"] == 0
+        assert of(told, "slots")["done"] == "slots_erased"
+        assert daemon.model("slots")["worker"]["pid"] == pid
+
+    def test_else_the_worker_is_restarted(self, daemon):
+        chat(daemon, "llama")
+        pid = daemon.model("llama")["worker"]["pid"]
+        told = flush(daemon, scope="model", modelId="llama")
+        assert (of(told, "llama")["done"], told["entriesRemoved"]) == ("worker_restarted", None)
+        wait_until(lambda: daemon.model("llama")["state"] == "ready")
+        assert daemon.model("llama")["worker"]["pid"] != pid
+
+    def test_a_tenants_salt_changes(self, daemon):
+        mine = {"X-Tenant-ID": "x"}
+        chat(daemon, "llama")
+        before = salt(daemon, mine)
+        told = flush(daemon, scope="tenant", tenantId="x")
+        assert (of(told, "vllm")["done"], of(told, "llama")["done"]) == ("salt_rotated", "not_separable")
+        assert told["flushed"] is False, "llama.cpp may have some of it"
+        first = salt(daemon, mine)
+        assert first != before
+        assert first == salt(daemon, mine)
+        assert salt(daemon, {"X-Tenant-ID": "y"}) is None
+        flush(daemon, scope="tenant", tenantId="x")
+        assert salt(daemon, mine) not in {first, before, None}
+
+    def test_a_tags_salt_changes(self, daemon):
+        tagged = {"X-Cache-Tag": "session-9"}
+        before = salt(daemon, tagged)
+        flush(daemon, scope="tag", tag="session-9", modelId="vllm")
+        assert salt(daemon, tagged) not in {before, None}
+
+    def test_all(self, daemon):
+        for model in ("vllm", "slots"):
+            chat(daemon, model)
+        daemon.post("/v1/models/unload", json={"modelId": "llama"})
+        told = flush(daemon, scope="all")
+        assert of(told, "llama")["done"] == "nothing_to_flush"
+        assert of(told, "slots")["done"] == "slots_erased"
+        assert salt(daemon) is not None
+
+    def test_a_program_that_llmux_does_not_know(self, daemon):
+        chat(daemon, "other")
+        told = flush(daemon, scope="model", modelId="other")
+        assert (told["flushed"], of(told, "other")["done"]) == (False, "unknown")
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({}, "scope"),
+            ({"scope": "everything"}, "scope"),
+            ({"scope": "model"}, "modelId"),
+            ({"scope": "tenant"}, "tenantId"),
+            ({"scope": "tag"}, "tag"),
+            ({"scope": "tag", "tag": "a" * 65}, "tag"),
+            ({"scope": "all", "tag": "a"}, "tag"),
+            ({"scope": "all", "modelId": "llama"}, "modelId"),
+            ({"scope": "model", "modelId": "llama", "tenantId": "x"}, "tenantId"),
+        ],
+    )
+    def test_refused(self, daemon, fields, param):
+        told = daemon.post("/v1/cache/flush", json=fields)
+        assert (told.status_code, told.json()["error"]["param"]) == (400, param)
+
+
+class TestMetrics:
+    """The names that a runner's clients look for."""
+
+    def test_names(self, daemon):
+        chat(daemon, "llama", {"X-Tenant-ID": "x"})
+
+        def found() -> str | None:
+            text = daemon.get("/metrics").text
+            return text if 'vllm_cache_hit_rate{model="llama"}' in text else None
+
+        text = wait_until(found, what="the request is counted")
+        assert 'vllm_requests_total{model="llama",status="success",tenant="' in text
+        assert "\nvllm_queue_depth 0.0\n" in text
+        assert "# TYPE vllm_gpu_memory_used gauge" in text
+        assert 'vllm_inference_duration_seconds_bucket{le="0.5",model="llama"}' in text
+        assert 'vllm_inference_duration_seconds_count{model="llama"}' in text

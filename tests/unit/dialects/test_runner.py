@@ -1,0 +1,148 @@
+"""The parts of the runner's API that need no daemon: paths, errors, names of models, and their quantisation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from supervisor.core.events import Configured
+from supervisor.dialects import dialect_of
+from supervisor.dialects.runner import RUNNER
+from supervisor.dialects.runner.flush import _asked
+from supervisor.dialects.runner.models import is_same_quantization, model_of, quantization_of
+from supervisor.errors import InvalidRequestError, NotFoundError
+from tests.support.application import ask, get, serving
+
+
+def model(name="m", *, source=None, **keys):
+    repo = None if source is None else SimpleNamespace(repo=source)
+    return SimpleNamespace(id=name, config=SimpleNamespace(source=repo, **keys))
+
+
+def daemon(*models):
+    known = {one.id: one for one in models}
+    route = {one.id: SimpleNamespace(model=one) for one in models}.get
+    return SimpleNamespace(catalog=SimpleNamespace(models=known, route=route))
+
+
+class TestPaths:
+    """Its own, with their scopes; a model may be called `load`."""
+
+    @pytest.mark.parametrize(
+        ("method", "path", "scope"),
+        [
+            ("GET", "/v1/capabilities", "inference"),
+            ("POST", "/v1/models/load", "admin"),
+            ("GET", "/v1/models/load/load-1", "admin"),
+            ("POST", "/v1/models/unload", "admin"),
+            ("POST", "/v1/cache/flush", "admin"),
+        ],
+    )
+    def test_owned(self, method, path, scope):
+        assert dialect_of({"method": method, "path": path, "headers": []}) is RUNNER
+        assert RUNNER.scope_for(path) == scope
+
+    @pytest.mark.parametrize(
+        ("method", "path"), [("GET", "/v1/models/load"), ("GET", "/v1/models"), ("POST", "/v1/chat/completions")]
+    )
+    def test_others(self, method, path):
+        assert dialect_of({"method": method, "path": path, "headers": []}) is not RUNNER
+
+    def test_error(self):
+        fields = {"message": "No.", "type": "x", "param": None, "code": "queue_full", "queueDepth": 16}
+        found = msgspec.json.decode(RUNNER.error(fields, 503))
+        assert found == {"error": {"code": "queue_full", "message": "No.", "queueDepth": 16}}
+
+
+class TestModelId:
+    """A model's id or public name, else its source or path."""
+
+    @pytest.mark.parametrize("said", ["m", "org/repo", "/models/m.gguf"])
+    def test_found(self, said):
+        assert model_of(daemon(model(source="org/repo", path=Path("/models/m.gguf"))), said, "modelId") == "m"
+
+    def test_of_several(self):
+        twins = daemon(model("a", source="org/repo"), model("b", source="org/repo"))
+        with pytest.raises(InvalidRequestError, match="a, b"):
+            model_of(twins, "org/repo", "modelId")
+
+    def test_unknown(self):
+        with pytest.raises(NotFoundError):
+            model_of(daemon(model()), "nobody", "modelId")
+
+    @pytest.mark.parametrize("said", [None, "", 5, ["m"], "m" * 600])
+    def test_no_name(self, said):
+        with pytest.raises(InvalidRequestError):
+            model_of(daemon(model()), said, "modelId")
+
+
+class TestQuantization:
+    """By the configuration, else by the name of a GGUF file."""
+
+    @pytest.mark.parametrize(
+        ("keys", "expected"),
+        [
+            ({"quantization": "awq"}, "awq"),
+            ({"quantization": "auto", "dtype": "bfloat16"}, "bf16"),
+            ({"path": Path("/m/Qwen3-8B-Q4_K_M.gguf")}, "Q4_K_M"),
+            ({"path": Path("/m/Llama-IQ4_XS-00001-of-00003.gguf")}, "IQ4_XS"),
+            ({"path": Path("/m/tiny-F16.gguf")}, "fp16"),
+            ({"path": Path("/m/Qwen3-8B")}, None),
+        ],
+    )
+    def test_said(self, keys, expected):
+        assert quantization_of(model(**keys)) == expected
+
+    @pytest.mark.parametrize(
+        ("one", "other", "same"),
+        [
+            ("awq-4bit", "awq", True),
+            ("gptq-4bit", "gptq-int4", True),
+            ("gptq-4bit", "gptq-8bit", False),
+            ("awq-4bit", "gptq-4bit", False),
+            ("fp16", "float16", True),
+            ("bf16", "fp16", False),
+            ("q4_k_m", "Q4_K_M", True),
+            ("Q4_K_M", "Q4_K_S", False),
+            ("Q4_0", "Q4_1", False),
+            ("bitsandbytes-4bit", "bitsandbytes-8bit", False),
+        ],
+    )
+    def test_compared(self, one, other, same):
+        assert is_same_quantization(one, other) is same
+
+
+class TestFlush:
+    """A scope, and what it needs."""
+
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            ({"scope": "all", "tenantId": None}, ("all", "")),
+            ({"scope": "model", "modelId": "m"}, ("model", "")),
+            ({"scope": "tenant", "tenantId": " x ", "modelId": None}, ("tenant", "x")),
+            ({"scope": "tag", "tag": "g", "modelId": "m"}, ("tag", "g")),
+        ],
+    )
+    def test_asked(self, fields, expected):
+        assert _asked(dict(fields)) == expected
+
+
+class TestBeforeItServes:
+    """Until memory was read, nothing is told of it; the process itself is alive."""
+
+    async def test_starting(self, tmp_path):
+        async with serving(tmp_path) as served:
+            devices = tuple(device.spec for device in served.daemon.sampler.devices())
+            served.daemon.engine.post(Configured(served.daemon.catalog.model_specs(), devices))
+            status, headers, body = await ask(served.port, get(b"/v1/capabilities"))
+            assert (status, headers["retry-after"]) == (503, "5")
+            assert msgspec.json.decode(body)["error"]["message"] == "The runner is starting."
+            status, _, body = await ask(served.port, get(b"/livez"))
+            assert (status, body) == (200, b'{"status":"ok"}')
+            await served.daemon.engine.sample()
+            status, _, _ = await ask(served.port, get(b"/v1/capabilities"))
+            assert status == 200
