@@ -20,6 +20,7 @@ from supervisor.daemon.history import History
 from supervisor.daemon.jobs import Jobs
 from supervisor.daemon.loads import Loads
 from supervisor.daemon.metrics import Metrics
+from supervisor.daemon.op_tokens import OpTokens
 from supervisor.daemon.partners import Partners
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.requests import InFlight
@@ -57,6 +58,7 @@ class Daemon:
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
     jobs: Jobs = field(default_factory=Jobs)
+    op_tokens: OpTokens = field(default_factory=OpTokens)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
@@ -82,6 +84,7 @@ class Daemon:
         """Go on with what is kept there. Call it once, before the engine's first event."""
         self.loads.restore(store)
         self.salts.restore(store)
+        self.op_tokens = OpTokens(store)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:
         """Serve new requests with these; running ones keep what they began with."""

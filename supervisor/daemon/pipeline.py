@@ -51,6 +51,7 @@ from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
+from supervisor.proxy.translation import ignored_header
 from supervisor.proxy.upstream_error import is_overflow
 
 PATIENCE_S: Final = 5.0
@@ -340,7 +341,7 @@ class Pipeline:
 
 def _ignored(target: Target) -> Headers:
     """Says which fields and headers of a request have no effect."""
-    return [(b"x-llmux-ignored", ", ".join(target.ignored).encode("ascii", "replace"))] if target.ignored else []
+    return [(b"x-llmux-ignored", ignored_header(target.ignored).encode())] if target.ignored else []
 
 
 def _uncached(context: RequestContext, target: Target) -> Headers:

@@ -45,7 +45,9 @@ STILL_S: Final = 0.5
 STILL_WITHIN_S: Final = 10.0
 """For how long a reload waits for that."""
 MOVING: Final = "something keeps writing to it"
-LIVE: Final = frozenset({"allowed_hosts", "allowed_origins", "api_keys", "watch", "runner_id", "runner_type", "health"})
+LIVE: Final = frozenset(
+    {"allowed_hosts", "allowed_origins", "api_keys", "watch", "runner_id", "runner_type", "health", "governance"}
+)
 """Settings of `server` that need no restart."""
 
 Stamp = tuple[int, int, int, int] | None

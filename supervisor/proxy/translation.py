@@ -112,6 +112,14 @@ class TargetedTranslation(Protocol):
         """For one request to this model. `times` are read when the answer comes."""
 
 
+def ignored_header(names: Sequence[str]) -> str:
+    """`x-llmux-ignored`. Clients choose the names: only plain characters of some of them are repeated."""
+    shown = (
+        "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64]) for name in names[:20]
+    )
+    return ", ".join(shown)
+
+
 class TranslatedResponse:
     """A worker's response as a client of the dialect gets it; see `io.upstream.UpstreamResponse`."""
 

@@ -24,7 +24,7 @@ from supervisor.daemon import loading
 from supervisor.daemon.caching import check_tag
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.status import ModelStatus
-from supervisor.dialects.runner.lifecycle import answer, unloaded
+from supervisor.dialects.runner.lifecycle import agree, answer, unloaded
 from supervisor.dialects.runner.models import model_of
 from supervisor.errors import InvalidRequestError, LlmuxError
 from supervisor.io.upstream import Upstream
@@ -65,12 +65,14 @@ def routes(daemon: Daemon) -> list[Route]:
 
     async def flush(request: Request) -> Response:
         fields = await json_object(request, None)
+        asked = dict(fields)
         scope, name = _asked(fields)
         given = fields.pop("modelId", None)
         only = None if given is None else model_of(daemon, given, "modelId")
         if scope == "model":
             assert only is not None
             name = only
+        await agree(daemon, "cache-flush", asked, fields)
         models = [only] if only is not None else [*daemon.catalog.models]
         done = {model: await _flush(daemon, model, scope) for model in models}
         if any(each.how == "salt_rotated" for each in done.values()) or scope in ("tenant", "tag"):

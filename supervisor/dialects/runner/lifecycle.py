@@ -4,12 +4,13 @@ A load is one of the daemon's load tasks (`supervisor.daemon.loads`), called `lo
 it is loaded or somebody else runs it, the task is the model itself: `model-ID`.
 
 What a request says about how to load a model is checked against its configuration, and refused where that differs: a
-client can't change how a model runs, but must not be told that it did. Every other field has no effect, also
-`verifiedOpToken`, by which some clients say who agreed to a change: here the scope of the key decides.
+client can't change how a model runs, but must not be told that it did. Where `server.governance` is configured,
+`verifiedOpToken` must say who agreed to the request, besides the scope of its key. Every other field has no effect.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -21,6 +22,7 @@ from starlette.routing import Route
 from supervisor.core.types import DeviceId, ModelId, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.op_tokens import FIELD
 from supervisor.dialects.runner.models import (
     context_of,
     is_same_quantization,
@@ -30,6 +32,7 @@ from supervisor.dialects.runner.models import (
 )
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.proxy.parameters import json_object
+from supervisor.proxy.translation import ignored_header
 
 _LOAD: Final = "load-"
 _MODEL: Final = "model-"
@@ -43,6 +46,7 @@ def routes(daemon: Daemon) -> list[Route]:
 
     async def load(request: Request) -> Response:
         fields = await json_object(request, None)
+        asked = dict(fields)
         model = model_of(daemon, fields.pop("modelId", None), "modelId")
         await daemon.know_capabilities()
         _check(daemon, model, fields)
@@ -51,6 +55,8 @@ def routes(daemon: Daemon) -> list[Route]:
             victim = model_of(daemon, evicted, "evictModel")
             if victim == model:
                 raise InvalidRequestError('"evictModel" is the model to be loaded.', param="evictModel")
+        await agree(daemon, "model-load", asked, fields)
+        if evicted is not None:
             loading.ask_unload(daemon, victim)
         status = daemon.engine.model(model)
         if status is not None and status.answering and status.state is WorkerState.READY:
@@ -77,7 +83,9 @@ def routes(daemon: Daemon) -> list[Route]:
 
     async def unload(request: Request) -> Response:
         fields = await json_object(request, None)
+        asked = dict(fields)
         model = model_of(daemon, fields.pop("modelId", None), "modelId")
+        await agree(daemon, "model-unload", asked, fields)
         status = daemon.engine.model(model)
         had_worker = status is not None and status.has_worker and not status.spec.remote
         freed = await unloaded(daemon, model)
@@ -89,6 +97,16 @@ def routes(daemon: Daemon) -> list[Route]:
         Route("/v1/models/load/{task:path}", task, methods=["GET"]),
         Route("/v1/models/unload", unload, methods=["POST"]),
     ]
+
+
+async def agree(daemon: Daemon, operation: str, asked: Json, left: Json) -> None:
+    """Raises ForbiddenError unless those who must agreed to all that is `asked`; with the token taken out of `left`."""
+    governance = daemon.catalog.server.governance
+    if governance is None:
+        return
+    left.pop(FIELD, None)
+    token = asked.pop(FIELD, None)
+    await daemon.op_tokens.check(governance, token, operation, asked, time.time())
 
 
 async def unloaded(daemon: Daemon, model: ModelId, *, keep_overrides: bool = False) -> int | None:
@@ -216,5 +234,4 @@ def _of_model(daemon: Daemon, model: ModelId) -> Json:
 
 def answer(view: Json, left: Json, status: int = 200) -> Response:
     """`left`: the fields of the request that have no effect."""
-    names = ("".join(letter if " " < letter <= "~" else "?" for letter in name[:64]) for name in [*left][:20])
-    return JSONResponse(view, status, {"x-llmux-ignored": ", ".join(names)} if left else None)
+    return JSONResponse(view, status, {"x-llmux-ignored": ignored_header([*left])} if left else None)
