@@ -133,7 +133,7 @@ class Targets:
                 self._refuse_load(query, name, model)
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        completion = context.dialect.completion(name, stream=body.stream)
+        completion = None if translation is not None else context.dialect.completion(name, stream=body.stream)
         parameters = asked.profile.parameters
         rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
         data = await body.rewritten(rewrite, endpoint)

@@ -10,10 +10,10 @@ from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.dialects.cohere import COHERE
 from supervisor.dialects.llamacpp import LLAMACPP
 from supervisor.dialects.openai import OPENAI, OpenAI
-from supervisor.dialects.responses import RESPONSES
+from supervisor.dialects.responses import INPUT_TOKENS, RESPONSES
 from supervisor.proxy.disconnect import Scope
 
-DIALECTS: Final[tuple[OpenAI, ...]] = (ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OPENAI)
+DIALECTS: Final[tuple[OpenAI, ...]] = (ANTHROPIC, LLAMACPP, RESPONSES, INPUT_TOKENS, COHERE, OPENAI)
 
 
 def dialect_of(scope: Scope) -> OpenAI:
