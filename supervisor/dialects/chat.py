@@ -14,7 +14,14 @@ from supervisor.errors import UpstreamError
 
 PATH: Final = "/v1/chat/completions"
 EVENT_LIMIT: Final = 16 * 1024 * 1024
+NOTHING: Final = msgspec.Raw()
+"""The default of unparsed fields. Their type is no union: msgspec would take nothing but null for one with `Raw` in it."""
 _FRAME: Final = b"\n\n"
+
+
+def is_set(raw: msgspec.Raw) -> bool:
+    """Was an unparsed field there, and not null?"""
+    return bytes(raw) not in {b"", b"null"}
 
 
 class Function(msgspec.Struct):
@@ -54,7 +61,7 @@ class Choice(msgspec.Struct):
     message: Message = msgspec.field(default_factory=Message)
     delta: Message = msgspec.field(default_factory=Message)
     finish_reason: str | None = None
-    logprobs: msgspec.Raw | None = None
+    logprobs: msgspec.Raw = NOTHING
 
 
 class PromptDetails(msgspec.Struct):
@@ -106,7 +113,7 @@ class Answer(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
     timings: Timings | None = None
-    error: msgspec.Raw | None = None  # set iff the stream ends with it
+    error: msgspec.Raw = NOTHING  # set iff the stream ends with it
 
 
 _answer: Final = msgspec.json.Decoder(Answer).decode
@@ -164,7 +171,7 @@ class ChatStream(abc.ABC):
             answer = _answer(data)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise UpstreamError("The worker's stream is no chat completion.") from error
-        if answer.error is None:
+        if not is_set(answer.error):
             return self.event(answer)
         self._is_over = True
         return self.failed(answer.error)

@@ -4,7 +4,8 @@ Serves GET /health, /stats and /env, POST /v1/chat/completions (JSON, with what 
 /v1/completions, /v1/embeddings, /v1/audio/transcriptions and /echo; the last two send back the body as it came, the headers
 it came with in X-Echo-Headers, and the response headers asked for by `{"fake": {"headers": [[name, value], …]}}`.
 Every switch is a command-line flag; those about one answer can also be given per request as a JSON object `"fake"` in
-the body, e.g. `{"fake": {"die_after": 2}}`. Run it with `python -I -S fake_worker.py --port 1234 …`.
+the body, e.g. `{"fake": {"die_after": 2}}`. Only so: `message`, a whole chat's, and `deltas`, those of a streamed one (an
+`error` among them is sent as one), both with `finish`. Run it with `python -I -S fake_worker.py --port 1234 …`.
 
 The usual suspects:
 
@@ -82,7 +83,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--goes-on-until", metavar="FILE", help="no stream ends before that file is there")
     flags.add_argument("--chunk-bytes", type=int, default=0, help="size of each chunk of content, instead of words")
     flags.add_argument("--status", type=int, default=200, help="status of inference answers")
-    flags.set_defaults(headers=[])
+    flags.set_defaults(headers=[], message=None, deltas=None, finish="stop")
     flags.add_argument("--key-env", help="the variable whose value requests must carry as bearer token")
     return flags.parse_args(argv)
 
@@ -224,7 +225,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
             if request.get("stream"):
                 self.stream(options, words)
             else:
-                answer = self.completion({"message": {"role": "assistant", "content": "".join(words)}})
+                message = options.message or {"content": "".join(words)}
+                choice = {"message": {"role": "assistant", **message}, "finish_reason": options.finish}
+                answer = self.completion(choice)
                 self.send_json(200, answer | {"received": request})
         elif path == "/v1/completions":
             self.send_json(200, self.completion({"text": "".join(WORDS)}, kind="text_completion"))
@@ -250,7 +253,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for i, word in enumerate(words):
+        for delta in options.deltas or ():
+            is_error = "error" in delta
+            self.event(delta if is_error else {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        for i, word in enumerate(() if options.deltas else words):
             if i == options.die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
             self.event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
@@ -258,7 +264,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
         while options.goes_on_until and not os.path.exists(options.goes_on_until):
             self.event({"choices": [{"index": 0, "delta": {"content": " still"}, "finish_reason": None}]})
             time.sleep(0.05)
-        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": options.finish}]})
+        if options.deltas:
+            self.event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}})
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 

@@ -68,7 +68,7 @@ def call_item(name: str, called: str, call_id: str, arguments: str, status: Stat
 
 def logprobs_of(choice: chat.Choice) -> list[JsonValue]:
     """Those of the text's tokens, which both APIs write alike."""
-    if choice.logprobs is None:
+    if not chat.is_set(choice.logprobs):
         return []
     found = msgspec.json.decode(choice.logprobs)
     tokens = found.get("content") if isinstance(found, dict) else None

@@ -61,8 +61,8 @@ class CreateResponse:
         stream, options = asked.take("stream"), asked.take_object("stream_options")
         if stream is not None and flag(stream, "stream"):
             request |= {"stream": True, "stream_options": {"include_usage": True}}
-        if options.get("include_obfuscation") is not False:
-            asked.ignore_rest("stream_options", options)
+        is_plain = options.get("include_obfuscation") is False  # as all streams are here
+        asked.ignore_rest("stream_options", options, *(["include_obfuscation"] if is_plain else []))
         asked.ignore(*(field for field in _ONLY_TOLD if asked.take(field) is not None))
         asked.ignore(*(["service_tier"] if asked.take("service_tier") not in (None, "auto", "default") else []))
         envelope = Envelope.of(_echo(asked))
@@ -86,6 +86,7 @@ def _echo(asked: Asked) -> Json:
     """What the response object repeats of its request, with what holds for the rest."""
     reasoning, tools = asked.echo("reasoning"), asked.echo("tools")
     thought = reasoning if isinstance(reasoning, dict) else {}
+    asked.take_object("metadata")  # which it must be
     return {
         "instructions": asked.echo("instructions"),
         "max_output_tokens": asked.echo("max_output_tokens"),
@@ -93,7 +94,7 @@ def _echo(asked: Asked) -> Json:
         "model": asked.echo("model"),
         "parallel_tool_calls": asked.take("parallel_tool_calls") is not False,
         "prompt_cache_key": asked.echo("prompt_cache_key"),
-        "reasoning": {"effort": thought.get("effort"), "summary": thought.get("summary")},
+        "reasoning": {key: thought.get(key) for key in ("effort", "summary")},
         "safety_identifier": asked.echo("safety_identifier"),
         "temperature": asked.echo("temperature"),
         "text": _text_echo(asked),
@@ -111,48 +112,7 @@ def _text_echo(asked: Asked) -> Json:
     """`text` with what holds for what it leaves out."""
     told, given = asked.echo("text"), asked.take_object("text")
     found: Json = {"format": {"type": "text"}, "verbosity": "medium"}
-    if told is None and isinstance(
-        schema := given.get("format"), dict
-    ):  # a large schema, of which only this is at hand
+    schema = given.get("format")
+    if told is None and isinstance(schema, dict):  # a large one, of which no more is at hand
         return found | {"format": {key: schema.get(key) for key in ("type", "name", "strict")} | {"schema": {}}}
     return found | {key: given[key] for key in found if given.get(key) is not None}
-
-
-def _logprobs(asked: Asked) -> Json:
-    """Where `include` asks for them."""
-    include = [text(one, "include") for one in a_list(asked.take("include") or [], "include")]
-    top = asked.take("top_logprobs")
-    asked.ignore(*(f"include[{one}]" for one in include if one != _LOGPROBS))
-    if top is not None:
-        count(top, "top_logprobs")
-    if _LOGPROBS not in include:
-        asked.ignore(*(["top_logprobs"] if top else []))
-        return {}
-    return {"logprobs": True} | ({"top_logprobs": top} if top else {})
-
-
-def _echo(asked: Asked) -> Json:
-    """What the response object repeats of its request, with what holds for the rest."""
-    said, reasoning = asked.echo("text"), asked.echo("reasoning")
-    kept: Json = {key: said[key] for key in ("format", "verbosity") if said.get(key)} if isinstance(said, dict) else {}
-    thought = reasoning if isinstance(reasoning, dict) else {}
-    parallel, tools = asked.echo("parallel_tool_calls"), asked.echo("tools")
-    return {
-        "instructions": asked.echo("instructions"),
-        "max_output_tokens": asked.echo("max_output_tokens"),
-        "max_tool_calls": asked.echo("max_tool_calls"),
-        "model": asked.echo("model"),
-        "parallel_tool_calls": parallel is not False,
-        "prompt_cache_key": asked.echo("prompt_cache_key"),
-        "reasoning": {"effort": thought.get("effort"), "summary": thought.get("summary")},
-        "safety_identifier": asked.echo("safety_identifier"),
-        "temperature": asked.echo("temperature"),
-        "text": {"format": {"type": "text"}, "verbosity": "medium"} | kept,
-        "tool_choice": asked.echo("tool_choice") or "auto",
-        "tools": tools or [],
-        "top_logprobs": asked.echo("top_logprobs") or 0,
-        "top_p": asked.echo("top_p"),
-        "truncation": asked.echo("truncation") or "disabled",
-        "user": asked.echo("user"),
-        "metadata": asked.echo("metadata") or {},
-    }
