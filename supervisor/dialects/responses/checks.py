@@ -10,13 +10,13 @@ from supervisor.errors import InvalidRequestError
 
 Json = dict[str, JsonValue]
 
-UNSUPPORTED: Final = "unsupported_value"
+UNSUPPORTED: Final = "unsupported_parameter"
 _SHOWN: Final = 50
 
 
 def wrong(where: str, what: str) -> InvalidRequestError:
     """The error where something else than `what` stands."""
-    return InvalidRequestError(f"{where} must be {what}.", param=where, code="invalid_value")
+    return InvalidRequestError(f"{where} must be {what}.", param=where)
 
 
 def unsupported(where: str, message: str) -> InvalidRequestError:

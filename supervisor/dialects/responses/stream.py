@@ -36,6 +36,7 @@ _EVENTS: Final[dict[Kind, str]] = {
 }
 _CALL: Final = "response.function_call_arguments"
 _FAILED: Final = 500  # what the status would have been
+_UNNAMED: Final = "upstream_error"  # OpenAI's word for it within a response is another
 
 
 class _Text:
@@ -176,7 +177,7 @@ class ResponseStream(chat.ChatStream):
             output,
             model=self._model,
             usage=self._usage,
-            error={"code": told.code, "message": told.message},
+            error={"code": "server_error" if told.code == _UNNAMED else told.code, "message": told.message},
         )
         return self._sent([*found, {"type": "response.failed", "response": self.response}])
 
