@@ -17,6 +17,8 @@ import os
 import re
 from typing import Final
 
+import msgspec
+
 from supervisor.errors import InvalidRequestError
 
 MOST_VALUES: Final = 100_000
@@ -42,7 +44,15 @@ _UNSPLIT: Final = re.compile(
 )
 """Whole escapes, and both halves of a character that has two."""
 
+_MARK: Final = re.compile(rb'[0-9a-f]{16}-[0-9]+-:?"')
+
 Bytes = bytes | bytearray
+
+
+def may_be_cut(text: Bytes | msgspec.Raw) -> bool:
+    """Could a part of this JSON, perhaps of an outline, stand elsewhere, so that only what is restored may be shown?"""
+    found = bytes(text)
+    return (b'-"' in found or b'-:"' in found) and _MARK.search(found) is not None
 
 
 class Outline:

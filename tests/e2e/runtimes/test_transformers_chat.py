@@ -164,6 +164,13 @@ class TestChat:
         assert "knows low, medium and high" in refused.json()["error"]["message"]
         assert prompt_tokens("qwen3", reasoning_effort="none") > prompt_tokens("qwen3")  # an empty thought
 
+    def test_an_effort_and_a_switch_mean_the_same(self, daemon):
+        """Responses ask so for reasoning: each chat template knows one of the two."""
+        for kind, effort in (("gpt_oss", "high"), ("qwen3", "high"), ("gpt_oss", "minimal"), ("qwen3", "none")):
+            body = {"model": kind, "input": "Hello", "reasoning": {"effort": effort}}
+            told = daemon.post("/v1/responses", json=body)
+            assert (told.status_code, told.json().get("status")) == (200, "completed"), told.text
+
 
 class TestTools:
     """Calls in the form of each family, chosen by the model or asked of it."""

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from supervisor.dialects import dialect_of, responses
+from supervisor.dialects import dialect_of
 from supervisor.dialects.responses import RESPONSES, Completion
+from supervisor.dialects.responses import completion as module
 from supervisor.errors import UnavailableError
 from supervisor.proxy.error_response import error_event
 
@@ -69,7 +70,7 @@ class TestCompletion:
         assert completion.feed(b"whatever") == b"whatever"
 
     def test_an_endless_event_is_not_kept(self, monkeypatch):
-        monkeypatch.setattr(responses, "EVENT_LIMIT", 10)
+        monkeypatch.setattr(module, "EVENT_LIMIT", 10)
         completion = Completion("chat")
         assert completion.feed(b"data: {" + b"x" * 10) == b"data: {" + b"x" * 10
 
@@ -96,4 +97,4 @@ class TestErrors:
     @pytest.mark.parametrize("path", ["/v1/responses", "/responses"])
     def test_paths(self, path):
         assert dialect_of({"path": path, "headers": []}) is RESPONSES
-        assert dialect_of({"path": f"{path}/input_tokens", "headers": []}) is not RESPONSES
+        assert dialect_of({"path": f"{path}/input_tokens", "headers": []}) is RESPONSES

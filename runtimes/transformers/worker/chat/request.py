@@ -55,7 +55,10 @@ def chat_logprobs(body: Body) -> int | None:
 
 
 def template_arguments(body: Body, loaded: Loaded) -> dict[str, object]:
-    """Arguments for the chat template. Raises WorkerError for an effort that it doesn't know."""
+    """Arguments for the chat template. Raises WorkerError for an effort that it doesn't know.
+
+    A request with both an effort and `enable_thinking` says the same in two ways: the template gets what it knows of them.
+    """
     arguments = body.values.get("chat_template_kwargs") or {}
     if not isinstance(arguments, dict):
         raise body.wrong("chat_template_kwargs", "an object")
@@ -63,11 +66,13 @@ def template_arguments(body: Body, loaded: Loaded) -> dict[str, object]:
     if effort is None:
         return dict(arguments)
     template = str(loaded.tokenizer.chat_template)
+    has_switch = "enable_thinking" in template
     if "reasoning_effort" in template:
         if effort not in {"low", "medium", "high"}:
             raise unsupported("reasoning_effort", f"this model knows low, medium and high, not {effort!r}")
-        return {"reasoning_effort": effort, **arguments}
-    if effort == "none" and "enable_thinking" in template:
+        known = {name: value for name, value in arguments.items() if has_switch or name != "enable_thinking"}
+        return {"reasoning_effort": effort, **known}
+    if has_switch and (effort == "none" or "enable_thinking" in arguments):
         return {"enable_thinking": False, **arguments}
     raise unsupported("reasoning_effort", "this model has no such levels")
 

@@ -1,7 +1,7 @@
-"""OpenAI's Responses: `…/responses`, whose streams are events with types, numbers and places.
+"""The streams of workers that speak `/v1/responses` themselves, with what they leave out.
 
-llama.cpp leaves the numbers and places out, and `output` of a response that begins. OpenAI's own SDKs don't get through
-such a stream, so both are put in where they are missing: the events are not parsed, the fields are spliced in.
+llama.cpp leaves out the events' numbers and places, and `output` of a response that begins. OpenAI's own SDKs don't get
+through such a stream, so these are put in where they are missing: the events are not parsed, the fields are spliced in.
 """
 
 from __future__ import annotations
@@ -12,56 +12,14 @@ from typing import Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
-from supervisor.dialects.openai import OpenAI
-from supervisor.proxy.dialect import after
-from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
-
 EVENT_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer one passes as it is
-_PATHS: Final = frozenset({"/v1/responses", "/responses"})
-_NUMBER: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
+NUMBER: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
 _ITEM: Final = b'"item_id":"'
 _ID: Final = b'"id":"'
 _BEGINS: Final = b'"response":{'
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data: {"
 _TEXT: Final = b'"type":"response.output_text.'
-
-
-class Responses(OpenAI):
-    """As OpenAI's other paths, but for the events of its streams."""
-
-    name = "responses"
-
-    def owns(self, path: str) -> bool:
-        """The path of a response, whatever is before it."""
-        return path.endswith("/responses")
-
-    def error_event(self, body: bytes, sent: bytes) -> bytes:
-        """See Dialect."""
-        error = msgspec.json.decode(body)["error"]
-        numbers = _NUMBER.findall(sent)
-        event = {
-            "type": "error",
-            "code": error.get("code"),
-            "message": error.get("message"),
-            "param": error.get("param"),
-            "sequence_number": int(numbers[-1]) + 1 if numbers else 0,
-        }
-        return after(sent, b"event: error\ndata: " + msgspec.json.encode(event) + _FRAME)
-
-    def translation(self, method: str, path: str) -> Translation | None:
-        """See Dialect."""
-        return LLM_POOL if method == "POST" and path in _PATHS else None
-
-    def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
-        """See Dialect."""
-        return LLM_POOL if method == "POST" and path in _PATHS and is_llm_pool(fields) else None
-
-    def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
-        """See Dialect."""
-        return Completion(model) if stream else None
 
 
 class Completion:
@@ -96,7 +54,7 @@ class Completion:
         at = event.find(_DATA)
         if at < 0 or self._passes:
             return event
-        if self._number == 0 and _NUMBER.search(event) is not None:
+        if self._number == 0 and NUMBER.search(event) is not None:
             self._passes = True
             return event
         begin = at + len(_DATA)
@@ -121,6 +79,3 @@ def _text(data: bytes, key: bytes) -> bytes | None:
         return None
     begin = at + len(key)
     return data[begin : data.find(b'"', begin)]
-
-
-RESPONSES: Final = Responses()

@@ -1,0 +1,75 @@
+"""OpenAI's Responses: `…/responses`, whose streams are events with types, numbers and places.
+
+Workers that speak it get their requests untouched, and `completion` puts into their streams what they leave out. For all
+other chat models it is translated to chat completions:
+
+- `create`: a request → one for a chat completion, by `request`, or why there is none
+- `items`: `input` → messages;  `tools`: functions and the choice among them
+- `answer`: the response object, by a whole chat completion;  `stream`: the same, event by event
+- `count`: the tokens of a request
+- `state`: what needs earlier responses
+
+Nothing is kept between requests.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
+from supervisor.dialects.openai import OpenAI
+from supervisor.dialects.responses.completion import NUMBER, Completion
+from supervisor.dialects.responses.count import CountTokens
+from supervisor.dialects.responses.create import CreateResponse
+from supervisor.proxy.dialect import after
+from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
+
+__all__ = ["RESPONSES", "Completion", "Responses"]
+
+_PATHS: Final = frozenset({"/v1/responses", "/responses"})
+_COUNTED: Final = "/responses/input_tokens"
+_CREATE: Final = CreateResponse()
+_COUNT: Final = CountTokens()
+
+
+class Responses(OpenAI):
+    """As OpenAI's other paths, but for the events of its streams."""
+
+    name = "responses"
+
+    def owns(self, path: str) -> bool:
+        """The path of a response, whatever is before it, and of the count of its tokens."""
+        return path.endswith(("/responses", _COUNTED))
+
+    def translation(self, method: str, path: str) -> Translation | None:
+        """Of a request for a response, or for the tokens that one would have."""
+        if method != "POST":
+            return None
+        return _COUNT if path.endswith(_COUNTED) else _CREATE
+
+    def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
+        """See Dialect: llm-pool's requests, which come to the same path."""
+        return LLM_POOL if method == "POST" and path in _PATHS and is_llm_pool(fields) else None
+
+    def error_event(self, body: bytes, sent: bytes) -> bytes:
+        """See Dialect."""
+        error = msgspec.json.decode(body)["error"]
+        numbers = NUMBER.findall(sent)
+        event = {
+            "type": "error",
+            "code": error.get("code"),
+            "message": error.get("message"),
+            "param": error.get("param"),
+            "sequence_number": int(numbers[-1]) + 1 if numbers else 0,
+        }
+        return after(sent, b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n")
+
+    def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
+        """See Dialect."""
+        return Completion(model) if stream else None
+
+
+RESPONSES: Final = Responses()

@@ -1,0 +1,162 @@
+"""The response object: by a whole chat completion here, event by event in `stream`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pydantic import JsonValue
+
+from supervisor.dialects import chat
+from supervisor.dialects.responses.checks import Json
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Kind = Literal["reasoning", "text", "refusal"]
+Spaces = Mapping[str, tuple[str, str]]
+"""Functions in a namespace: their name in the chat → namespace, name."""
+
+_CUT_SHORT: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_PREFIXES: Final[Mapping[Kind, str]] = {"reasoning": "rs", "text": "msg", "refusal": "msg"}
+
+
+def new_id(prefix: str) -> str:
+    """An id as OpenAI's, told apart by its prefix."""
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def why_incomplete(finish_reason: str | None) -> str | None:
+    """`incomplete_details.reason`; None for an answer that its model ended."""
+    return None if finish_reason is None else _CUT_SHORT.get(finish_reason)
+
+
+# ------------------------------------------------------------------------------------------------------------- items
+
+
+def item_id(kind: Kind) -> str:
+    """For a new item with one text."""
+    return new_id(_PREFIXES[kind])
+
+
+def part(kind: Kind, text: str, logprobs: Sequence[JsonValue] = ()) -> Json:
+    """The one part of an item with a text."""
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    if kind == "refusal":
+        return {"type": "refusal", "refusal": text}
+    return {"type": "output_text", "annotations": [], "logprobs": [*logprobs], "text": text}
+
+
+def text_item(kind: Kind, name: str, parts: list[JsonValue], status: Status) -> Json:
+    """An item of the output with a text: reasoning, or a message. `name`: its id."""
+    if kind == "reasoning":
+        return {"id": name, "type": "reasoning", "summary": [], "content": parts, "status": status}
+    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
+
+
+def call_item(name: str, called: str, call_id: str, arguments: str, status: Status, spaces: Spaces) -> Json:
+    """A function call. `name`: its id; `called`: the function's name in the chat."""
+    item: Json = {"id": name, "type": "function_call", "status": status, "call_id": call_id, "arguments": arguments}
+    if called in spaces:
+        space, called = spaces[called]
+        item["namespace"] = space
+    return item | {"name": called}
+
+
+def logprobs_of(choice: chat.Choice) -> list[JsonValue]:
+    """Those of the text's tokens, which both APIs write alike."""
+    tokens = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
+    return tokens if isinstance(tokens, list) else []
+
+
+def _output(choice: chat.Choice, spaces: Spaces) -> list[Json]:
+    said = choice.message
+    last: Status = "incomplete" if why_incomplete(choice.finish_reason) else "completed"
+    texts: list[tuple[Kind, str, list[JsonValue]]] = [
+        ("reasoning", said.thought, []),
+        ("text", said.content or "", logprobs_of(choice)),
+        ("refusal", said.refusal or "", []),
+    ]
+    items = [
+        text_item(kind, item_id(kind), [part(kind, text, logprobs)], "completed")
+        for kind, text, logprobs in texts
+        if text
+    ]
+    for call in said.tool_calls or []:
+        called, arguments = call.function.name or "", call.function.arguments or ""
+        items.append(call_item(new_id("fc"), called, call.id or new_id("call"), arguments, "completed", spaces))
+    if items:
+        items[-1]["status"] = last
+    return items
+
+
+# ---------------------------------------------------------------------------------------------------------- response
+
+
+def _usage(usage: chat.Usage | None) -> Json | None:
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is known of a response before its answer: its id, its time, and what it repeats of its request."""
+
+    id: str
+    created_at: int  # Unix seconds
+    echo: Json
+
+    @classmethod
+    def of(cls, echo: Json) -> Envelope:
+        """For a response that is asked for now."""
+        return cls(new_id("resp"), int(time.time()), echo)
+
+    def response(
+        self,
+        status: Status,
+        output: Sequence[Json] = (),
+        *,
+        model: str = "",
+        usage: chat.Usage | None = None,
+        incomplete: str | None = None,
+        error: Json | None = None,
+    ) -> Json:
+        """The response object. `model`: its name where the request has none."""
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "background": False,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": error,
+            "incomplete_details": None if incomplete is None else {"reason": incomplete},
+            **self.echo,
+            "model": self.echo.get("model") or model,
+            "output": [*output],
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "usage": _usage(usage),
+        }
+
+    def whole(self, answer: chat.Answer, spaces: Spaces) -> Json:
+        """The response object for a whole chat completion, which has a choice."""
+        choice = answer.choices[0]
+        incomplete = why_incomplete(choice.finish_reason)
+        return self.response(
+            "completed" if incomplete is None else "incomplete",
+            _output(choice, spaces),
+            model=answer.model,
+            usage=answer.usage,
+            incomplete=incomplete,
+        )

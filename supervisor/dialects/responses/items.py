@@ -1,0 +1,227 @@
+"""What a request's `input` and `instructions` say, as the messages of a chat.
+
+What a model said in one turn is several items (its reasoning, its text, its calls), but one message of a chat: items of
+the assistant that follow each other are joined. The instructions and what the system says before anything else become one
+message, because many chat templates take a system prompt only there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import JsonValue
+
+from supervisor.dialects.responses.checks import Json, a_list, an_object, name, shown, text, unsupported, wrong
+from supervisor.dialects.responses.tools import flat_name
+
+_SYSTEM: Final = frozenset({"system", "developer"})
+_KNOWN: Final = "message, function_call, function_call_output and reasoning"
+_GAP: Final = "\n\n"
+
+
+def messages_of(given: JsonValue, instructions: JsonValue = None) -> list[Json]:
+    """The messages for `input` (a text, or a list of items) after `instructions`; null stands for none of it.
+
+    Raises InvalidRequestError, whose `param` names the item, for what can't be said in a chat.
+    """
+    chat = _Chat()
+    if instructions is not None:
+        chat.say_to_all(text(instructions, "instructions"))
+    if isinstance(given, str):
+        chat.add_message("user", [_text_part(given)])
+    elif given is not None:
+        if not isinstance(given, list):
+            raise wrong("input", "a text or a list of items")
+        for index, item in enumerate(given):
+            _add(chat, an_object(item, f"input[{index}]"), f"input[{index}]")
+    return chat.finished()
+
+
+@dataclass
+class _Turn:
+    """What the assistant says before anybody else does."""
+
+    thoughts: list[str] = field(default_factory=list)
+    parts: list[Json] = field(default_factory=list)
+    calls: list[JsonValue] = field(default_factory=list)
+
+    @property
+    def is_answered(self) -> bool:
+        """Further thoughts or text belong to the next turn. Not after a call: its result comes next."""
+        return bool(self.parts) and not self.calls
+
+    def message(self) -> Json | None:
+        """None for thoughts that led to nothing: no template takes them."""
+        if not self.parts and not self.calls:
+            return None
+        message: Json = {"role": "assistant", "content": _content(self.parts) if self.parts else None}
+        if self.thoughts:
+            message["reasoning_content"] = _GAP.join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+class _Chat:
+    """The messages so far."""
+
+    def __init__(self) -> None:
+        self._system: list[Json] = []  # parts of the message at the beginning
+        self._messages: list[Json] = []
+        self._turn = _Turn()
+
+    def say_to_all(self, said: str) -> None:
+        """Instructions."""
+        if said:
+            self._system.append(_text_part(said))
+
+    def add_message(self, role: str, parts: list[Json]) -> None:
+        """Of anybody but the assistant."""
+        self._end_turn()
+        if role not in _SYSTEM:
+            self._messages.append({"role": role, "content": _content(parts)})
+        elif self._messages:
+            self._messages.append({"role": "system", "content": _system_content(parts)})
+        else:
+            self._system += parts
+
+    def add_text(self, parts: list[Json]) -> None:
+        """Of the assistant."""
+        self._begin_turn()
+        self._turn.parts += parts
+
+    def add_thoughts(self, thoughts: list[str]) -> None:
+        """Of the assistant."""
+        self._begin_turn()
+        self._turn.thoughts += thoughts
+
+    def add_call(self, call: Json) -> None:
+        """Of the assistant."""
+        self._turn.calls.append(call)
+
+    def add_result(self, call_id: str, content: JsonValue) -> None:
+        """Of a call."""
+        self._end_turn()
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+
+    def finished(self) -> list[Json]:
+        """All messages."""
+        self._end_turn()
+        if not self._system:
+            return self._messages
+        return [{"role": "system", "content": _system_content(self._system)}, *self._messages]
+
+    def _begin_turn(self) -> None:
+        if self._turn.is_answered:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        message, self._turn = self._turn.message(), _Turn()
+        if message is not None:
+            self._messages.append(message)
+
+
+def _add(chat: _Chat, item: Json, where: str) -> None:
+    match item.get("type"):
+        case "message":
+            _add_message(chat, item, where)
+        case None if "role" in item:
+            _add_message(chat, item, where)
+        case "reasoning":
+            chat.add_thoughts(_thoughts(item, where))
+        case "function_call":
+            called = flat_name(item.get("namespace"), name(item.get("name"), f"{where}.name"))
+            arguments = text(item.get("arguments"), f"{where}.arguments")
+            call_id = name(item.get("call_id"), f"{where}.call_id")
+            chat.add_call({"id": call_id, "type": "function", "function": {"name": called, "arguments": arguments}})
+        case "function_call_output":
+            parts = _parts(item.get("output"), f"{where}.output")
+            chat.add_result(name(item.get("call_id"), f"{where}.call_id"), _content(parts))
+        case "item_reference" | None:
+            raise unsupported(where, "items are not kept here, so none can be referred to. Send the item itself.")
+        case kind:
+            raise unsupported(
+                where, f"{shown(kind)} is no item that this model takes. Leave it out; it takes {_KNOWN}."
+            )
+
+
+def _add_message(chat: _Chat, item: Json, where: str) -> None:
+    role, parts = item.get("role"), _parts(item.get("content"), f"{where}.content")
+    if role == "assistant":
+        chat.add_text(parts)
+    elif role == "user" or role in _SYSTEM:
+        chat.add_message(str(role), parts)
+    else:
+        raise wrong(f"{where}.role", "one of user, assistant, system, developer")
+
+
+def _parts(content: JsonValue, where: str) -> list[Json]:
+    if isinstance(content, str):
+        return [_text_part(content)]
+    if not isinstance(content, list):
+        raise wrong(where, "a text or a list of parts")
+    return [_part(an_object(part, f"{where}[{index}]"), f"{where}[{index}]") for index, part in enumerate(content)]
+
+
+def _part(part: Json, where: str) -> Json:
+    """A part of a message, as chats have it."""
+    match part.get("type"):
+        case "input_text" | "output_text" | "text":
+            return _text_part(text(part.get("text"), f"{where}.text"))
+        case "refusal":  # workers know no parts of this type, and it is what the assistant said
+            return _text_part(text(part.get("refusal"), f"{where}.refusal"))
+        case "input_image":
+            return _image(part, where)
+        case "input_audio":
+            return {"type": "input_audio", "input_audio": an_object(part.get("input_audio"), f"{where}.input_audio")}
+        case "input_file":
+            raise unsupported(where, "input_file: no model here opens files. Send its text as input_text.")
+        case kind:
+            known = "input_text, output_text, refusal, input_image and input_audio"
+            raise unsupported(where, f"{shown(kind)} is no part that this model takes; it takes {known}.")
+
+
+def _image(part: Json, where: str) -> Json:
+    if part.get("file_id") is not None:
+        message = "no files are kept here. Send the image itself as image_url, as data:image/png;base64,<content>."
+        raise unsupported(f"{where}.file_id", message)
+    image: Json = {"url": text(part.get("image_url"), f"{where}.image_url")}
+    if part.get("detail") is not None:
+        image["detail"] = part["detail"]
+    return {"type": "image_url", "image_url": image}
+
+
+def _thoughts(item: Json, where: str) -> list[str]:
+    """A reasoning item's text, else its summary; nothing of one that is encrypted."""
+    for key in ("content", "summary"):
+        places = [
+            (part, f"{where}.{key}[{index}]")
+            for index, part in enumerate(a_list(item.get(key) or [], f"{where}.{key}"))
+        ]
+        if found := [text(an_object(part, place).get("text"), f"{place}.text") for part, place in places]:
+            return found
+    return []
+
+
+def _text_part(said: str) -> Json:
+    return {"type": "text", "text": said}
+
+
+def _texts(parts: list[Json]) -> list[str] | None:
+    """None where not all is text."""
+    found = [said for part in parts if isinstance(said := part.get("text"), str)]
+    return found if len(found) == len(parts) else None
+
+
+def _content(parts: list[Json]) -> JsonValue:
+    """A text, where that says it: not all workers take parts, above all not from tools."""
+    texts = _texts(parts)
+    if texts is None or len(texts) > 1:
+        return [*parts]
+    return "".join(texts)
+
+
+def _system_content(parts: list[Json]) -> JsonValue:
+    texts = _texts(parts)
+    return [*parts] if texts is None else _GAP.join(texts)

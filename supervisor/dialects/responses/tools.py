@@ -1,0 +1,118 @@
+"""Tools: the functions among them as a chat has them, and the choice.
+
+A chat completion's model calls functions and nothing else. Tools that OpenAI itself would run are refused, unless programs
+offer them whether they are needed or not, as Codex does: these are left out, and named as ignored.
+
+Functions within a namespace get its name before their own, and lose it again in the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import JsonValue
+
+from supervisor.dialects.responses.checks import Json, a_list, an_object, name, one_of, shown, unsupported, wrong
+
+_LEFT_OUT: Final = ("web_search", "image_generation", "local_shell", "tool_search")
+_CUSTOM_LEFT_OUT: Final = "apply_patch"  # Codex's, which writes files with its shell as well
+_MODES: Final = ("auto", "none", "required")
+_PASSED: Final = ("description", "parameters", "strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a chat completion gets. `choice` is null where there are no functions."""
+
+    functions: list[JsonValue]
+    choice: JsonValue
+    spaces: Mapping[str, tuple[str, str]]  # of functions in a namespace: their name in the chat → namespace, name
+    ignored: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    name: str  # in the chat
+    own: tuple[str | None, str]  # its namespace and name
+    passed: Json
+
+
+def flat_name(namespace: JsonValue, own: str) -> str:
+    """A function's name in a chat."""
+    if not isinstance(namespace, str) or not namespace:
+        return own
+    return f"{namespace}{own}" if namespace.endswith("_") else f"{namespace}__{own}"
+
+
+def tools_of(given: JsonValue, choice: JsonValue) -> Tools:
+    """By a request's `tools` and `tool_choice`. Raises InvalidRequestError for what no chat can do."""
+    functions, ignored = list[_Function](), list[str]()
+    for index, tool in enumerate(a_list(given or [], "tools")):
+        where = f"tools[{index}]"
+        found = [*_functions(an_object(tool, where), where)]
+        functions += [one for one in found if isinstance(one, _Function)]
+        ignored += [f"tools[{one}]" for one in found if isinstance(one, str)]
+    chosen, mode = _chosen(functions, "auto" if choice is None else choice)
+    if not chosen:
+        if mode not in {"auto", "none"}:
+            left_out = f" ({', '.join(ignored)} can't be called here)" if ignored else ""
+            raise unsupported("tool_choice", f"it asks for a call, but there is no function to call{left_out}.")
+        mode = None
+    spaces = {one.name: (one.own[0], one.own[1]) for one in chosen if one.own[0] is not None}
+    return Tools([one.passed for one in chosen], mode, spaces, ignored)
+
+
+def _functions(tool: Json, where: str, namespace: str | None = None) -> Iterator[_Function | str]:
+    """The functions that a tool is, or what is left out of it."""
+    kind = tool.get("type")
+    if kind == "function":
+        own = name(tool.get("name"), f"{where}.name")
+        flat = flat_name(namespace, own)
+        function: Json = {"name": flat}
+        function |= {key: tool[key] for key in _PASSED if tool.get(key) is not None}
+        yield _Function(flat, (namespace, own), {"type": "function", "function": function})
+    elif kind == "namespace" and namespace is None:
+        space = name(tool.get("name"), f"{where}.name")
+        for index, inner in enumerate(a_list(tool.get("tools"), f"{where}.tools")):
+            place = f"{where}.tools[{index}]"
+            yield from _functions(an_object(inner, place), place, space)
+    elif kind == "custom" and tool.get("name") == _CUSTOM_LEFT_OUT:
+        yield _CUSTOM_LEFT_OUT
+    elif isinstance(kind, str) and kind.startswith(_LEFT_OUT):
+        yield next(one for one in _LEFT_OUT if kind.startswith(one))
+    elif kind == "custom":
+        raise unsupported(where, "this model calls functions only. Make the custom tool a function with one text.")
+    else:
+        message = f"{shown(kind)} is no tool that this model can use. Leave it out; it calls functions, which you run."
+        raise unsupported(where, message)
+
+
+def _chosen(functions: list[_Function], choice: JsonValue) -> tuple[list[_Function], JsonValue]:
+    """The functions that are offered, and the chat's choice."""
+    if isinstance(choice, str):
+        return functions, one_of(choice, _MODES, "tool_choice")
+    match an_object(choice, "tool_choice"):
+        case {"type": "function", **rest}:
+            flat = flat_name(rest.get("namespace"), name(rest.get("name"), "tool_choice.name"))
+            flat = next((one.name for one in functions if flat in {one.name, one.own[1]}), "")
+            if not flat:
+                raise wrong("tool_choice.name", "the name of one of the tools")
+            return functions, {"type": "function", "function": {"name": flat}}
+        case {"type": "allowed_tools", **rest}:
+            mode = one_of(rest.get("mode", "auto"), ("auto", "required"), "tool_choice.mode")
+            allowed = {*_allowed(a_list(rest.get("tools"), "tool_choice.tools"))}
+            return [one for one in functions if one.name in allowed or one.own[1] in allowed], mode
+        case other:
+            message = f"{shown(other.get('type'))} can't be chosen: this model calls functions only."
+            raise unsupported("tool_choice", message)
+
+
+def _allowed(tools: list[JsonValue]) -> Iterator[str]:
+    """The names in the chat of the functions among them; others can't be called anyway."""
+    for index, tool in enumerate(tools):
+        where = f"tool_choice.tools[{index}]"
+        found = an_object(tool, where)
+        if found.get("type") == "function":
+            yield flat_name(found.get("namespace"), name(found.get("name"), f"{where}.name"))
