@@ -68,7 +68,7 @@ class Chat:
         if "tools" in fields:  # they have the canonical form
             mapped["tools"] = fields["tools"]
         known = _COMMON | {"messages", "tools"}
-        return _asked("chat", fields, mapped, [*unused, *unknown, *_others(fields, mapped, known)])
+        return _asked("chat", fields, mapped, [*unused, *unknown, *_others(fields, known)])
 
 
 class Generate:
@@ -90,11 +90,11 @@ class Generate:
         first = [{"role": "system", "content": system}] if system else []
         mapped["messages"] = raw([*first, {"role": "user", "content": prompt}])
         known = _COMMON | {"prompt", "system", "images", "raw", "suffix", "template", "context"}
-        return _asked("generate", fields, mapped, [*unused, *_others(fields, mapped, known)])
+        return _asked("generate", fields, mapped, [*unused, *_others(fields, known)])
 
 
-def _others(fields: Fields, mapped: Fields, known: frozenset[str]) -> list[str]:
-    return [key for key in fields if key not in known and key not in mapped]
+def _others(fields: Fields, known: frozenset[str]) -> list[str]:
+    return [key for key in fields if key not in known]
 
 
 def _asked(shape: Shape, fields: Fields, mapped: Fields, unused: Sequence[str]) -> tuple[Fields, Answers]:
