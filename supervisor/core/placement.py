@@ -145,7 +145,7 @@ class _Round:
             return
         there = outline(self.state, self.step.now, device)
         is_full = len(placed) >= PLACES
-        most_mib = there.free_mib + there.coming_mib + there.idle_mib
+        most_mib = there.free_mib + there.coming_mib + there.reach_mib[-1]
         if there.outage is not None or (is_full and most_mib <= 0):
             return
         for key in self.wanted.after(after):
@@ -168,7 +168,7 @@ class _Round:
             return there.is_open or place is None
         if is_unasked or (place is not None and self._are_leaving(place.claims)):
             return False
-        return need_mib <= later_mib + there.idle_mib
+        return need_mib <= later_mib + there.reach_mib[-1]
 
     def _are_leaving(self, claims: tuple[ModelId, ...]) -> bool:
         """Is all that a waiter waits for on its way out?"""

@@ -80,9 +80,8 @@ class Outline:
 
     free_mib: int
     coming_mib: int  # on its way back
-    idle_mib: int  # of all in `idle`
     idle: tuple[Idle, ...]  # lowest priority and least valuable first
-    reach_mib: tuple[int, ...]  # what the first, the first two, and so on of `idle` hold
+    reach_mib: tuple[int, ...]  # what none of them holds, the first, the first two, and so on
     is_open: bool  # may a load begin there now?
     outage: RejectCode | None
     behind: list[tuple[Sequence[object], Room]] = field(default_factory=list, compare=False)  # places; what they leave

@@ -63,15 +63,15 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
         if need_mib <= now_mib and there.is_open:
             continue
         short_mib = need_mib - max(now_mib, later_mib)
-        in_the_way = max(in_the_way, 3 if short_mib > there.idle_mib else 1 if there.is_open else 2)
+        in_the_way = max(in_the_way, 3 if short_mib > there.reach_mib[-1] else 1 if there.is_open else 2)
         if in_the_way > most_way:
             return (in_the_way, 0.0, 0, 0.0)
         if in_the_way == 3:
             continue
         idle, enough = there.idle, most_count - count
-        if in_the_way == most_way and 0 < enough < len(idle) and there.reach_mib[enough - 1] < short_mib:
-            highest = max(highest, idle[enough].priority)
-            if highest >= most_highest:  # as many as the best needs would not do
+        if in_the_way == most_way and 0 <= enough < len(idle) and there.reach_mib[enough] < short_mib:
+            highest = max(highest, idle[enough].priority)  # it goes as well: as many as the best needs would not do
+            if highest >= most_highest:
                 return (in_the_way, highest, most_count + 1, 0.0)
         for priority, _, model_id, held_mib, reload_s, last_used, until in idle:
             if short_mib <= 0:

@@ -132,10 +132,10 @@ def touched(state: SchedulerState, event: Event, effects: list[Effect], running:
     return sorted({base_of(name) for name in names} & state.groups.keys())
 
 
-def balance(state: SchedulerState, step: Step, lines: Iterable[ModelId]) -> bool:
-    """Want as many replicas of these models as are to be loaded now. True if anything has changed for the plans."""
+def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | None) -> bool:
+    """Want as many replicas as are to be loaded now. True if anything has changed for the plans. `running`: see `touched`."""
     changed = False
-    for line in lines:
+    for line in touched(state, event, step.effects, running):
         model = state.models.get(line)
         if model is not None and not state.shutting_down:
             changed |= _balance(state, step, model)

@@ -71,11 +71,9 @@ class Scheduler:
         if isinstance(event, Tick) or self.state.ledger.has_changed():
             reports.watch_memory(self.state, step)
         if self.state.groups:
-            replicas.balance(self.state, step, replicas.touched(self.state, event, step.effects, running))
+            replicas.balance(self.state, step, event, running)
         place_wanted(self.state, step)
-        if self.state.groups and replicas.balance(
-            self.state, step, replicas.touched(self.state, event, step.effects, running)
-        ):
+        if self.state.groups and replicas.balance(self.state, step, event, running):
             place_wanted(self.state, step)
         for effect in step.effects:
             if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing

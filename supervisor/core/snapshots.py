@@ -100,9 +100,8 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
                 idle.append(Idle(model.spec.priority, worth, name, lease.held_mib, reload_s, last_used, until))
         idle.sort()
         usable = view.blocked is None and not _is_loading(state, device)
-        reach = tuple(accumulate([each.held_mib for each in idle]))
-        idle_mib = reach[-1] if reach else 0
-        known = Outline(view.free_mib, coming, idle_mib, tuple(idle), reach, usable, view.outage)
+        reach = tuple(accumulate([each.held_mib for each in idle], initial=0))
+        known = Outline(view.free_mib, coming, tuple(idle), reach, usable, view.outage)
         ledger.keep_outline(device, known)
     return known
 
@@ -113,7 +112,9 @@ def roomiest(state: SchedulerState, now: float, model: ModelState) -> Spread | N
     if spread is None or len(spread.devices) <= MOST_PARTS:
         return spread
     known = {device: outline(state, now, device) for device in spread.devices}
-    most = {at: each.free_mib + each.coming_mib + each.idle_mib for at, each in known.items() if each.outage is None}
+    most = {
+        at: each.free_mib + each.coming_mib + each.reach_mib[-1] for at, each in known.items() if each.outage is None
+    }
     devices = sorted(most, key=lambda device: (-most[device], device))[:MOST_PARTS]
     return replace(spread, devices=tuple(sorted(devices)))
 

@@ -8,47 +8,64 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
+import os
 import socket
-from collections.abc import Iterator
 from functools import cache
-from typing import IO
 
 from tests.support.build_llama_server import CACHE
 
-_FIRST, _BLOCK, _BLOCKS, _SHARES = 10_000, 50, 25, 18  # below 32768, where the kernel's own for connections begin
+_FIRST, _COUNT, _SHARES = 10_000, 1250, 18  # below 32768, where the kernel's own for connections begin
 
 
-def quiet_ports(count: int = 1) -> int:
-    """The first of up to 50 ports in a row that nobody uses; others each time."""
-    assert count <= _BLOCK
-    _, blocks = _own()
-    for number, first in enumerate(itertools.islice(blocks, 2 * _BLOCKS)):
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    listener = stack.enter_context(socket.socket())
-                    # The kernel remembers ended connections for a minute: such ports are the second choice.
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, number >= _BLOCKS)
-                    listener.bind(("", port))
-            except OSError:
-                continue
-            return first
+def quiet_ports(count: int = 1, *, clean: bool = False) -> int:
+    """The first of `count` ports in a row that nobody uses; others each time, until all had their turn.
+
+    For a minute the kernel remembers a port's ended connections: such ports are the second choice, and none where the
+    ports must be `clean`.
+    """
+    share = _own()
+    for reuse in [False] if clean else [False, True]:
+        for _ in range(_COUNT // count):
+            first = share.next(count)
+            if _nobody_uses(range(first, first + count), reuse=reuse):
+                return first
     raise AssertionError("no quiet ports")
 
 
+def _nobody_uses(ports: range, *, reuse: bool) -> bool:
+    with contextlib.ExitStack() as stack:
+        try:
+            for port in ports:
+                listener = stack.enter_context(socket.socket())
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                listener.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+class _Share:
+    """The ports of this process, as long as it lives. They are given in turn."""
+
+    def __init__(self, first: int) -> None:
+        self._first, self._given = first, 0
+
+    def next(self, count: int) -> int:
+        start = self._given if self._given + count <= _COUNT else 0
+        self._given = start + count
+        return self._first + start
+
+
 @cache
-def _own() -> tuple[IO[bytes], Iterator[int]]:
-    """The lock of this process's share, held as long as it lives, and the first ports of its blocks, again and again."""
+def _own() -> _Share:
     folder = CACHE / "ports"
     folder.mkdir(parents=True, exist_ok=True)
-    for share in range(_SHARES):
-        lock = (folder / str(share)).open("wb")
+    for number in range(_SHARES):
+        lock = os.open(folder / str(number), os.O_WRONLY | os.O_CREAT, 0o600)  # the end of this process closes it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.close()
+            os.close(lock)
             continue
-        first = _FIRST + share * _BLOCKS * _BLOCK
-        return lock, itertools.cycle(range(first, first + _BLOCKS * _BLOCK, _BLOCK))
+        return _Share(_FIRST + number * _COUNT)
     raise AssertionError(f"{_SHARES} processes run tests already; end some")

@@ -253,6 +253,8 @@ class TestRestart:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(site.chat, "slow")
             load = loading(site, "slow")
+            with site.client() as client:  # answered once it is on disk, and all that was kept before it as well
+                client.put("/api/v1/config", json={"allowCloudFallback": True}).raise_for_status()
             getattr(site, end)()
             asked.exception()
         site.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -73,6 +72,12 @@ def shell(site: Daemon, tmp_path) -> Shell:
 def load(site: Daemon, *names: str) -> None:
     for name in names:
         site.post(f"/v1/admin/models/{name}/load").raise_for_status()
+
+
+def took_s(site: Daemon, name: str) -> float:
+    """How long the model's load has taken so far."""
+    newest = site.get("/v1/admin/loads").json()["data"][0]
+    return (newest["took_s"] or 0.0) if newest["model"] == name else 0.0
 
 
 def unload(site: Daemon, *names: str) -> None:
@@ -219,7 +224,7 @@ class TestBudgets:
         unload(site, "late")
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(load, site, "late")
-            time.sleep(0.6)  # more than the task's budget
+            wait_until(lambda: took_s(site, "late") > 0.6, what="it takes longer than the task's budget")
             gate.touch()
             loading.result()
         unload(site, "late")

@@ -19,8 +19,8 @@ from tests.support.trees import FAKE_WORKER, PYTHON, wait_until
 
 @pytest.fixture
 def first():
-    """Of fifty ports that nobody uses."""
-    return quiet_ports(50)
+    """Of ten ports that nobody uses, nor used in the last minute."""
+    return quiet_ports(10, clean=True)
 
 
 @pytest.fixture(params=["netlink", "table"])
@@ -36,7 +36,7 @@ def source(request, monkeypatch):
 
 @pytest.fixture
 def port(first):
-    return PortRange(first, first + 49).lease("test")
+    return PortRange(first, first + 9).lease("test")
 
 
 @pytest.fixture

@@ -390,7 +390,8 @@ class TestTrouble:
     def test_a_cancelled_load_stays_cancelled_until_somebody_waits(self, world):
         world.load_s = 50
         several(world, replicas=2, replica_max=2)
-        tickets = [world.request(M) for _ in range(2)]
+        for _ in range(2):
+            world.request(M)
         world.run(60)
         world.post(LoadCancelled(ModelId("m#2")))
         world.run(300)
@@ -398,7 +399,6 @@ class TestTrouble:
         world.request(M)
         world.run(60)
         assert loaded(world) == {M, "m#2"}
-        assert tickets
 
     def test_an_unload_that_waits_keeps_who_waits(self, world):
         several(world, model("other", 8000), replicas=2, replica_max=2, mib=7000)
