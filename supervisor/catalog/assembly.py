@@ -21,11 +21,12 @@ from supervisor.catalog import sources
 from supervisor.catalog.catalog import TASK, Catalog, CatalogModel
 from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
+from supervisor.catalog.folders import models_dir, runtimes_dir
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
 from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, models_dir, runtimes_dir
+from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
 from supervisor.catalog.staying import VISION, default_problems, with_keep_alives
 from supervisor.core.types import DEFAULT_PRIORITY, REPLICA, ModelId
 from supervisor.errors import ConfigError

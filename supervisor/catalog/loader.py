@@ -21,9 +21,10 @@ from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
+from supervisor.catalog.folders import NoHomeError, config_dir
 from supervisor.catalog.limited import read_variables
 from supervisor.catalog.ownership import exposure, read_guarded
-from supervisor.catalog.sections import NoHomeError, ServerConfig, config_dir
+from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import ConfigError
 
 FILE_NAME = "llmux.yaml"

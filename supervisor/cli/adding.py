@@ -18,8 +18,8 @@ from runtimes.device_kind import HOST, DeviceAssignment
 from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text
 from supervisor.catalog.assembly import NAME_RULE, is_name
 from supervisor.catalog.edit import with_model
+from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
-from supervisor.catalog.sections import config_dir
 from supervisor.cli import configuration, environments, hub_models, output, pull, starter
 from supervisor.cli.hub_models import PLAIN_WEIGHTS, Reference, Variant
 from supervisor.core.types import ModelId

@@ -13,10 +13,10 @@ from pydantic import BaseModel, JsonValue
 from supervisor.catalog import TASK, Catalog, Configuration, Foreign, find_config
 from supervisor.catalog.clients import DEFAULT as DEFAULT_CLIENT
 from supervisor.catalog.document import Layer, Place, Trail, dotted
+from supervisor.catalog.folders import config_dir
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.loader import FILE_NAME, require_config, search_path
 from supervisor.catalog.masking import masked
-from supervisor.catalog.sections import config_dir
 from supervisor.catalog.yaml_writer import Comments, to_yaml
 from supervisor.cli.client import DEFAULT_URL, url_of
 from supervisor.errors import ConfigError, LlmuxError

@@ -349,7 +349,9 @@ async def _until_stopped(
         await asyncio.wait({serving, asyncio.create_task(server.up.wait())}, return_when=asyncio.FIRST_COMPLETED)
         await takeover.serves(daemon)
     handover.listen()
-    background = [asyncio.create_task(task) for task in (_feed_watchdog(), reloader.watch(), return_freed_memory())]
+    background = [
+        asyncio.create_task(task) for task in (notify.feed_watchdog(), reloader.watch(), return_freed_memory())
+    ]
     shared = daemon.partners.shared
     if shared is not None:
         background.append(asyncio.create_task(shared.run()))
@@ -386,14 +388,6 @@ async def _until_stopped(
     if shared is not None:
         await shared.close(released=not handover.done.is_set())
     log.info("daemon.stopped")
-
-
-async def _feed_watchdog() -> None:
-    """Tell systemd that the event loop runs, as often as it wants to hear it."""
-    interval_s = notify.watchdog_interval_s()
-    while interval_s is not None:
-        notify.notify("WATCHDOG=1")
-        await asyncio.sleep(interval_s)
 
 
 def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from runtimes import licences
 from runtimes.registry import REGISTRY
-from supervisor.catalog.sections import runtimes_dir as default_dir
+from supervisor.catalog.folders import runtimes_dir as default_dir
 from supervisor.cli import configuration, output, worker_imports
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import env_lease, venvs

@@ -64,14 +64,14 @@ def _remedy(number: int | None, place: str | None) -> str:
 
 def _settings(place: Path) -> str:
     """What decides where this place is, as far as it is known; behind a colon."""
-    from supervisor.catalog import sections  # noqa: PLC0415  # takes long, and failures are rare
+    from supervisor.catalog import folders  # noqa: PLC0415  # takes long, and failures are rare
 
     found = []
     for find, setting in (
-        (sections.config_dir, "XDG_CONFIG_HOME or --config for the configuration"),
-        (sections.state_dir, "XDG_STATE_HOME or server.state_dir for state and logs"),
-        (sections.runtimes_dir, "XDG_DATA_HOME or server.runtimes_dir for what is installed"),
-        (sections.models_dir, "XDG_DATA_HOME or server.models_dir for what is pulled"),
+        (folders.config_dir, "XDG_CONFIG_HOME or --config for the configuration"),
+        (folders.state_dir, "XDG_STATE_HOME or server.state_dir for state and logs"),
+        (folders.runtimes_dir, "XDG_DATA_HOME or server.runtimes_dir for what is installed"),
+        (folders.models_dir, "XDG_DATA_HOME or server.models_dir for what is pulled"),
     ):
         try:
             folder = find()

@@ -13,8 +13,8 @@ import click
 import structlog
 
 from supervisor.catalog import Catalog, Configuration
+from supervisor.catalog.folders import state_dir
 from supervisor.catalog.loader import require_config
-from supervisor.catalog.sections import state_dir
 from supervisor.cli.configuration import found, pool_variables
 from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.catalog import Configuration
+from supervisor.catalog.folders import config_dir
 from supervisor.catalog.keys import Keyring, is_loopback, load_keys, refuse_exposed
-from supervisor.catalog.sections import config_dir
 from supervisor.cli.configuration import refuse_foreign, required
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -54,12 +55,20 @@ def stopping(within_s: float) -> None:
     notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
 
-def watchdog_interval_s() -> float | None:
+def _watchdog_interval_s() -> float | None:
     """The interval of `WATCHDOG=1`, half of what systemd allows; None when it doesn't watch us."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     limit_us = os.environ.get("WATCHDOG_USEC", "")
     return int(limit_us) / 2e6 if limit_us.isdecimal() and int(limit_us) > 0 else None
+
+
+async def feed_watchdog() -> None:
+    """Tell systemd that the event loop runs, as often as it wants to hear it."""
+    interval_s = _watchdog_interval_s()
+    while interval_s is not None:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(interval_s)
 
 
 class Parked(NamedTuple):

@@ -31,8 +31,8 @@ def config() -> None:
 @json_option
 def config_init(config: Path | None, as_json: bool) -> None:
     """Write a first configuration, with comments, where `serve` looks for it, or to PATH. Never overwrites a file."""
+    from supervisor.catalog.folders import config_dir  # noqa: PLC0415
     from supervisor.catalog.loader import FILE_NAME  # noqa: PLC0415  # not for declaring
-    from supervisor.catalog.sections import config_dir  # noqa: PLC0415
 
     paths = starter.write((config or config_dir() / FILE_NAME).absolute(), STARTER)
     if as_json:

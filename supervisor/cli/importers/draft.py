@@ -17,8 +17,9 @@ from pydantic import BaseModel, JsonValue
 from runtimes.registry import REGISTRY
 from supervisor.catalog import sources
 from supervisor.catalog.document import Layer, Place, Problem, Source, Table, Trail, dotted, plain, tree_of
+from supervisor.catalog.folders import models_dir
 from supervisor.catalog.problems import validate
-from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig, models_dir
+from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
 from supervisor.catalog.yaml_writer import Comments, comment, to_yaml
 
 Values = dict[str, JsonValue]
