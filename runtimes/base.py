@@ -104,6 +104,8 @@ class Endpoint:
     method: Literal["POST", "GET"] = "POST"
     upstream_path: str | None = None  # where it differs from the public path
     meaning: Meaning = field(default=OTHER, compare=False)  # known by itself for a well-known path
+    unheard: tuple[tuple[str, bytes], ...] = ()
+    """Fields that its workers pass over where their JSON contains this: the request is translated then, if it can be."""
 
     def __post_init__(self) -> None:
         if self.meaning is OTHER:

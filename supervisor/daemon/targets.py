@@ -138,6 +138,8 @@ class Targets:
         """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
         body, name, method, model = asked.body, asked.name, scope["method"], route.model.id
         endpoint, translation = self._served(method, asked, model), None
+        if asked.translation is not None and endpoint is not None and _is_unheard(body, endpoint):
+            endpoint = None
         if endpoint is not None and asked.required is not None:
             body, translation = body.translated(asked.required.of(await _target_model(name, route), context))
         elif endpoint is None and asked.translation is not None:
@@ -239,6 +241,11 @@ class Targets:
             code="endpoint_not_supported",
             param="model",
         )
+
+
+def _is_unheard(body: Body, endpoint: Endpoint) -> bool:
+    """Would the worker pass over a part of the request?"""
+    return any(part in (body.raw(name) or b"") for name, part in endpoint.unheard)
 
 
 async def _target_model(name: str, route: Route) -> TargetModel:

@@ -64,15 +64,18 @@ _TEXT = frozenset(
         "/v1/chat/completions/input_tokens",
         "/v1/chat/completions/control",
         "/v1/completions",
-        "/v1/responses",
         "/v1/responses/input_tokens",
-        "/v1/messages",
         "/v1/messages/count_tokens",
         "/completion",
         "/infill",
         "/apply-template",
     )
-)
+) | {
+    Endpoint("/v1/responses", unheard=(("text", b'"json_'),)),
+    Endpoint(
+        "/v1/messages", unheard=(("thinking", b'"disabled"'), ("output_config", b'"format"'), ("output_format", b"{"))
+    ),
+}
 _CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})
 _AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})
 _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/embedding")})
