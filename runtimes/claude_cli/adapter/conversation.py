@@ -16,8 +16,8 @@ import msgspec
 from runtimes.base import RequestRefusedError
 
 _USED: Final = frozenset(("model", "messages", "stream", "stream_options"))
-_SYSTEM: Final = frozenset(("system", "developer"))
-_SPEAKERS: Final = frozenset(("user", "assistant"))
+_SYSTEM: Final = ("system", "developer")
+_ROLES: Final = (*_SYSTEM, "user", "assistant")
 _TEXTS: Final = {"text": "text", "refusal": "refusal"}
 _NOTHING: Final[tuple[object, ...]] = (None, False, "", [], {})
 _CHANGES_ANSWER: Final[Mapping[str, tuple[object, ...]]] = {
@@ -36,6 +36,7 @@ _CHANGES_ANSWER: Final[Mapping[str, tuple[object, ...]]] = {
 """Fields that a program can't do → the values that ask for nothing."""
 _OF_MESSAGES: Final = ("tool_calls", "function_call", "audio")
 
+_TEXT_ALONE: Final = "This model is a program that answers in text"
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # clients choose the names, and they go into a header
 _HEAD: Final = "This is a conversation so far. Reply with the assistant's next message alone, without any tags.\n\n"
 
@@ -62,9 +63,7 @@ def read(body: bytes) -> Asked:
     for name, harmless in _CHANGES_ANSWER.items():
         value = fields.get(name)
         if value not in _NOTHING and value not in harmless:
-            raise RequestRefusedError(
-                f'This model is a program that answers in text: it has no "{name}". Leave it out.', param=name
-            )
+            raise RequestRefusedError(f'{_TEXT_ALONE}: it has no "{name}". Leave it out.', param=name)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefusedError('"messages" must be a list of at least one message.', param="messages")
@@ -94,17 +93,13 @@ def _message(message: object, at: str) -> tuple[str, str]:
     if not isinstance(message, dict):
         raise RequestRefusedError(f'"{at}" must be an object.', param=at)
     role = message.get("role")
-    if role in {"tool", "function"}:
-        raise RequestRefusedError(
-            "This model is a program that answers in text: it knows no results of tools.", param=f"{at}.role"
-        )
-    if not isinstance(role, str) or role not in _SYSTEM | _SPEAKERS:
+    if role in ("tool", "function"):
+        raise RequestRefusedError(f"{_TEXT_ALONE}: it knows no results of tools.", param=f"{at}.role")
+    if role not in _ROLES:
         raise RequestRefusedError(f'"{at}.role" must be system, developer, user or assistant.', param=f"{at}.role")
     for name in _OF_MESSAGES:
         if message.get(name) not in _NOTHING:
-            raise RequestRefusedError(
-                f'This model is a program that answers in text: it knows no "{name}".', param=f"{at}.{name}"
-            )
+            raise RequestRefusedError(f'{_TEXT_ALONE}: it knows no "{name}".', param=f"{at}.{name}")
     content = message.get("content")
     if content is None and role == "assistant":
         content = message.get("refusal") or ""

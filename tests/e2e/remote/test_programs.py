@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemon import Daemon, running, wait_until
+from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
 
 PROGRAM = Path(__file__).parents[2] / "support" / "fake_cli.py"
@@ -76,7 +77,7 @@ def said(text: str) -> str:
 def shared(tmp_path_factory) -> Iterator[Site]:
     folder, seen = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("seen")
     models = {
-        "guarded": program(seen, allow_remote=False),
+        "claude:sonnet": program(seen, allow_remote=False),
         "plain": program(seen, system_args=["${system_file}"], pass_env=["THEIR_KEY"], env={"MORE": "1"}),
         "bare": program(seen, system_args=[]),
         "json": program(seen, "claude_json"),
@@ -84,8 +85,11 @@ def shared(tmp_path_factory) -> Iterator[Site]:
         "short": program(seen, timeout_s=1.0),
         "small": program(seen, output_mib=1),
         "single": program(seen, parallel=1),
+        "broken": fake("--exit-code", "1"),
     }
-    with running(folder, {"models": models}, env={"THEIR_KEY": "key-1", "OTHER_KEY": "key-2"}) as daemon:
+    tasks = {"ladder": {"candidates": ["broken", "claude:sonnet"], "allow_remote": True}}
+    config = {"models": models, "tasks": tasks, "limits": {"crash_limit": 1}}
+    with running(folder, config, env={"THEIR_KEY": "key-1", "OTHER_KEY": "key-2"}) as daemon:
         yield Site(daemon, seen)
 
 
@@ -99,12 +103,19 @@ class TestPermission:
     """It is a remote: a request must say that it may leave."""
 
     def test_refused(self, site):
-        answer = site.chat("guarded", "Hello")
+        answer = site.chat("claude:sonnet", "Hello")
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "remote_not_allowed")
         assert site.notes() == []
 
     def test_allowed(self, site):
-        assert site.chat("guarded", "Hello", **YES).status_code == 200
+        assert site.chat("claude:sonnet", "Hello", **YES).status_code == 200
+
+    def test_the_guard_against_cloud_fallbacks(self, site):
+        assert site.chat("task:ladder", "Hello").headers["x-llmux-model"] == "claude:sonnet"
+        with site.daemon.client() as client:
+            client.put("/api/v1/config", json={"allowCloudFallback": False}).raise_for_status()
+            assert site.chat("task:ladder", "Hello").status_code == 503
+            client.put("/api/v1/config", json={"allowCloudFallback": True}).raise_for_status()
 
     def test_what_operators_see(self, site):
         told = site.daemon.model("plain")
@@ -204,6 +215,11 @@ class TestFields:
         assert answer.status_code == 200
         assert answer.headers["x-llmux-ignored"] == "temperature, max_tokens, a??b"
 
+    def test_ignored_in_another_dialect(self, site):
+        body = {"model": "plain", "input": "Hello", "temperature": 0.5}
+        answer = site.daemon.post("/v1/responses", json=body)
+        assert "temperature" in answer.headers["x-llmux-ignored"].split(", ")
+
     @pytest.mark.parametrize(
         ("name", "value"),
         [
@@ -297,6 +313,15 @@ class TestBounds:
     def test_children_that_linger(self, site):
         assert site.chat("plain", "linger").json()["choices"][0]["message"]["content"] == f"left {site.child()}"
         wait_until(lambda: gone(site.child()))
+
+    def test_a_shim_that_is_killed(self, site):
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(site.chat, "plain", "linger hang")
+            child = site.child()
+            (pid,) = site.pids()
+            os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+            assert asked.result(LIMIT_S).json()["error"]["code"] == "upstream_error"
+        wait_until(lambda: all_gone(site) and gone(child))
 
     def test_a_client_that_leaves(self, site):
         body = {"model": "plain", "stream": True, "messages": [{"role": "user", "content": "hang"}]}
