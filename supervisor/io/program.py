@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Mapping
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -42,6 +42,8 @@ KILL_WAIT_S: Final = 5.0
 PIECE: Final = 64 * 1024
 THIS: Final = "The program that answers for this model"
 
+T = TypeVar("T")
+
 _numbers = itertools.count(1)
 
 
@@ -60,7 +62,7 @@ class ProgramPool:
         self._folders = log_file.with_suffix(FOLDERS)
         self._turns = asyncio.Semaphore(spec.parallel)
         self._running: set[ProgramResponse] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def sweep(self) -> None:
@@ -82,10 +84,11 @@ class ProgramPool:
         data = b"".join([bytes(piece) async for piece in body.pieces()])
         body.release()
         await self._turns.acquire()
+        starting = self._in_background(self._start(data))
         try:
-            response = await self._start(data)
-        except BaseException:
-            self._turns.release()
+            response = await asyncio.shield(starting)  # what a thread makes for it must not be lost
+        except asyncio.CancelledError:
+            starting.add_done_callback(_abandon)
             raise
         try:
             await response.begin()
@@ -121,6 +124,7 @@ class ProgramPool:
     # ------------------------------------------------------------------------------------------------------- a request
 
     async def _start(self, data: bytes) -> ProgramResponse:
+        """Takes over the turn: the response's end, or its own failure, gives it back."""
         number = next(_numbers)
         folder = self._folders / f"{_this_daemon()}-{number}"
         try:
@@ -141,6 +145,7 @@ class ProgramPool:
                 process = await spawn(order)
                 response = ProgramResponse(self, process, call, folder, (os.dup(out), os.dup(err)))
         except BaseException as error:
+            self._turns.release()
             self._in_background(self._remove(folder))
             match error:
                 case RequestRefusedError():
@@ -186,10 +191,11 @@ class ProgramPool:
             log.warning("remote.program_unkillable", model=self.model, reason=str(error))
             await process.wait()
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+    def _in_background(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _remove(self, folder: Path) -> None:
         with contextlib.suppress(OSError):
@@ -228,6 +234,11 @@ def _pipe(descriptors: contextlib.ExitStack) -> tuple[int, int]:
     for end in ends:
         descriptors.callback(os.close, end)
     return ends
+
+
+def _abandon(starting: asyncio.Task[ProgramResponse]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()
 
 
 def _disconnected() -> UpstreamError:
