@@ -11,7 +11,7 @@ import abc
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final, Generic, Literal, TypeVar, get_args
+from typing import ClassVar, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from pydantic import JsonValue
 
@@ -94,6 +94,61 @@ class RemoteSpec:
     max_retries: int = 0  # only before an answer has begun
     retry_wait_s: float = 5.0
     probe_interval_s: float | None = None  # None: it counts as there
+
+
+class RequestRefusedError(Exception):
+    """A request that a program can't answer; says what to change, and where."""
+
+    def __init__(self, message: str, *, param: str | None, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class ProgramError(Exception):
+    """A program's output is no answer. The words may be the program's own, for operators alone."""
+
+
+class ProgramAnswer(Protocol):
+    """What a client gets, made of a program's output as it comes."""
+
+    content_type: str
+
+    def feed(self, output: bytes) -> bytes:
+        """What a further piece of the output adds to the answer's body; nothing until the end where it isn't streamed.
+
+        Raises ProgramError.
+        """
+
+    def finish(self) -> bytes:
+        """The rest, once the program has ended well. Raises ProgramError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCall:
+    """One request as a program is asked."""
+
+    argv: tuple[str, ...]
+    stdin: bytes
+    files: Mapping[str, bytes]  # to be put into its folder first, by name
+    ignored: tuple[str, ...]  # the request's fields without effect
+    answer: ProgramAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """Everything needed to ask a program that is run once for each request.
+
+    `call` is how, by a request's body and the private folder that its files are in; blocks on large bodies, and raises
+    RequestRefusedError. `env` may hold secrets.
+    """
+
+    call: Callable[[bytes, Path], ProgramCall] = field(repr=False)
+    env: Mapping[str, str] = field(repr=False)  # added to the allowlisted base environment
+    parallel: int  # processes at once
+    timeout_s: float  # from its start to its end
+    output_bytes: int  # stdout and stderr together
 
 
 @dataclass(frozen=True, slots=True, order=True)

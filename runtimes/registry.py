@@ -54,5 +54,6 @@ REGISTRY = Registry(
         "embeddings": "runtimes.embeddings.adapter:EmbeddingsAdapter",
         "chatterbox": "runtimes.chatterbox.adapter:ChatterboxAdapter",
         "openai_remote": "runtimes.openai_remote.adapter:OpenAIRemoteAdapter",
+        "claude_cli": "runtimes.claude_cli.adapter:ClaudeCliAdapter",
     }
 )

@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
-from typing import TypeVar
+import re
+from collections.abc import Collection, Mapping
+from typing import Final, TypeVar
 
 from pydantic import JsonValue
 
-from runtimes.base import Adapter, LaunchContext, LaunchSpec, RemoteSpec
+from runtimes.base import Adapter, LaunchContext, LaunchSpec, ProgramSpec, RemoteSpec
 from runtimes.model_config import ModelConfig
 
 C = TypeVar("C", bound=ModelConfig)
 
+_FOR_WORKERS: Final = (
+    "vram_mib",
+    "devices",
+    "env",
+    "keep_alive_s",
+    "hold_s",
+    "replicas",
+    "replica_max",
+    "startup_timeout_s",
+    "startup_limit_s",
+    "grace_s",
+)
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def nothing_for_workers(config: ModelConfig, *, but: Collection[str] = ()) -> None:
+    """Raises ValueError for a key that is for models that run here, unless it is one of those in `but`."""
+    for key in _FOR_WORKERS:
+        default = type(config).model_fields[key].get_default(call_default_factory=True)
+        if key not in but and getattr(config, key) != default:
+            raise ValueError(f'"{key}" is for models that run here; a remote one has no process and no memory')
+
+
+def checked_variable(name: str) -> str:
+    """A name of an environment variable. Raises ValueError, which doesn't repeat it: it may be the secret itself."""
+    if _VARIABLE.fullmatch(name) is None:
+        raise ValueError("it is not the name of an environment variable; the key itself never stands in this file")
+    return name
+
 
 class RemoteAdapter(Adapter[C]):
-    """A runtime whose models others run: they take no process and no memory here, and are never loaded or evicted."""
+    """A runtime whose models others run: they take no worker and no memory here, and are never loaded or evicted."""
 
     remote = True
 
@@ -24,7 +54,7 @@ class RemoteAdapter(Adapter[C]):
         raise AssertionError(f"{self.name} starts no process")
 
     @abc.abstractmethod
-    def connect(self, config: C, environment: Mapping[str, str]) -> RemoteSpec:
+    def connect(self, config: C, environment: Mapping[str, str]) -> RemoteSpec | ProgramSpec:
         """How to reach it. `environment` is the daemon's own, which holds the key. Raises ModelUnusableError."""
 
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:

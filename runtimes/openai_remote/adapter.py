@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from runtimes.adapters.remote_adapter import RemoteAdapter
+from runtimes.adapters.remote_adapter import RemoteAdapter, checked_variable, nothing_for_workers
 from runtimes.base import CHAT_TEMPLATE, Endpoint, ModelUnusableError, RemoteSpec, Thinking
 from runtimes.model_config import ModelConfig
 
@@ -32,19 +32,6 @@ DEFAULT_ENDPOINTS: Final = (
     "/v1/images/variations",
 )
 
-_FOR_PROCESSES: Final = (
-    "vram_mib",
-    "devices",
-    "env",
-    "keep_alive_s",
-    "hold_s",
-    "replicas",
-    "replica_max",
-    "startup_timeout_s",
-    "startup_limit_s",
-    "grace_s",
-)
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY: Final = re.compile(r"[\x21-\x7e]+")
 
 ThinkingField = Literal["thinking", "enable_thinking", "chat_template_kwargs", "reasoning", "reasoning_effort"]
@@ -76,13 +63,6 @@ def _checked_base(text: str) -> str:
     return text.rstrip("/")
 
 
-def _checked_variable(name: str) -> str:
-    # What stands here by mistake may be the key itself: it is not repeated.
-    if _VARIABLE.fullmatch(name) is None:
-        raise ValueError("it is not the name of an environment variable; the key itself never stands in this file")
-    return name
-
-
 def _checked_path(text: str) -> str:
     if re.fullmatch(r"/v1/[^\s?#]+", text) is None:
         raise ValueError(f"{text!r} is not a path like /v1/embeddings")
@@ -97,7 +77,7 @@ class OpenAIRemoteConfig(ModelConfig):
         examples=["https://api.example.com/v1"],
     )
     upstream_model: str = Field(min_length=1, description="The model's name there.", examples=["provider-model"])
-    api_key_env: Annotated[str, AfterValidator(_checked_variable)] | None = Field(
+    api_key_env: Annotated[str, AfterValidator(checked_variable)] | None = Field(
         default=None,
         description="Environment variable of the daemon that holds the key. Default: no key is sent.",
         examples=["EXAMPLE_API_KEY"],
@@ -145,10 +125,8 @@ class OpenAIRemoteConfig(ModelConfig):
     )
 
     @model_validator(mode="after")
-    def _nothing_for_processes(self) -> Self:
-        for key in _FOR_PROCESSES:
-            if getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
-                raise ValueError(f'"{key}" is for models that run here; a remote one has no process and no memory')
+    def _checked(self) -> Self:
+        nothing_for_workers(self)
         if self.thinking != "default" and self.thinking_field is None:
             raise ValueError('"thinking" needs a "thinking_field": remotes differ in how reasoning is switched')
         return self

@@ -100,7 +100,7 @@ class Fleet:
     def _replica(self, effect: StartWorker, post: Post) -> Replica:
         key, model = (effect.model, effect.generation), self.effective(effect.model)
         if model.adapter.remote:
-            return Remote(key, model, self.limits, post)
+            return Remote(key, model, self.limits, post, self._launcher)
         return Worker(key, model, effect.devices, self._launcher, self.limits, post, parts_mib=effect.lease_mib)
 
     async def _run(self, key: WorkerKey, replica: Replica, post: Post, gate: Awaitable[Crash | None] | None) -> None:

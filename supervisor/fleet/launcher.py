@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from runtimes.base import LaunchContext, LaunchSpec
+from runtimes.base import LaunchContext, LaunchSpec, ProgramSpec
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId, Parts
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership
 from supervisor.io.probe import ProbeResult
 from supervisor.io.process import ProcessExit
+from supervisor.io.program import ProgramPool
 from supervisor.io.progress import Progress
 
 
@@ -86,3 +87,6 @@ class Launcher(Protocol):
 
     def log_path(self, model: ModelId) -> Path:
         """Where the model's workers log."""
+
+    def programs(self, model: ModelId, spec: ProgramSpec) -> ProgramPool:
+        """The way to a model that a program answers, which is run here once for each request."""

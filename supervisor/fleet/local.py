@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import structlog
 
-from runtimes.base import LaunchContext, LaunchSpec
+from runtimes.base import LaunchContext, LaunchSpec, ProgramSpec
 from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import DeviceId, Devices, ModelId, Parts, base_of
@@ -29,6 +29,7 @@ from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership, PortRange, exposed, owner_check
 from supervisor.io.probe import check_health, check_ready
 from supervisor.io.process import ProcessExit, WorkerProcess
+from supervisor.io.program import ProgramPool
 from supervisor.io.progress import read_progress
 from supervisor.io.spawn import SpawnOrder, spawn
 from supervisor.io.threads import in_thread
@@ -155,8 +156,7 @@ class LocalLauncher:
         return self.log_dir / f"{plain}.log"
 
     def _order(self, worker: WorkerKey, spec: LaunchSpec, environment: EnvLease | None) -> SpawnOrder:
-        env = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
-        env.update(spec.env)
+        env = {**_inherited(), **spec.env}
         if spec.library_path:
             env["LD_LIBRARY_PATH"] = ":".join(filter(None, (*spec.library_path, env.get("LD_LIBRARY_PATH"))))
         model, generation = worker
@@ -173,6 +173,10 @@ class LocalLauncher:
             remains=self._remains(model) if spec.kill_argv is not None else None,
             keeps=(environment.record.fileno(),) if environment is not None else (),
         )
+
+    def programs(self, model: ModelId, spec: ProgramSpec) -> ProgramPool:
+        """See `Launcher`."""
+        return ProgramPool(spec, model, self.instance, {**_inherited(), **spec.env}, self.log_path(model))
 
     async def _until_gone(self, worker: WorkerKey, process: WorkerProcess, environment: EnvLease | None) -> ProcessExit:
         end = await process.wait()
@@ -206,6 +210,11 @@ class LocalLauncher:
         self.ports.release(worker)
         if environment is not None:
             give_back(environment)
+
+
+def _inherited() -> dict[str, str]:
+    """What of our environment is no secret."""
+    return {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
 
 
 def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, EnvLease | None]:

@@ -1,4 +1,4 @@
-"""A remote model as a replica: connected, watched, disconnected; there is no process.
+"""A remote model as a replica: connected, watched, disconnected; there is no worker.
 
 It is ready while its probes succeed: one that fails at first, or three in a row later, make it unready until one succeeds.
 Where it isn't probed, it counts as ready. A remote that can't be used as configured (no key in the environment) ends with a
@@ -17,15 +17,17 @@ import structlog
 from pydantic import JsonValue
 
 from runtimes.adapters.remote_adapter import RemoteAdapter
-from runtimes.base import ModelUnusableError, RemoteSpec
+from runtimes.base import ModelUnusableError, ProgramSpec, RemoteSpec
 from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.events import WorkerReady, WorkerUnready
 from supervisor.core.types import Crash, CrashClass
+from supervisor.fleet.launcher import Launcher
 from supervisor.fleet.replica import Post
 from supervisor.io.memory import WorkerKey
 from supervisor.io.probe import Readiness
+from supervisor.io.program import ProgramPool
 
 if TYPE_CHECKING:
     from supervisor.io.remote import RemotePool
@@ -38,14 +40,17 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 class Remote:
     """The `Replica` that others run."""
 
-    def __init__(self, key: WorkerKey, model: CatalogModel, limits: LimitsConfig, post: Post) -> None:
-        self.upstream: RemotePool | None = None
+    def __init__(
+        self, key: WorkerKey, model: CatalogModel, limits: LimitsConfig, post: Post, launcher: Launcher
+    ) -> None:
+        self.upstream: RemotePool | ProgramPool | None = None
         self.metrics: None = None
         self.progress: None = None
         self._key = key
         self._model = model
         self._limits = limits
         self._post = post
+        self._launcher = launcher
         self._started_at = time.monotonic()
         self._stop_asked = asyncio.Event()
 
@@ -57,10 +62,11 @@ class Remote:
         """See `Replica`."""
 
     def facts(self) -> dict[str, JsonValue]:
+        spec = self.upstream.spec if self.upstream is not None else None
         return {
             "pid": None,
             "port": None,
-            "address": self.upstream.spec.base_url if self.upstream is not None else None,
+            "address": spec.base_url if isinstance(spec, RemoteSpec) else None,
             "upstream_model": self._model.adapter.upstream_model(self._model.config),
             "uptime_s": round(time.monotonic() - self._started_at, 3),
             "connections": self.upstream.open_responses if self.upstream is not None else 0,
@@ -70,13 +76,12 @@ class Remote:
         adapter = cast("RemoteAdapter[ModelConfig]", self._model.adapter)
         try:
             spec = adapter.connect(self._model.config, os.environ)
-            upstream = self.upstream = await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
+            upstream = self.upstream = await self._connected(spec)
         except ModelUnusableError as error:
             return Crash(CrashClass.BAD_ARGUMENTS, str(error))
         except OSError as error:  # ssl.SSLError is one
             return Crash(CrashClass.BAD_ARGUMENTS, f"ca_file: {self._model.config.model_dump()['ca_file']}: {error}")
-        self._warn_of_plain_text(spec)
-        probing = asyncio.create_task(self._watch(upstream, spec.probe_interval_s))
+        probing = asyncio.create_task(self._watch(upstream))
         stopped = asyncio.create_task(self._stop_asked.wait())
         try:
             await asyncio.wait({probing, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -89,6 +94,15 @@ class Remote:
             await asyncio.wait({probing, stopped})
             await upstream.close()
 
+    async def _connected(self, spec: RemoteSpec | ProgramSpec) -> RemotePool | ProgramPool:
+        """Raises OSError for certificates that can't be read."""
+        if isinstance(spec, RemoteSpec):
+            self._warn_of_plain_text(spec)
+            return await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
+        programs = self._launcher.programs(self._key[0], spec)
+        await programs.sweep()
+        return programs
+
     def _pool(self, spec: RemoteSpec, loop: asyncio.AbstractEventLoop) -> RemotePool:
         from supervisor.io.remote import RemotePool  # noqa: PLC0415  # 0.1 s that only daemons with remotes pay
 
@@ -100,9 +114,10 @@ class Remote:
         if address.scheme == "http" and spec.key is not None and address.hostname not in _LOOPBACK:
             log.warning("remote.key_in_plain_text", model=self._key[0], address=spec.base_url)
 
-    async def _watch(self, upstream: RemotePool, interval_s: float | None) -> None:
+    async def _watch(self, upstream: RemotePool | ProgramPool) -> None:
         """Report what the probes say; does not end."""
-        if interval_s is None:
+        interval_s = upstream.spec.probe_interval_s if isinstance(upstream.spec, RemoteSpec) else None
+        if interval_s is None or isinstance(upstream, ProgramPool):
             self._post(WorkerReady(*self._key))
             await asyncio.Event().wait()
             return

@@ -182,6 +182,17 @@ def remote() -> Subject:
     )
 
 
+def program() -> Subject:
+    """A model that has no worker either: a program is run for each request."""
+    return Subject(
+        name="claude_cli",
+        adapter=REGISTRY.get("claude_cli"),
+        keys={"command": [sys.executable], "upstream_model": "theirs"},
+        broken={"command": [str(FAKE.with_name("no-such-program"))]},
+        complaint="is not a program",
+    )
+
+
 def contributed(folder: Path) -> Subject:
     """The runtime that CONTRIBUTING.md adds; its server is a fake worker."""
     program, model, broken = folder / "server", folder / "model", folder / "broken"
@@ -217,7 +228,9 @@ ELSEWHERE = {
     "embeddings": "tests/e2e/runtimes/test_embeddings.py",
     "chatterbox": "tests/e2e/runtimes/test_chatterbox.py",
     "openai_remote": "has no workers; tests/e2e/remote",
+    "claude_cli": "has no workers; tests/e2e/remote/test_programs.py",
 }
+REMOTES = {"openai_remote": remote, "claude_cli": program}
 RUNTIMES = [subject for subjects in SUBJECTS.values() for subject in subjects] + ["contributed"]
 
 
@@ -241,10 +254,10 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
     return fake() if name == "command" else llama(name)
 
 
-@pytest.fixture(scope="session", params=[*RUNTIMES, "openai_remote"])
+@pytest.fixture(scope="session", params=[*RUNTIMES, *REMOTES])
 def runtime(request, tmp_path_factory) -> Subject:
     """Every runtime in turn, those without workers too."""
-    return remote() if request.param == "openai_remote" else of_workers(request.param, tmp_path_factory)
+    return REMOTES[request.param]() if request.param in REMOTES else of_workers(request.param, tmp_path_factory)
 
 
 @pytest.fixture(scope="session", params=["embedded", pytest.param("binary", marks=pytest.mark.binary)])

@@ -82,6 +82,7 @@ ELSEWHERE = {
     "vllm_serve": "tests/e2e/runtimes/test_vllm.py (make test-vllm)",
     "command": "anybody's program: nothing to compute from but its files",
     "openai_remote": "takes no memory",
+    "claude_cli": "takes none that is managed: its program reaches a service of others",
 }
 
 

@@ -215,6 +215,19 @@ class TestNobodyNotices:
             daemon.wait_state("theirs", "ready")
             assert daemon.chat("theirs", allow_remote=True).status_code == 200
 
+    def test_a_program_goes_on_writing(self, make, tmp_path):
+        command = [sys.executable, "-I", "-S", str(REPOSITORY / "tests/support/fake_cli.py"), "text", str(tmp_path)]
+        about = {"runtime": "claude_cli", "command": command, "output": "text", "upstream_model": "m"}
+        daemon = make({"theirs": {**about, "allow_remote": True}})
+        daemon.wait_state("theirs", "ready")
+        stream = Stream(daemon, "theirs", messages=[{"role": "user", "content": f"wait {tmp_path}/go"}])
+        wait_until(lambda: stream.text)
+        daemon.upgrade()
+        daemon.wait_state("theirs", "ready")
+        assert daemon.chat("theirs").status_code == 200
+        (tmp_path / "go").touch()
+        assert stream.result().ended_cleanly, (stream.text, stream.error)
+
     def test_what_comes_on_an_old_connection_is_the_new_ones_to_authorise(self, make, tmp_path):
         keys = tmp_path / "keys.yaml"
         entries = [{"name": name, "key": f"sk-test-key-{name}", "scopes": [name]} for name in ("inference", "admin")]

@@ -1,0 +1,123 @@
+"""A chat completion as a prompt for a program: one text, and the system prompt apart.
+
+Each field is used, refused by its name, or named as ignored. A program can't be told how to sample, so what says that is
+ignored; tools, pictures and forms of the answer change what an answer is, so they are refused. What is null is absent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from runtimes.base import RequestRefusedError
+
+_USED: Final = frozenset(("model", "messages", "stream", "stream_options"))
+_SYSTEM: Final = ("system", "developer")
+_ROLES: Final = (*_SYSTEM, "user", "assistant")
+_TEXTS: Final = {"text": "text", "refusal": "refusal"}
+_NOTHING: Final[tuple[object, ...]] = (None, False, "", [], {})
+_CHANGES_ANSWER: Final[Mapping[str, tuple[object, ...]]] = {
+    "tools": (),
+    "functions": (),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "n": (1,),
+    "logprobs": (),
+    "top_logprobs": (0,),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+}
+"""Fields that a program can't do → the values that ask for nothing."""
+_OF_MESSAGES: Final = ("tool_calls", "function_call", "audio")
+
+_TEXT_ALONE: Final = "This model is a program that answers in text"
+_STRANGE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # clients choose the names, and they go into a header
+_HEAD: Final = "This is a conversation so far. Reply with the assistant's next message alone, without any tags.\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks of a program."""
+
+    prompt: str
+    system: str
+    stream: bool
+    include_usage: bool
+    ignored: tuple[str, ...]
+
+
+def read(body: bytes) -> Asked:
+    """Raises RequestRefusedError."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestRefusedError("The request body is not valid JSON.", param=None, code="invalid_json") from error
+    if not isinstance(fields, dict):
+        raise RequestRefusedError("The request body must be a JSON object.", param=None)
+    for name, harmless in _CHANGES_ANSWER.items():
+        value = fields.get(name)
+        if value not in _NOTHING and value not in harmless:
+            raise RequestRefusedError(f'{_TEXT_ALONE}: it has no "{name}". Leave it out.', param=name)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefusedError('"messages" must be a list of at least one message.', param="messages")
+    said = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    turns = [(role, text) for role, text in said if role not in _SYSTEM]
+    if not turns or turns[-1][0] != "user":
+        raise RequestRefusedError('The last of "messages" must be the user\'s.', param="messages")
+    options = fields.get("stream_options")
+    known = _USED | _CHANGES_ANSWER.keys()
+    return Asked(
+        prompt=turns[0][1] if len(turns) == 1 else _HEAD + "\n".join(_tagged(role, text) for role, text in turns),
+        system="\n\n".join(text for role, text in said if role in _SYSTEM and text),
+        stream=fields.get("stream") is True,
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        ignored=tuple(
+            _STRANGE.sub("?", name[:64]) for name, value in fields.items() if value is not None and name not in known
+        )[:20],
+    )
+
+
+def _tagged(role: str, text: str) -> str:
+    return f"<{role}>\n{text}\n</{role}>"
+
+
+def _message(message: object, at: str) -> tuple[str, str]:
+    """Its role and text."""
+    if not isinstance(message, dict):
+        raise RequestRefusedError(f'"{at}" must be an object.', param=at)
+    role = message.get("role")
+    if role in ("tool", "function"):
+        raise RequestRefusedError(f"{_TEXT_ALONE}: it knows no results of tools.", param=f"{at}.role")
+    if role not in _ROLES:
+        raise RequestRefusedError(f'"{at}.role" must be system, developer, user or assistant.', param=f"{at}.role")
+    for name in _OF_MESSAGES:
+        if message.get(name) not in _NOTHING:
+            raise RequestRefusedError(f'{_TEXT_ALONE}: it knows no "{name}".', param=f"{at}.{name}")
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = message.get("refusal") or ""
+    if isinstance(content, str):
+        return role, content
+    if not isinstance(content, list):
+        raise RequestRefusedError(f'"{at}.content" must be a text, or a list of parts.', param=f"{at}.content")
+    return role, "\n".join(_texts(content, f"{at}.content"))
+
+
+def _texts(parts: list[object], at: str) -> Iterator[str]:
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(_TEXTS[kind]) if isinstance(part, dict) and kind in _TEXTS else None
+        if not isinstance(text, str):
+            raise RequestRefusedError(
+                f'"{at}[{number}]" must be of type text: this model takes nothing else.',
+                param=f"{at}[{number}]",
+                code="modality_unsupported" if isinstance(kind, str) and kind not in _TEXTS else "invalid_request",
+            )
+        yield text

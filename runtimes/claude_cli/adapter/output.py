@@ -1,0 +1,176 @@
+"""What a program prints, read as it comes: plain text, or the JSON of Claude's CLI.
+
+With `--output-format json` that is one object, the result. With `stream-json` it is one object a line: `assistant` messages
+and, with `--include-partial-messages`, the pieces of these as `stream_event`, in the form of the Messages API; the result is
+the last one. Lines of other types, and such as hold no JSON, are passed over.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from runtimes.base import ProgramError
+
+_FINISHED_BY: Final = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
+_WORDS: Final = 500  # characters of a failure
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, as OpenAI counts them: those of the prompt include the cached ones."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of an output."""
+
+    text: str  # what was not given before
+    finish_reason: str = "stop"
+    usage: Usage | None = None
+
+
+class Output(Protocol):
+    """One program's output."""
+
+    def feed(self, data: bytes) -> str:
+        """The text of the answer in a further piece. Raises ProgramError."""
+
+    def end(self) -> Result:
+        """Once there is no more. Raises ProgramError for what is no answer, with the program's words."""
+
+
+class Text:
+    """The answer is all that is printed, but for blanks at its end."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._blank = ""  # may be the end
+
+    def feed(self, data: bytes) -> str:
+        """See `Output`."""
+        text = self._blank + self._decoder.decode(data)
+        kept = text.rstrip()
+        self._blank = text[len(kept) :]
+        return kept
+
+    def end(self) -> Result:
+        """See `Output`."""
+        return Result((self._blank + self._decoder.decode(b"", final=True)).rstrip())
+
+
+class ClaudeJson:
+    """One object, at the end."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> str:
+        """See `Output`."""
+        self._data += data
+        return ""
+
+    def end(self) -> Result:
+        """See `Output`."""
+        found = _object(bytes(self._data))
+        if found is None or found.get("type") != "result":
+            raise ProgramError("its output is not the JSON of a result")
+        return _result(found, given=False)
+
+
+class ClaudeStreamJson:
+    """One object a line."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._has_pieces = False  # then whole messages say nothing new
+        self._given = False
+        self._result: Mapping[str, object] | None = None
+
+    def feed(self, data: bytes) -> str:
+        """See `Output`."""
+        *lines, rest = data.split(b"\n")
+        texts = []
+        for line in lines:
+            self._line += line
+            texts.append(self._read(bytes(self._line)))
+            self._line.clear()
+        self._line += rest
+        text = "".join(texts)
+        self._given = self._given or bool(text)
+        return text
+
+    def end(self) -> Result:
+        """See `Output`."""
+        last = self.feed(b"\n")
+        if self._result is None:
+            raise ProgramError("its output ended without a result")
+        result = _result(self._result, given=self._given)
+        return Result(last + result.text, result.finish_reason, result.usage)
+
+    def _read(self, line: bytes) -> str:
+        found = _object(line)
+        if found is None or found.get("parent_tool_use_id") is not None:  # what a part of the program says to another
+            return ""
+        match found:
+            case {"type": "stream_event", "event": {"type": "content_block_delta", "delta": {"text": str(text)}}}:
+                self._has_pieces = True
+                return text
+            case {"type": "assistant", "message": {"content": list(content)}} if not self._has_pieces:
+                return "".join(
+                    block["text"]
+                    for block in content
+                    if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
+                )
+            case {"type": "result"}:
+                self._result = found
+        return ""
+
+
+OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {
+    "text": Text,
+    "claude_json": ClaudeJson,
+    "claude_stream_json": ClaudeStreamJson,
+}
+"""By the name in the configuration."""
+
+
+def _object(data: bytes) -> dict[str, object] | None:
+    """The JSON object in `data`, behind a terminal's control characters, if there are any."""
+    start = data.find(b"{")
+    try:
+        found = msgspec.json.decode(data[start:]) if start >= 0 else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _result(found: Mapping[str, object], *, given: bool) -> Result:
+    text, subtype = found.get("result"), found.get("subtype")
+    if found.get("is_error") is True or (isinstance(subtype, str) and subtype.startswith("error")):
+        raise ProgramError(f"its result is an error: {str(text or subtype)[:_WORDS]}")
+    if not given and not isinstance(text, str):
+        raise ProgramError("its result holds no text")
+    reason = found.get("stop_reason")
+    return Result(
+        "" if given or not isinstance(text, str) else text,
+        _FINISHED_BY.get(reason, "stop") if isinstance(reason, str) else "stop",
+        _usage(found.get("usage")),
+    )
+
+
+def _usage(found: object) -> Usage | None:
+    if not isinstance(found, dict):
+        return None
+    names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+    counts = [value if isinstance(value := found.get(name), int) and value >= 0 else 0 for name in names]
+    new, written, cached, completion = counts
+    return Usage(new + written + cached, cached, completion)

@@ -1,0 +1,109 @@
+"""Requests as prompts: each field is used, refused by its name, or named as ignored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runtimes.base import RequestRefusedError
+from runtimes.claude_cli.adapter.conversation import read
+
+USER = {"role": "user", "content": "Hello"}
+
+
+def asked(**fields: object):
+    return read(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+
+
+def refused(**fields: object) -> RequestRefusedError:
+    with pytest.raises(RequestRefusedError) as caught:
+        asked(**fields)
+    return caught.value
+
+
+class TestFields:
+    def test_what_is_used(self):
+        found = asked(stream=True, stream_options={"include_usage": True})
+        assert (found.prompt, found.system, found.stream, found.include_usage) == ("Hello", "", True, True)
+        assert found.ignored == ()
+
+    def test_what_is_ignored(self):
+        assert asked(temperature=1, seed=3, max_tokens=None, user="u").ignored == ("temperature", "seed", "user")
+
+    def test_names_that_clients_make_up(self):
+        fields = {f"x{number}": 1 for number in range(50)}
+        assert len(asked(**fields).ignored) == 20
+        assert asked(**{"a\r\nb: c" + "d" * 100: 1}).ignored == (f"a??b??c{'d' * 57}",)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("tools", [{"type": "function"}]),
+            ("functions", [{"name": "f"}]),
+            ("tool_choice", "required"),
+            ("tool_choice", {"type": "function"}),
+            ("response_format", {"type": "json_schema"}),
+            ("n", 2),
+            ("logprobs", True),
+            ("top_logprobs", 3),
+            ("audio", {"voice": "v"}),
+            ("modalities", ["text", "audio"]),
+            ("web_search_options", {"x": 1}),
+        ],
+    )
+    def test_what_is_refused(self, name, value):
+        error = refused(**{name: value})
+        assert error.param == name
+        assert f'"{name}"' in error.message
+
+    def test_what_asks_for_nothing(self):
+        nothing = {"tools": [], "tool_choice": "auto", "n": 1, "logprobs": False, "top_logprobs": 0, "audio": None}
+        assert asked(**nothing, response_format={"type": "text"}, modalities=["text"]).ignored == ()
+
+
+class TestMessages:
+    @pytest.mark.parametrize(
+        ("message", "param"),
+        [
+            ("Hello", "messages[0]"),
+            ({"content": "Hello"}, "messages[0].role"),
+            ({"role": ["user"], "content": "Hello"}, "messages[0].role"),
+            ({"role": "tool", "content": "4"}, "messages[0].role"),
+            ({"role": "user"}, "messages[0].content"),
+            ({"role": "user", "content": 5}, "messages[0].content"),
+            ({"role": "user", "content": ["Hello"]}, "messages[0].content[0]"),
+            ({"role": "user", "content": [{"type": "text", "text": 5}]}, "messages[0].content[0]"),
+            ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        ],
+    )
+    def test_mistakes(self, message, param):
+        error = refused(messages=[message, USER])
+        assert (error.param, error.code) == (param, "invalid_request")
+
+    def test_what_is_no_text(self):
+        error = refused(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+        assert (error.param, error.code) == ("messages[0].content[0]", "modality_unsupported")
+
+    @pytest.mark.parametrize("messages", [None, [], "Hello", [{"role": "system", "content": "A"}],
+                                          [USER, {"role": "assistant", "content": "B"}]])  # fmt: skip
+    def test_nobody_to_answer(self, messages):
+        assert refused(messages=messages).param == "messages"
+
+    def test_parts(self):
+        parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "Two"}]
+        assert asked(messages=[{"role": "user", "content": parts}]).prompt == "One\nTwo"
+
+    def test_an_assistant_that_refused(self):
+        silent = {"role": "assistant", "content": None, "refusal": "No."}
+        assert "<assistant>\nNo.\n</assistant>" in asked(messages=[USER, silent, USER]).prompt
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'"\xff"', b"[" * 100_000])
+    def test_what_is_no_request(self, body):
+        with pytest.raises(RequestRefusedError):
+            read(body)
+
+    def test_half_a_character(self):
+        body = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}'
+        with pytest.raises(RequestRefusedError):
+            read(body)
