@@ -298,7 +298,7 @@ class Assembly(PublicNames):
     def _check_prompt_format(self, model: CatalogModel, node: Node, trail: Trail) -> None:
         """Whether its worker completes the texts that llmux writes for it."""
         if model.prompts is not None and COMPLETIONS not in {endpoint.path for endpoint in model.endpoints}:
-            message = f"prompt_format: llmux writes these prompts, and needs a worker that serves {COMPLETIONS}"
+            message = f"prompt_format: these prompts are for texts, so it needs a worker that serves {COMPLETIONS}"
             self._adapter_problem(message, node, trail)
 
     def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:

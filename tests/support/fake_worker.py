@@ -100,6 +100,7 @@ class Stats:
         self.peak = 0
         self.aborted = 0
         self.ids: list[str] = []
+        self.last: object = None  # the JSON that came last
 
     def begin(self, request_id: str | None) -> None:
         with self.lock:
@@ -123,6 +124,7 @@ class Stats:
                 "peak": self.peak,
                 "aborted": self.aborted,
                 "ids": list(self.ids),
+                "last": self.last,
             }
 
 
@@ -198,6 +200,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             request = {}
         if not isinstance(request, dict):
             request = {}
+        self.stats.last = request
         options = argparse.Namespace(**{**vars(self.options), **request.get("fake", {})})
         if options.key_env and self.headers.get("Authorization") != f"Bearer {os.environ[options.key_env]}":
             self.send_json(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})

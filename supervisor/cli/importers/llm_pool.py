@@ -80,7 +80,8 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
         else:
             draft.lose(f"engine.models.{theirs}", "expected an object")
     decoding = object_of(engine.get("decoding"))
-    draft.lose_unknown("engine.decoding.", decoding, _DECODING, dict.fromkeys(decoding, "requests have no such field"))
+    why = dict.fromkeys(decoding, "requests have no such field") | {"beam_size": "no runtime here searches with beams"}
+    draft.lose_unknown("engine.decoding.", decoding, _DECODING, why)
     for name, model in draft.models.items():
         # vLLM's field bears the name that llm-pool uses; remotes refuse fields that they don't know.
         names = dict(_DECODING)

@@ -1,4 +1,4 @@
-"""Chats with workers that only complete texts: llmux writes the prompt, and makes a chat of the answer.
+"""Chats with workers that only complete texts, whose prompts are written here; a chat is made of the answer.
 
 A model's `prompt_format` says how. Its requests come here as chat completions, whatever API the client speaks, after the
 model's parameters were put in; `conversation` reads the messages, `formats` writes the prompt, `answer` maps what comes back.
@@ -15,7 +15,7 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.prompts.answer import Chats
 from supervisor.proxy.prompts.conversation import Conversation
-from supervisor.proxy.prompts.formats import WRITERS
+from supervisor.proxy.prompts.formats import WRITERS, Said
 
 _encode: Final = msgspec.json.Encoder().encode
 _NULL: Final = b"null"
@@ -58,7 +58,7 @@ class Completions:
         conversation = Conversation(fields.get("messages"), self._name)
         ignored = [*conversation.ignored, *(name for name in _EFFECTLESS if _given(fields, name))]
         thinks = self._thinks(fields, ignored)
-        prompt = WRITERS[self._prompts.name](conversation.turns, thinks, self._name)
+        prompt = WRITERS[self._prompts.name](Said(conversation.turns, thinks, self._name))
         if not self._prompts.translates:
             ignored += (
                 f"messages[{at}].content.{code}"

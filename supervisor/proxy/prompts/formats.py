@@ -7,6 +7,7 @@ Templates trim some texts. Of a very large one, whose middle isn't here, the end
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from runtimes.model_config import PromptFormatName
@@ -14,8 +15,17 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy.prompts.conversation import Turn, system_of
 from supervisor.proxy.prompts.languages import NAMES
 
-Writer = Callable[[Sequence[Turn], bool, str], str]
-"""The prompt for these turns; whether the model is to think first; its name, for errors."""
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A conversation that needs a prompt. `thinks`: the model is to think first; `model`: its name, for errors."""
+
+    turns: Sequence[Turn]
+    thinks: bool
+    model: str
+
+
+Writer = Callable[[Said], str]
 
 _ALPACA: Final = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -24,17 +34,17 @@ _UNKNOWN: Final = frozenset({"", "auto", "mixed"})  # source languages that are 
 _SOURCES: Final = ("en", "de")  # that stand for them: the first that isn't the target
 
 
-def _generic(turns: Sequence[Turn], thinks: bool, name: str) -> str:
-    system = system_of(turns)
+def _generic(said: Said) -> str:
+    system = system_of(said.turns)
     who = {"user": "User", "assistant": "Assistant"}
-    said = "".join(f"{who[turn.role]}: {turn.text}\n" for turn in turns if turn.role != "system")
-    return f"{system}\n\n{said}Assistant:" if system else f"{said}Assistant:"
+    lines = "".join(f"{who[turn.role]}: {turn.text}\n" for turn in said.turns if turn.role != "system")
+    return f"{system}\n\n{lines}Assistant:" if system else f"{lines}Assistant:"
 
 
-def _mistral(turns: Sequence[Turn], thinks: bool, name: str) -> str:
+def _mistral(said: Said) -> str:
     """The system's words stand before the first of the user's."""
-    system, prompt = system_of(turns), ""
-    for turn in turns:
+    system, prompt = system_of(said.turns), ""
+    for turn in said.turns:
         if turn.role == "user":
             before = f"{system}\n\n" if system else ""
             prompt, system = f"{prompt}[INST] {before}{turn.text} [/INST]", ""
@@ -43,33 +53,36 @@ def _mistral(turns: Sequence[Turn], thinks: bool, name: str) -> str:
     return prompt
 
 
-def _chatml(turns: Sequence[Turn], thinks: bool, name: str) -> str:
-    return "".join(f"<|im_start|>{turn.role}\n{turn.text}<|im_end|>\n" for turn in turns) + "<|im_start|>assistant\n"
+def _chatml(said: Said) -> str:
+    return (
+        "".join(f"<|im_start|>{turn.role}\n{turn.text}<|im_end|>\n" for turn in said.turns) + "<|im_start|>assistant\n"
+    )
 
 
-def _qwen3(turns: Sequence[Turn], thinks: bool, name: str) -> str:
+def _qwen3(said: Said) -> str:
     """ChatML without the thoughts of former answers. Without thinking, the answer begins after an empty thought."""
     seen = [
         Turn(turn.role, _after(turn.text, "</think>").lstrip("\n")) if turn.role == "assistant" else turn
-        for turn in turns
+        for turn in said.turns
     ]
-    return _chatml(seen, thinks, name) + ("" if thinks else "<think>\n\n</think>\n\n")
+    return _chatml(replace(said, turns=seen)) + ("" if said.thinks else "<think>\n\n</think>\n\n")
 
 
-def _gemma4(turns: Sequence[Turn], thinks: bool, name: str) -> str:
+def _gemma4(said: Said) -> str:
     prompt = ""
-    if thinks and turns[0].role != "system":
+    if said.thinks and said.turns[0].role != "system":
         prompt = "<|turn>system\n<|think|>\n<turn|>\n"
-    for index, turn in enumerate(turns):
+    for index, turn in enumerate(said.turns):
         role = "model" if turn.role == "assistant" else turn.role
         text = _without_channels(turn.text) if role == "model" else turn.text
-        switch = "<|think|>\n" if thinks and index == 0 and role == "system" else ""
+        switch = "<|think|>\n" if said.thinks and index == 0 and role == "system" else ""
         prompt += f"<|turn>{role}\n{switch}{text.strip()}<turn|>\n"
-    return prompt + "<|turn>model\n" + ("" if thinks else "<|channel>thought\n<channel|>")
+    return prompt + "<|turn>model\n" + ("" if said.thinks else "<|channel>thought\n<channel|>")
 
 
-def _translategemma(turns: Sequence[Turn], thinks: bool, name: str) -> str:
+def _translategemma(said: Said) -> str:
     """One text, from a language into another. Where the first isn't known, the model is told to find it out."""
+    turns, name = said.turns, said.model
     if [turn.role for turn in turns] != ["user"]:
         what = "leave instructions out" if turns[0].role == "system" else "send one message, of the user"
         raise InvalidRequestError(f"{name} translates one text a request: {what}.", param="messages")
@@ -95,9 +108,9 @@ def _translategemma(turns: Sequence[Turn], thinks: bool, name: str) -> str:
     )
 
 
-def _alpaca(turns: Sequence[Turn], thinks: bool, name: str) -> str:
-    prompt = system_of(turns) or _ALPACA
-    for turn in turns:
+def _alpaca(said: Said) -> str:
+    prompt = system_of(said.turns) or _ALPACA
+    for turn in said.turns:
         if turn.role == "user":
             prompt += f"\n\n### Instruction:\n{turn.text}\n\n### Response:\n"
         elif turn.role == "assistant":
@@ -105,8 +118,8 @@ def _alpaca(turns: Sequence[Turn], thinks: bool, name: str) -> str:
     return prompt
 
 
-def _raw(turns: Sequence[Turn], thinks: bool, name: str) -> str:
-    return "\n\n".join(turn.text for turn in turns)
+def _raw(said: Said) -> str:
+    return "\n\n".join(turn.text for turn in said.turns)
 
 
 WRITERS: Final[Mapping[PromptFormatName, Writer]] = {

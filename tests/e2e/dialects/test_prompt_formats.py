@@ -11,7 +11,7 @@ from tests.support.daemon import fake, gguf, running
 from tests.support.fake_worker import WORDS
 
 TEXT = "".join(WORDS)
-BOTH = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
+BOTH = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "GET /stats"]
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 IM = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
 CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
@@ -24,6 +24,12 @@ PROMPTS = {
     "alpaca": "Be brief.\n\n### Instruction:\nHello\n\n### Response:\n",
     "raw": "Be brief.\n\nHello",
 }
+TRANSLATION = (
+    "<start_of_turn>user\nYou are a professional {0} ({1}) to English (en) translator. Your goal is to accurately convey the "
+    "meaning and nuances of the original {0} text while adhering to English grammar, vocabulary, and cultural sensitivities.\n"
+    "Produce only the English translation, without any additional explanations or commentary. Please translate the following "
+    "{0} text into English:\n\n\n{2}<end_of_turn>\n<start_of_turn>model\n"
+)
 FORMATS = [*PROMPTS, "translategemma_template"]
 
 
@@ -51,12 +57,17 @@ def ask(site, path, model, **fields):
     return told
 
 
+def got(site, model):
+    """What the scripted worker got last."""
+    return site.get(f"/stats?model={model}").json()["last"]
+
+
 def received(site, model, **fields):
-    """What the scripted worker got for a chat."""
+    """What it got for a chat."""
     answer = ask(site, "/v1/chat/completions", model, **{"messages": HELLO, **fields}).json()
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": TEXT}
     assert (answer["object"], answer["model"]) == ("chat.completion", model)
-    return answer["received"]
+    return got(site, model)
 
 
 def refused(told):
@@ -70,20 +81,25 @@ class TestPrompts:
 
     @pytest.mark.parametrize("name", PROMPTS)
     def test_of_a_chat(self, site, name):
-        got = received(site, name, temperature=0, stop=["END"])
-        assert got["prompt"] == PROMPTS[name]
-        assert (got["model"], got["temperature"], got["max_tokens"], got["stop"][0]) == (name, 0, None, "END")
-        assert "messages" not in got
+        found = received(site, name, temperature=0, stop=["END"])
+        assert found["prompt"] == PROMPTS[name]
+        assert (found["model"], found["temperature"], found["max_tokens"], found["stop"][0]) == (name, 0, None, "END")
+        assert "messages" not in found
 
     def test_configured_parameters_come_before(self, site):
-        got = received(site, "kind")
-        assert got["prompt"] == "Be kind.\n\nBe brief.\n\n### Instruction:\nHello\n\n### Response:\n"
-        assert (got["stop"], got["top_k"]) == (["END", "### Instruction:"], 3)
+        found = received(site, "kind")
+        assert found["prompt"] == "Be kind.\n\nBe brief.\n\n### Instruction:\nHello\n\n### Response:\n"
+        assert (found["stop"], found["top_k"]) == (["END", "### Instruction:"], 3)
 
     @pytest.mark.parametrize(
         ("model", "wanted", "thinks"),
-        [("qwen3_template", None, True), ("qwen3_template", False, False), ("calm", None, False), ("calm", True, True)]
-        + [("fixed", True, False)],
+        [
+            ("qwen3_template", None, True),
+            ("qwen3_template", False, False),
+            ("calm", None, False),
+            ("calm", True, True),
+            ("fixed", True, False),
+        ],
     )
     def test_thinking(self, site, model, wanted, thinks):
         fields = {} if wanted is None else {"chat_template_kwargs": {"enable_thinking": wanted}}
@@ -92,8 +108,8 @@ class TestPrompts:
     def test_a_large_text(self, site):
         """Of which only the outline is parsed on the way."""
         text = "Much to read. " * 30_000
-        got = received(site, "chatml", messages=[{"role": "user", "content": text}])
-        assert got["prompt"] == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        found = received(site, "chatml", messages=[{"role": "user", "content": text}])
+        assert found["prompt"] == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
     def test_what_has_no_place(self, site):
         fields = {"model": "alpaca", "messages": HELLO}
@@ -142,20 +158,25 @@ class TestAnswers:
         fields = {"messages": HELLO[1:], "system": "Be brief.", "max_tokens": 9}
         told = ask(site, "/v1/messages", "alpaca", **fields).json()
         assert told["content"] == [{"type": "text", "text": TEXT}]
+        assert got(site, "alpaca")["prompt"] == PROMPTS["alpaca"]
         kinds = [one["type"] for one in events(ask(site, "/v1/messages", "alpaca", **fields, stream=True).text)]
         assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
 
     def test_responses(self, site):
-        told = ask(site, "/v1/responses", "alpaca", input="Hello").json()
+        told = ask(site, "/v1/responses", "alpaca", input="Hello", instructions="Be brief.").json()
         assert told["output"][-1]["content"][0]["text"] == TEXT
+        assert got(site, "alpaca")["prompt"] == PROMPTS["alpaca"]
 
     def test_ollama(self, site):
         told = ask(site, "/api/chat", "alpaca", messages=HELLO, stream=False).json()
         assert told["message"]["content"] == TEXT
+        assert got(site, "alpaca")["prompt"] == PROMPTS["alpaca"]
 
     def test_llm_pool(self, site):
-        told = ask(site, "/v1/responses", "chatml", input="Hello", decoding={"max_tokens": 3}).json()
-        assert told["output_text"] == TEXT
+        fields = {"input": "Hello", "instructions": "Be brief.", "decoding": {"max_tokens": 3, "stop": ["END"]}}
+        assert ask(site, "/v1/responses", "chatml", **fields).json()["output_text"] == TEXT
+        found = got(site, "chatml")
+        assert (found["prompt"], found["max_tokens"], found["stop"]) == (CHATML, 3, ["END", *IM])
         text = ask(site, "/v1/responses", "chatml", input="Hello", decoding={}, stream=True).text
         assert [one["type"] for one in events(text)] == [
             "response.created",
@@ -181,22 +202,25 @@ class TestLlmPool:
         assert rows[model]["multi_turn"] is False
         assert rows[model]["thinking_modes"] == ["disabled"]
 
-    @pytest.mark.parametrize(
-        ("thinking", "end"),
-        [("default", "<think>\n\n</think>\n\n"), ("enabled", ""), ("disabled", "<think>\n\n</think>\n\n")],
-    )
-    def test_thinking_overrules_what_is_configured(self, site, thinking, end):
-        """The answer repeats the prompt, so that it can be seen."""
-        told = ask(site, "/v1/chat/completions", "calm", messages=HELLO).json()
-        assert told["received"]["prompt"].endswith("</think>\n\n")
-        fields = {"enabled": {"enable_thinking": True}, "disabled": {"enable_thinking": False}, "default": {}}[thinking]
-        assert received(site, "calm", chat_template_kwargs=fields)["prompt"] == CHATML + end
-        assert ask(site, "/v1/responses", "calm", input="Hello", thinking=thinking).json()["output_text"] == TEXT
+    @pytest.mark.parametrize(("thinking", "thinks"), [("default", False), ("enabled", True), ("disabled", False)])
+    def test_thinking_overrules_what_is_configured(self, site, thinking, thinks):
+        fields = {"input": "Hello", "instructions": "Be brief.", "thinking": thinking}
+        assert ask(site, "/v1/responses", "calm", **fields).json()["output_text"] == TEXT
+        assert got(site, "calm")["prompt"] == CHATML + ("" if thinks else "<think>\n\n</think>\n\n")
 
-    def test_translations(self, site):
-        known = {"input": "Hallo", "source_lang_code": "nl", "target_lang_code": "en"}
-        for fields in (known, {**known, "source_lang_code": "mixed"}, {"input": "Hallo", "target_lang_code": "en"}):
-            assert ask(site, "/v1/responses", "translategemma_template", **fields).json()["output_text"] == TEXT
+    def test_a_known_source(self, site):
+        fields = {"input": "Hallo", "source_lang_code": "nl", "target_lang_code": "en"}
+        told = ask(site, "/v1/responses", "translategemma_template", **fields)
+        assert told.json()["output_text"] == TEXT
+        assert "x-llmux-ignored" not in told.headers
+        assert got(site, "translategemma_template")["prompt"] == TRANSLATION.format("Dutch", "nl", "Hallo")
+
+    @pytest.mark.parametrize("source", [{}, {"source_lang_code": "auto"}, {"source_lang_code": "mixed"}])
+    def test_a_mixed_source(self, site, source):
+        fields = {"input": [{"type": "text", "text": "Hallo. "}, {"type": "text", "text": "Salut."}], **source}
+        ask(site, "/v1/responses", "translategemma_template", target_lang_code="en", **fields)
+        text = "(Detect the language of each segment below, and translate all of them into English.)\n\nHallo. Salut."
+        assert got(site, "translategemma_template")["prompt"] == TRANSLATION.format("German", "de", text)
 
     @pytest.mark.parametrize(
         ("fields", "param"),
@@ -214,11 +238,9 @@ class TestLlmPool:
 
     def test_a_translation_as_a_chat(self, site):
         part = {"type": "text", "text": "Hallo", "source_lang_code": "nl", "target_lang_code": "en"}
-        got = received(site, "translategemma_template", messages=[{"role": "user", "content": [part]}])
-        assert got["prompt"].endswith(
-            "translate the following Dutch text into English:\n\n\nHallo<end_of_turn>\n<start_of_turn>model\n"
-        )
-        assert got["stop"] == ["<end_of_turn>", "<start_of_turn>"]
+        found = received(site, "translategemma_template", messages=[{"role": "user", "content": [part]}])
+        assert found["prompt"] == TRANSLATION.format("Dutch", "nl", "Hallo")
+        assert found["stop"] == ["<end_of_turn>", "<start_of_turn>"]
 
 
 class TestLlamaCpp:

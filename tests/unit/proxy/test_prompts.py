@@ -59,8 +59,10 @@ class TestPrompts:
             ("mistral_template", "[INST] Be brief.\n\nHi [/INST] Yo</s>[INST] Bye [/INST]"),
             (
                 "chatml",
-                "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYo<|im_end|>\n"
-                "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+                (
+                    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+                    "<|im_start|>assistant\nYo<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+                ),
             ),
             (
                 "alpaca",
