@@ -133,7 +133,7 @@ class ModelConfig(BaseModel):
         description="How conversations become prompts. Default: by the worker, with the model's own chat template. `generic` and "
         "the formats of Mistral, Qwen3 and Gemma 4 use that as well where it is one of theirs; otherwise llmux writes the "
         "prompt, and the worker completes it.",
-        examples=["alpaca"],
+        examples=["qwen3_template"],
     )
     env: dict[str, str] = Field(default_factory=dict, description="Further environment variables for the worker.")
     startup_timeout_s: float = Field(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
-from tests.support import tiny
+from tests.support import environments, tiny, tiny_language
 from tests.support.daemon import fake, gguf, running
 from tests.support.fake_worker import WORDS
 
@@ -35,11 +36,20 @@ FORMATS = [*PROMPTS, "translategemma_template"]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    environments.installed("transformers")
+    bare = tmp_path_factory.mktemp("bare") / "model"
+    shutil.copytree(tiny_language.model(), bare, ignore=shutil.ignore_patterns("chat_template*"))
+    described = json.loads((bare / "tokenizer_config.json").read_text())
+    described.pop("chat_template", None)
+    (bare / "tokenizer_config.json").write_text(json.dumps(described))
     config = {
         "models": {
             **{name: fake(endpoints=BOTH, prompt_format=name) for name in FORMATS},
             "qwen": gguf(parallel=1, prompt_format="qwen3_template"),
+            "foreign": gguf(parallel=1, prompt_format="qwen3_template", chat_template="{{ messages }}"),
             "chat": gguf(parallel=1, prompt_format="chatml"),
+            "folder": {"runtime": "transformers", "threads": 1, "path": str(tiny_language.model())},
+            "bare": {"runtime": "transformers", "threads": 1, "path": str(bare), "prompt_format": "qwen3_template"},
         },
         "virtual_models": {
             "kind": {"model": "alpaca", "system_prompt_prefix": "Be kind.", "defaults": {"stop": ["END"], "top_k": 3}},
@@ -252,6 +262,16 @@ class TestLlamaCpp:
         assert (message["content"], message["reasoning_content"].strip()) == (tiny.ANSWER, tiny.THOUGHT.strip())
         assert ask(site, "/apply-template", "qwen", messages=HELLO[1:]).json()["prompt"]
 
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_both_prompts_are_the_same(self, site, enabled):
+        """Which the model proves: it thinks and answers at the end of its own prompts alone."""
+        fields = {"messages": HELLO, "temperature": 0, "chat_template_kwargs": {"enable_thinking": enabled}}
+        own, written = (ask(site, "/v1/chat/completions", model, **fields).json() for model in ("qwen", "foreign"))
+        messages = [one["choices"][0]["message"] for one in (own, written)]
+        assert [message["content"] for message in messages] == [tiny.ANSWER] * 2
+        assert [bool(message.get("reasoning_content")) for message in messages] == [enabled] * 2
+        assert own["usage"]["prompt_tokens"] == written["usage"]["prompt_tokens"]
+
     def test_the_prompt_is_llmuxs_otherwise(self, site):
         """As many tokens as the expected prompt has."""
         tokens = ask(site, "/tokenize", "chat", content=CHATML, add_special=True, parse_special=True).json()["tokens"]
@@ -273,3 +293,24 @@ class TestLlamaCpp:
         cut = ask(site, "/v1/chat/completions", "chat", **fields, stop=word).json()["choices"][0]
         assert cut["message"]["content"] == whole.partition(word)[0]
         assert cut["finish_reason"] == "stop"
+
+
+class TestTransformers:
+    """A folder without a chat template, whose worker refuses chats."""
+
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_it_answers_as_with_its_template(self, site, enabled):
+        fields = {"messages": HELLO, "temperature": 0, "chat_template_kwargs": {"enable_thinking": enabled}}
+        own, written = (ask(site, "/v1/chat/completions", model, **fields).json() for model in ("folder", "bare"))
+        first, second = (one["choices"][0]["message"] for one in (own, written))
+        assert first["content"] == second["content"] == tiny_language.ANSWER
+        assert (first.get("reasoning_content") or "").strip() == (second.get("reasoning_content") or "").strip()
+        assert bool(second.get("reasoning_content")) is enabled
+        assert own["usage"]["prompt_tokens"] == written["usage"]["prompt_tokens"]
+
+    def test_a_stream_of_messages(self, site):
+        fields = {"messages": HELLO[1:], "max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 50}}
+        found = events(ask(site, "/v1/messages", "bare", **fields, stream=True).text)
+        deltas = [one["delta"] for one in found if one["type"] == "content_block_delta"]
+        assert "".join(delta.get("text", "") for delta in deltas) == tiny_language.ANSWER
+        assert "".join(delta.get("thinking", "") for delta in deltas).strip() == tiny_language.THOUGHT

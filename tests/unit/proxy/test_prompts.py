@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.catalog.prompt_format import FORMATS, written_here
+from supervisor.catalog.prompt_format import FORMATS
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.proxy.prompts import Completions
 from supervisor.proxy.prompts.answer import Chats, Thoughts
@@ -352,26 +352,3 @@ class TestThoughts:
 
     def test_without_thinking_marks_are_text(self):
         assert joined(streamed(["<think>a</think>"]), "content") == "<think>a</think>"
-
-
-class TestWhoWrites:
-    """A worker's own template is used where it is of the same family."""
-
-    @pytest.mark.parametrize(
-        ("name", "template", "here"),
-        [
-            ("generic", "{{ anything }}", False),
-            ("generic", "", True),
-            ("generic", None, False),
-            ("qwen3_template", "<|im_start|>", False),
-            ("qwen3_template", "[INST]", True),
-            ("mistral_template", "[INST]", False),
-            ("gemma4_template", "<start_of_turn>", True),
-            ("gemma4_template", "<|turn>", False),
-            ("translategemma_template", "source_lang_code", True),
-            ("chatml", "<|im_start|>", True),
-            ("raw", None, True),
-        ],
-    )
-    def test_by_a_word_in_it(self, name, template, here):
-        assert written_here(name, template) == (FORMATS[name] if here else None)
