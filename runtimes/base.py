@@ -274,8 +274,10 @@ class Adapter(abc.ABC, Generic[C]):
     def smallest_request(self, config: C) -> tuple[str, Mapping[str, object]] | None:
         """A worker's path, and the body of a request that hardly costs anything; None where its model has none."""
         paths = {endpoint.path: endpoint.upstream_path or endpoint.path for endpoint in self.endpoints(config)}
-        requests = SMALLEST.get(config.type, {})
-        return next(((paths[path], body) for path, body in requests.items() if path in paths), None)
+        requests = [*SMALLEST.get(config.type, {}).items()]
+        if config.prompt_format is not None:  # its worker may have no chat template
+            requests.reverse()
+        return next(((paths[path], body) for path, body in requests if path in paths), None)
 
     def estimate(self, config: C) -> Estimate | None:
         """Memory it will take, from metadata or file sizes; None when nothing can be told."""
@@ -314,6 +316,13 @@ class Adapter(abc.ABC, Generic[C]):
     def thinking(self, config: C) -> Thinking | None:
         """Fields for `enable_thinking`; None where the runtime has no such switch."""
         return None
+
+    def chat_template(self, config: C) -> str | None:
+        """What its worker makes prompts with, as Jinja. Blocks on its files.
+
+        Empty where there is none, or where nobody but the worker knows; None: its files aren't there yet.
+        """
+        return ""
 
     def voices(self, config: C) -> tuple[str, ...]:
         """Names of those that a model speaks as, where it does and they are known without it."""

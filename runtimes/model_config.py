@@ -9,13 +9,23 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
+PromptFormatName = Literal[
+    "generic",
+    "mistral_template",
+    "qwen3_template",
+    "gemma4_template",
+    "translategemma_template",
+    "chatml",
+    "alpaca",
+    "raw",
+]
 
 PLACEMENT = (
     *("priority", "pin", "preload", "keep_alive_s", "hold_s", "drain_s", "vram_mib", "devices", "target_inflight"),
     *("max_queue", "replicas", "replica_max"),
-    *("public", "enabled", "source"),
+    *("public", "enabled", "source", "prompt_format"),
 )
-"""Keys of every model that say when and where its worker runs, and who finds it; they don't change what it takes."""
+"""Keys of every model that say when and where its worker runs, who finds it, and how; they don't change what it takes."""
 
 PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s", "probe")
 """Keys of every model that say how its worker is watched, and how long it gets; they don't change what it takes."""
@@ -118,6 +128,13 @@ class ModelConfig(BaseModel):
         examples=[600, "never"],
     )
     modalities: list[Modality] = Field(default=["text"], description="What the model takes as input.")
+    prompt_format: PromptFormatName | None = Field(
+        default=None,
+        description="How conversations become prompts. Default: by the worker, with the model's own chat template. `generic` and "
+        "the formats of Mistral, Qwen3 and Gemma 4 use that as well where it is one of theirs; otherwise llmux writes the "
+        "prompt, and the worker completes it.",
+        examples=["qwen3_template"],
+    )
     env: dict[str, str] = Field(default_factory=dict, description="Further environment variables for the worker.")
     startup_timeout_s: float = Field(
         default=300.0, gt=0, description="Give up a start after this long without any progress (log, reads, memory)."

@@ -36,13 +36,14 @@ _KEY: Final = re.compile(r"[\x21-\x7e]+")
 
 ThinkingField = Literal["thinking", "enable_thinking", "chat_template_kwargs", "reasoning", "reasoning_effort"]
 
-_SWITCHES: Final[Mapping[ThinkingField, Thinking]] = {
+SWITCHES: Final[Mapping[ThinkingField, Thinking]] = {
     "thinking": Thinking({"thinking": {"type": "enabled"}}, {"thinking": {"type": "disabled"}}),
     "enable_thinking": Thinking({"enable_thinking": True}, {"enable_thinking": False}),
     "chat_template_kwargs": CHAT_TEMPLATE,
     "reasoning": Thinking({"reasoning": {"enabled": True}}, {"reasoning": {"enabled": False}}),
     "reasoning_effort": Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"}),
 }
+"""How reasoning is switched, by the name of the field."""
 
 
 def _checked_base(text: str) -> str:
@@ -175,7 +176,7 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
 
     def thinking(self, config: OpenAIRemoteConfig) -> Thinking | None:
         """By the field that the configuration names."""
-        return _SWITCHES[config.thinking_field] if config.thinking_field is not None else None
+        return SWITCHES[config.thinking_field] if config.thinking_field is not None else None
 
     def fields(self, config: OpenAIRemoteConfig) -> Mapping[str, JsonValue]:
         """The thinking switch, where the configuration sets it for all requests."""

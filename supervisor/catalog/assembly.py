@@ -24,6 +24,7 @@ from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table
 from supervisor.catalog.folders import models_dir, runtimes_dir
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
+from supervisor.catalog.prompt_format import COMPLETIONS
 from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
@@ -204,6 +205,7 @@ class Assembly(PublicNames):
                 self._check_device_names(model, known)
             self._check_spread(model, node, trail)
             self._check_probe(model, node, trail)
+            self._check_prompt_format(model, node, trail)
             if self.check_files and model.config.enabled:
                 for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
                     remedy = sources.remedy(model.id, model.config)
@@ -291,6 +293,12 @@ class Assembly(PublicNames):
         if config.probe == "inference" and (adapter.remote or adapter.smallest_request(config) is None):
             kinds = " and ".join(SMALLEST)
             message = f"probe: there is no such probe for this model; workers of these types have one: {kinds}"
+            self._adapter_problem(message, node, trail)
+
+    def _check_prompt_format(self, model: CatalogModel, node: Node, trail: Trail) -> None:
+        """Whether its worker completes the texts that llmux writes for it."""
+        if model.prompts is not None and COMPLETIONS not in {endpoint.path for endpoint in model.endpoints}:
+            message = f"prompt_format: these prompts are for texts, so it needs a worker that serves {COMPLETIONS}"
             self._adapter_problem(message, node, trail)
 
     def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:

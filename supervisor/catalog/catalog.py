@@ -19,14 +19,15 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import Capabilities, Estimate, Thinking
+from runtimes.base import Capabilities, Endpoint, Estimate, Thinking
 from runtimes.device_kind import DeviceWanted
-from runtimes.model_config import PATIENCE, ModelConfig
+from runtimes.model_config import PATIENCE, Modality, ModelConfig
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing
 from supervisor.catalog.clients import DEFAULT, NOBODY, ClientConfig
 from supervisor.catalog.document import Place, Problem, Trail
 from supervisor.catalog.problems import nearest
+from supervisor.catalog.prompt_format import PromptFormat, written_here
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import (
     DeviceConfig,
@@ -122,12 +123,30 @@ class CatalogModel:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What it can do. The first call blocks on its files: call it in a thread."""
-        return self.adapter.capabilities(self.config)
+        found = self.adapter.capabilities(self.config)
+        return found if self.prompts is None else self.prompts.limited(found)
+
+    @cached_property
+    def prompts(self) -> PromptFormat | None:
+        """The format in which llmux writes its prompts; None: its worker does. The first call may block on its files."""
+        wanted = self.config.prompt_format
+        return None if wanted is None else written_here(wanted, self.adapter.chat_template(self.config))
 
     @cached_property
     def thinking(self) -> Thinking | None:
         """How a request switches reasoning; None: it can't. The first call may block on its files."""
-        return self.adapter.thinking(self.config)
+        return self.adapter.thinking(self.config) if self.prompts is None else self.prompts.thinking
+
+    @property
+    def inputs(self) -> frozenset[Modality] | None:
+        """What it takes; None where only the worker knows. May read the head of a file."""
+        return self.adapter.inputs(self.config) if self.prompts is None else frozenset({"text"})
+
+    @property
+    def endpoints(self) -> frozenset[Endpoint]:
+        """What it serves."""
+        endpoints = self.adapter.endpoints(self.config)
+        return endpoints if self.prompts is None else self.prompts.endpoints(endpoints)
 
     @property
     def known_capabilities(self) -> Capabilities | None:
@@ -137,7 +156,7 @@ class CatalogModel:
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """What it serves, each as "METHOD /path"."""
-        return tuple(sorted(f"{endpoint.method} {endpoint.path}" for endpoint in self.adapter.endpoints(self.config)))
+        return tuple(sorted(f"{endpoint.method} {endpoint.path}" for endpoint in self.endpoints))
 
     @cached_property
     def load_constraints(self) -> Mapping[str, Mapping[str, JsonValue]]:

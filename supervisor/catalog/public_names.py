@@ -96,9 +96,12 @@ class PublicNames(abc.ABC):
     def _rewrite(self, config: ParametersConfig, model: CatalogModel, node: Node, trail: Trail) -> Rewrite:
         thinking = model.adapter.fields(model.config)
         if config.enable_thinking is not None:
-            switch = model.adapter.thinking(model.config)
+            switch = model.thinking
             if switch is None:
-                message = f'"enable_thinking": the runtime {model.adapter.name} has no such switch for {model.id}'
+                what = (
+                    f"the runtime {model.adapter.name}" if model.prompts is None else f"its {model.prompts.name} format"
+                )
+                message = f'"enable_thinking": {what} has no such switch for {model.id}'
                 self._problem(node, trail, message)
             else:
                 thinking = switch.enabled if config.enable_thinking else switch.disabled

@@ -18,6 +18,7 @@ from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER, aliases_of
 from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
+from supervisor.catalog.rewrite import Rewrite
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon.caching import Salts, wish_of
 from supervisor.daemon.engine import Engine
@@ -32,8 +33,10 @@ from supervisor.proxy import budget, permission
 from supervisor.proxy.body import BUDGET, Body
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.model_name import Renaming, renaming
+from supervisor.proxy.prompts import Completions
 from supervisor.proxy.translation import (
     AnswerTranslation,
+    Chained,
     StreamTranslation,
     TargetedTranslation,
     TargetModel,
@@ -88,7 +91,8 @@ class Targets:
         self._runtime = runtime
         self._salts = salts
         self._caches = {model.id: model.adapter.prompt_cache(model.config) for model in catalog.models.values()}
-        self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
+        self._inputs = {model.id: model.inputs for model in catalog.models.values()}
+        self._prompts = {model.id: model.prompts for model in catalog.models.values()}
         self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
         self._with_replicas = {model.id for model in catalog.models.values() if model.config.most_replicas > 1}
@@ -159,7 +163,6 @@ class Targets:
             body.raw("cache_salt"),
         )
         context.stream = body.stream
-        context.ignored = (*(() if translation is None else translation.ignored), *told.ignored)
         is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
         if not (is_permitted or model not in self._guarded or permission.in_headers(scope["headers"])):
             raise permission.refuse(name)
@@ -171,11 +174,18 @@ class Targets:
                 self._refuse_load(query, name, model)
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        completion = context.dialect.completion(name, stream=body.stream) if translation is None else None
         parameters = asked.profile.parameters
         rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
         if told.fields:
             rewrite = rewrite.with_asked(told.fields)
+        prefix = body.prefix() if model in self._with_replicas else None
+        prompts = self._prompts[model]
+        if prompts is not None and endpoint.meaning.prompt is not None:
+            body, chats = body.applied(rewrite, endpoint).translated(Completions(prompts, name))
+            translation = chats if translation is None else Chained(chats, translation)
+            rewrite = Rewrite()  # it is in the prompt
+        completion = context.dialect.completion(name, stream=body.stream) if translation is None else None
+        context.ignored = (*(() if translation is None else translation.ignored), *told.ignored)
         data = await body.rewritten(rewrite, endpoint)
         if ladder is None:
             rewritten = held.changed(data)
@@ -183,7 +193,6 @@ class Targets:
             rewritten = HeldBody(self._bodies)
             rewritten.keep(data)
         is_known = translation is not None or endpoint.meaning is not OTHER
-        prefix = body.prefix() if model in self._with_replicas else None
         ignored = context.ignored
         return Target(model, path, rewritten, translation, names, completion, is_known, ladder, prefix, ignored)
 
@@ -254,7 +263,9 @@ async def _target_model(name: str, route: Route) -> TargetModel:
     def known() -> TargetModel:
         model = route.model
         multi_turn = model.capabilities.multi_turn  # first: the modes depend on what is known
-        return TargetModel(name, model.thinking, thinking_modes(route, model), multi_turn, model.adapter.decoding)
+        translates = model.prompts is not None and model.prompts.translates
+        modes = thinking_modes(route, model)
+        return TargetModel(name, model.thinking, modes, multi_turn, model.adapter.decoding, translates)
 
     is_known = route.model.known_capabilities is not None
     return known() if is_known else await asyncio.to_thread(known)  # its files have to be read
@@ -264,7 +275,7 @@ def endpoint_table(catalog: Catalog) -> Table:
     """(method, public path) → the models that serve it. Aliases stand there as well, so that they cost no request anything."""
     table: dict[tuple[str, str], dict[ModelId, Endpoint]] = {}
     for model in catalog.models.values():
-        for endpoint in model.adapter.endpoints(model.config):
+        for endpoint in model.endpoints:
             table.setdefault((endpoint.method, endpoint.path), {})[model.id] = endpoint
     for (method, path), serving in [*table.items()]:
         for alias in aliases_of(path):

@@ -78,6 +78,10 @@ class Body:
         """The canonical request, and what its answers become. Raises InvalidRequestError if there is none."""
         raise InvalidRequestError("The request body is empty; it must be a JSON object.")
 
+    def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> Body:
+        """The same with what changes on its way to the model, so that it can be translated then. Raises InvalidRequestError."""
+        return self
+
     def take_permission(self) -> bool:
         """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
         return False

@@ -141,6 +141,11 @@ class JsonBody(Body):
         body._is_changed = True  # its own
         return body, answers
 
+    def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> JsonBody:
+        """See Body."""
+        rewrite.apply(fields := dict(self._fields), endpoint)
+        return JsonBody(self._raw, fields, self._outline)
+
     def _look(self) -> None:
         self.name, self.stream = _name(self._fields), _flag(self._fields, "stream")
         if self.name is None and self._fields.pop("model", None) is not None:  # null, which names none

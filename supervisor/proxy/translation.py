@@ -83,6 +83,7 @@ class TargetModel:
     thinking_modes: Sequence[str] = ("default", "enabled", "disabled")  # what a request may choose
     multi_turn: bool | None = None  # None: it can't be told
     decoding: Mapping[str, Sequence[str]] = field(default_factory=dict)  # as `Adapter.decoding`
+    translates: bool = False  # from one language into another, and does nothing else
 
 
 class Times(Protocol):
@@ -110,6 +111,51 @@ class TargetedTranslation(Protocol):
 
     def of(self, target: TargetModel, times: Times) -> Translation:
         """For one request to this model. `times` are read when the answer comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """An `AnswerTranslation` of what another one made of the worker's answer."""
+
+    first: AnswerTranslation
+    then: AnswerTranslation
+
+    @property
+    def content_type(self) -> bytes:
+        """See AnswerTranslation."""
+        return self.then.content_type
+
+    @property
+    def stream_content_type(self) -> bytes:
+        """See AnswerTranslation."""
+        return self.then.stream_content_type
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Of both."""
+        return (*self.then.ignored, *self.first.ignored)
+
+    def answer(self, body: bytes) -> bytes:
+        """See AnswerTranslation."""
+        return self.then.answer(self.first.answer(body))
+
+    def stream(self) -> StreamTranslation:
+        """See AnswerTranslation."""
+        return _ChainedStream(self.first.stream(), self.then.stream())
+
+
+class _ChainedStream:
+    def __init__(self, first: StreamTranslation, then: StreamTranslation) -> None:
+        self._first, self._then = first, then
+
+    def feed(self, piece: bytes) -> bytes:
+        """See StreamTranslation."""
+        return self._then.feed(self._first.feed(piece))
+
+    def end(self) -> bytes:
+        """See StreamTranslation."""
+        last = self._first.end()
+        return (self._then.feed(last) if last else b"") + self._then.end()
 
 
 def ignored_header(names: Sequence[str]) -> str:

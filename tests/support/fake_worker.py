@@ -5,7 +5,8 @@ Serves GET /health, /stats and /env, POST /v1/chat/completions (JSON, with what 
 it came with in X-Echo-Headers, and the response headers asked for by `{"fake": {"headers": [[name, value], …]}}`.
 Every switch is a command-line flag; those about one answer can also be given per request as a JSON object `"fake"` in
 the body, e.g. `{"fake": {"die_after": 2}}`. Only so: `message`, a whole chat's, and `deltas`, those of a streamed one (an
-`error` among them is sent as one), both with `finish`. Run it with `python -I -S fake_worker.py --port 1234 …`.
+`error` among them is sent as one), both with `finish`; `texts`, the pieces of a completion, which has what was `received`
+as well. Run it with `python -I -S fake_worker.py --port 1234 …`.
 
 The usual suspects:
 
@@ -83,7 +84,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--goes-on-until", metavar="FILE", help="no stream ends before that file is there")
     flags.add_argument("--chunk-bytes", type=int, default=0, help="size of each chunk of content, instead of words")
     flags.add_argument("--status", type=int, default=200, help="status of inference answers")
-    flags.set_defaults(headers=[], message=None, deltas=None, finish="stop")
+    flags.set_defaults(headers=[], message=None, deltas=None, texts=None, finish="stop")
     flags.add_argument("--key-env", help="the variable whose value requests must carry as bearer token")
     return flags.parse_args(argv)
 
@@ -99,6 +100,7 @@ class Stats:
         self.peak = 0
         self.aborted = 0
         self.ids: list[str] = []
+        self.last: object = None  # the JSON that came last
 
     def begin(self, request_id: str | None) -> None:
         with self.lock:
@@ -122,6 +124,7 @@ class Stats:
                 "peak": self.peak,
                 "aborted": self.aborted,
                 "ids": list(self.ids),
+                "last": self.last,
             }
 
 
@@ -197,6 +200,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             request = {}
         if not isinstance(request, dict):
             request = {}
+        self.stats.last = request
         options = argparse.Namespace(**{**vars(self.options), **request.get("fake", {})})
         if options.key_env and self.headers.get("Authorization") != f"Bearer {os.environ[options.key_env]}":
             self.send_json(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
@@ -230,7 +234,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 answer = self.completion(choice)
                 self.send_json(200, answer | {"received": request})
         elif path == "/v1/completions":
-            self.send_json(200, self.completion({"text": "".join(WORDS)}, kind="text_completion"))
+            texts = options.texts or WORDS
+            if request.get("stream"):
+                self.stream_texts(texts)
+            else:
+                answer = self.completion({"text": "".join(texts), "logprobs": None}, kind="text_completion")
+                self.send_json(200, answer | {"received": request})
         elif path == "/v1/embeddings":
             vector = {"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}
             self.send_json(200, {"object": "list", "model": options.name, "data": [vector], "usage": {}})
@@ -267,6 +276,18 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": options.finish}]})
         if options.deltas:
             self.event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}})
+        self.chunk(b"data: [DONE]\n\n")
+        self.chunk(b"")
+
+    def stream_texts(self, texts: list[str]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for text in (*texts, None):
+            choice = {"index": 0, "text": text or "", "finish_reason": None if text else "stop", "logprobs": None}
+            self.event({"object": "text_completion", "choices": [choice]})
+        self.event({"object": "text_completion", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}})
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 

@@ -197,6 +197,13 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         """By a chat template argument, for models that generate text."""
         return CHAT_TEMPLATE if serves(config) == "text" else None
 
+    def chat_template(self, config: LlamaServerConfig) -> str | None:
+        """As configured, else the file's."""
+        try:
+            return _chat_template(config) or ""
+        except ModelUnusableError:
+            return None
+
     def answers_as(self, config: LlamaServerConfig, model: str) -> str:
         """Its alias, which it writes into most answers, whatever it was asked for."""
         return config.alias or model

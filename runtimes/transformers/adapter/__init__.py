@@ -66,6 +66,10 @@ class TransformersAdapter(Adapter[TransformersConfig]):
         """By type and model."""
         return KINDS[config.type].thinking(config)
 
+    def chat_template(self, config: TransformersConfig) -> str | None:
+        """Of language models."""
+        return KINDS[config.type].chat_template(config)
+
     def inputs(self, config: TransformersConfig) -> frozenset[Modality] | None:
         """By type and model."""
         return KINDS[config.type].inputs(config)

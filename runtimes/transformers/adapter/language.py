@@ -173,6 +173,13 @@ class Language(Kind):
             context=_context(config, folder),
         )
 
+    def chat_template(self, config: TransformersConfig) -> str | None:
+        """As configured, else the folder's."""
+        try:
+            return _template(config, checkpoints.read(config.path))
+        except ModelUnusableError:
+            return None
+
     def thinking(self, config: TransformersConfig) -> Thinking | None:
         """By an argument of the chat template, where it has it. gpt-oss only has levels of effort."""
         try:

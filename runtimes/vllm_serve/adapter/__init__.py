@@ -189,6 +189,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         """The first of its served names, whichever it was asked by."""
         return config.served_model_name or model
 
+    def chat_template(self, config: VllmServeConfig) -> str | None:
+        """As configured, else the folder's."""
+        return None if _description(config) is None else _template(config) or ""
+
     def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
         """From the model's config.json; the configured modalities while that is missing."""
         found = _description(config)

@@ -110,6 +110,8 @@ def choose(route: Route, prompt: str | None, tokens: int) -> tuple[Workload, str
     rank = Workload("documents/s", "documents", ("/v1/rerank",), partial(_rank, text))
     by_type = {"llm": (write, rank), "asr": (listen,), "tts": (speak,), "embedding": (embed, rank)}
     served = {endpoint.path for endpoint in model.adapter.endpoints(model.config)}
+    if model.prompts is not None:  # the worker itself is asked, which may have no chat template
+        served.discard(CHAT)
     for workload in by_type.get(model.config.type, ()):
         for path in workload.paths:
             if path in served:

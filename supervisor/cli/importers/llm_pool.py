@@ -1,7 +1,8 @@
 """llm-pool's settings.json with local.json over it: each backend's fields, as far as a runtime here does the same.
 
 `llama_server` and the in-process GGUF backend become llama_server; both vLLM backends become vllm_serve.
-Shared decoding settings and `enable_thinking` belong to the requests, so they become a virtual model of the same name.
+Shared decoding settings and how a model thinks belong to the requests, so they become a virtual model of the same name. Both
+are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from runtimes.base import CHAT_TEMPLATE, Thinking
 from runtimes.llama_server.adapter.config import LlamaServerConfig
+from runtimes.openai_remote.adapter import SWITCHES
 from runtimes.vllm_serve.adapter.config import VllmServeConfig
 from supervisor.catalog.keys import is_loopback
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
@@ -21,15 +24,12 @@ from supervisor.errors import ConfigError
 
 _KEPT: Final = ("target_inflight", "modalities")
 _REPLICAS: Final = ("replicas", "replica_max")
-_COMMON: Final = frozenset({"backend", "model_path", "enabled", *_KEPT, *_REPLICAS, "enable_thinking"})
+_COMMON: Final = frozenset({"backend", "model_path", "enabled", *_KEPT, *_REPLICAS, "enable_thinking", "prompt_format"})
 _DECODING: Final = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop")},
     "repetition_penalty": "repeat_penalty",
 }
 _REMOTE_DECODING: Final = ("temperature", "top_p", "max_tokens", "stop")
-_OTHERWISE: Final = {
-    "prompt_format": "the model's own chat template is used",
-}
 _RENAMED: Final = {
     "mmproj_path": "mmproj",
     "draft_model_path": "draft_model",
@@ -80,7 +80,8 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
         else:
             draft.lose(f"engine.models.{theirs}", "expected an object")
     decoding = object_of(engine.get("decoding"))
-    draft.lose_unknown("engine.decoding.", decoding, _DECODING, dict.fromkeys(decoding, "requests have no such field"))
+    why = dict.fromkeys(decoding, "requests have no such field") | {"beam_size": "no runtime here searches with beams"}
+    draft.lose_unknown("engine.decoding.", decoding, _DECODING, why)
     for name, model in draft.models.items():
         # vLLM's field bears the name that llm-pool uses; remotes refuse fields that they don't know.
         names = dict(_DECODING)
@@ -120,11 +121,16 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
             model[key] = values[key]
     if values.get("enabled") is False:
         model["enabled"] = False
-    if isinstance(values.get("enable_thinking"), bool):
-        draft.virtual(name, name)["enable_thinking"] = values["enable_thinking"]
-    for key, why in _OTHERWISE.items():
-        if key in values and values[key] not in (1, None, "generic"):
-            draft.look(f"{where}.{key}", why, model=name)
+    if convert_backend is not _remote:
+        if values.get("prompt_format") is not None:
+            model["prompt_format"] = values["prompt_format"]
+        _think(draft, name, values.get("enable_thinking"), CHAT_TEMPLATE)
+
+
+def _think(draft: Draft, name: str, wanted: JsonValue, switch: Thinking) -> None:
+    """Requests that don't say whether the model is to think."""
+    if isinstance(wanted, bool):
+        draft.merge(name, name, "defaults", switch.enabled if wanted else switch.disabled)
 
 
 def _rest(values: Values, prefix: str) -> dict[str, JsonValue]:
@@ -136,7 +142,7 @@ def _rest(values: Values, prefix: str) -> dict[str, JsonValue]:
 
 def _others(draft: Draft, name: str, where: str, values: Values, *prefixes: str) -> None:
     for key in values:
-        if key not in _COMMON and key not in _OTHERWISE and not key.startswith(prefixes):
+        if key not in _COMMON and not key.startswith(prefixes):
             draft.lose(f"{where}.{key}", "not a field of this backend", model=name)
 
 
@@ -217,7 +223,8 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
         if field in _RENAMED_REMOTE:
             model[_RENAMED_REMOTE[field]] = value
         elif field == "thinking" and value in ("enabled", "disabled"):
-            model |= {"thinking_field": "thinking", "thinking": value}
+            model["thinking_field"] = "thinking"
+            _think(draft, name, value == "enabled", SWITCHES["thinking"])
         elif field == "api_kind":
             if value != "chat_completions":
                 draft.lose(at, "requests are passed on as they are", model=name)
@@ -225,7 +232,12 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
             draft.lose(at, "openai_remote has no such key", model=name)
     if isinstance(values.get("enable_thinking"), bool):
         model["thinking_field"] = "thinking"
-    draft.look(f"{where}.backend", "requests must say allow_remote, as before, but are not translated", model=name)
+        _think(draft, name, values["enable_thinking"], SWITCHES["thinking"])
+    if values.get("prompt_format") not in (None, "generic"):
+        draft.look(f"{where}.prompt_format", "prompts are written where the model runs", model=name)
+    draft.look(
+        f"{where}.backend", "requests must say allow_remote, as before; allow_remote: true lets all of them", model=name
+    )
     _others(draft, name, where, values, "remote_")
 
 

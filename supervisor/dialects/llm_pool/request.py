@@ -60,9 +60,9 @@ class Request:
         model = given(fields, "model")
         self.model: str = target.name or ("" if model is None else _read(model, str, "model", "a text"))
         self._name = self.model or "The model"
-        self._refuse_languages()
         self.canonical: Fields = {} if model is None else {"model": model}
-        self.canonical["messages"] = _raw([*self._system(), *self._conversation()])
+        languages = self._languages()
+        self.canonical["messages"] = _raw([*self._system(), *self._conversation(languages)])
         if given(fields, "stream") is not None:
             self.canonical["stream"] = fields["stream"]
             if _read(fields["stream"], bool, "stream", "true or false"):
@@ -77,15 +77,21 @@ class Request:
         if instructions is None:
             return []
         _read(instructions, str, "instructions", "a text")
+        if self._target.translates:
+            message = f"{self._name} translates, and takes nothing but the text: leave `instructions` out."
+            raise InvalidRequestError(message, param="instructions")
         return [{"role": "system", "content": instructions}]
 
-    def _conversation(self) -> list[dict[str, object]]:
+    def _conversation(self, languages: Fields) -> list[dict[str, object]]:
         single, messages = given(self._fields, "input"), given(self._fields, "messages")
         if single is not None and messages is not None:
             message = "`input` is one turn, `messages` are several: send one of them, not both."
             raise InvalidRequestError(message, param="messages")
         if single is not None:
-            return [{"role": "user", "content": _content(single, "input")}]
+            content = _content(single, "input")
+            if languages and bytes(memoryview(content)[:1]) == b'"':
+                content = _raw([{"type": "text", **languages, "text": content}])
+            return [{"role": "user", "content": content}]
         if messages is None:
             message = "There is nothing to answer: send `input`, a text or a list of parts, or `messages`."
             raise InvalidRequestError(message, param="input")
@@ -98,15 +104,21 @@ class Request:
             raise InvalidRequestError("The last of `messages` must have the role user.", param="messages")
         return found
 
-    def _refuse_languages(self) -> None:
+    def _languages(self) -> Fields:
+        """What a translation model is told beside the text, and no other may be."""
+        found: Fields = {}
         for name in ("source_lang_code", "target_lang_code"):
             code = given(self._fields, name)
             if code is not None:
                 _read(code, str, name, "a text")
-                message = (
-                    f"{self._name} is not a translation model: leave `{name}` out, and ask for it in `instructions`."
-                )
-                raise InvalidRequestError(message, param=name)
+                found[name] = code
+                if not self._target.translates:
+                    message = f"{self._name} is not a translation model: leave `{name}` out, and ask for it in `instructions`."
+                    raise InvalidRequestError(message, param=name)
+        if self._target.translates and "target_lang_code" not in found:
+            message = f"{self._name} translates: say into which language with `target_lang_code`, such as en."
+            raise InvalidRequestError(message, param="target_lang_code")
+        return found
 
     # -------------------------------------------------------------------------------------------------------- parameters
 

@@ -516,3 +516,38 @@ class TestStream:
     def test_no_chat_completion(self):
         with pytest.raises(UpstreamError):
             stream().feed(b"data: {\n\n")
+
+
+class TestTranslations:
+    """Requests for a model that translates, and for others."""
+
+    KNOWN = {"translates": True, "multi_turn": False}  # noqa: RUF012
+
+    def test_the_structured_request(self):
+        canonical, ignored = asked(self.KNOWN, input="Hallo", source_lang_code="nl", target_lang_code="en")
+        part = {"type": "text", "source_lang_code": "nl", "target_lang_code": "en", "text": "Hallo"}
+        assert canonical["messages"] == [{"role": "user", "content": [part]}]
+        assert ignored == []
+
+    def test_without_a_source(self):
+        content = [{"type": "text", "text": "Hal"}, {"type": "text", "text": "lo"}]
+        canonical, _ = asked(self.KNOWN, input=content, target_lang_code="en")
+        part = {"type": "text", "target_lang_code": "en", "text": "Hallo"}
+        assert canonical["messages"] == [{"role": "user", "content": [part]}]
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"input": "a"}, "target_lang_code"),
+            ({"input": "a", "target_lang_code": None}, "target_lang_code"),
+            ({"input": "a", "target_lang_code": "en", "instructions": "b"}, "instructions"),
+            ({"input": "a", "target_lang_code": 1}, "target_lang_code"),
+            ({"messages": [{"role": "user", "content": "a"}], "target_lang_code": "en"}, "messages"),
+        ],
+    )
+    def test_what_is_refused(self, fields, param):
+        assert refused(self.KNOWN, **fields).param == param
+
+    @pytest.mark.parametrize("name", ["source_lang_code", "target_lang_code"])
+    def test_other_models_are_no_translators(self, name):
+        assert refused(input="a", **{name: "en"}).param == name

@@ -22,6 +22,38 @@ class TestLlmPool:
         assert draft.virtual_models["a"]["defaults"] == {"stop": ["</s>"]}
         assert notes(draft) == []
 
+    def test_prompt_formats_stay(self):
+        """As long as they are known; remotes have their own."""
+        gguf = {"backend": "llama_server", "model_path": "/a.gguf"}
+        remote = {"backend": "openai_remote", "remote_base_url": "https://a.example/v1", "remote_model": "m"}
+        models = {
+            "a": {**gguf, "prompt_format": "translategemma_template"},
+            "b": {**gguf, "prompt_format": "unheard_of"},
+            "c": {**remote, "prompt_format": "qwen3_template"},
+        }
+        draft = llm_pool.convert({"engine": {"models": models}})
+        draft.settle()
+        assert [model.get("prompt_format") for model in draft.models.values()] == [
+            "translategemma_template",
+            None,
+            None,
+        ]
+        assert any(note.startswith("models.b.prompt_format: ") for note in notes(draft))
+        assert "engine.models.c.prompt_format: prompts are written where the model runs" in notes(draft)
+
+    def test_thinking_is_a_default(self):
+        """Which a request may overrule."""
+        gguf = {"backend": "llama_server", "model_path": "/a.gguf"}
+        remote = {"backend": "openai_remote", "remote_base_url": "https://a.example/v1", "remote_model": "m"}
+        models = {"a": {**gguf, "enable_thinking": False}, "b": {**remote, "remote_thinking": "enabled"}}
+        draft = llm_pool.convert({"engine": {"decoding": {"top_p": 1}, "models": models}})
+        draft.settle()
+        assert draft.virtual_models == {
+            "a": {"model": "a", "defaults": {"chat_template_kwargs": {"enable_thinking": False}, "top_p": 1}},
+            "b": {"model": "b", "defaults": {"thinking": {"type": "enabled"}, "top_p": 1}},
+        }
+        assert draft.models["b"]["thinking_field"] == "thinking"
+
     def test_vllm_fields_and_options(self):
         """Both become keys; a field of its own wins over an option."""
         fields = {

@@ -1,0 +1,99 @@
+"""The messages of a chat completion, as a prompt format needs them: texts by whom they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.errors import InvalidRequestError
+
+Role = Literal["system", "user", "assistant"]
+
+_ROLES: Final[dict[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_KNOWN: Final = frozenset({"role", "content", "tool_calls", "reasoning_content", "reasoning", "refusal"})
+_LANGUAGES: Final = ("source_lang_code", "target_lang_code")
+
+
+@dataclass(slots=True)
+class Turn:
+    """One message. `languages`: the codes that a text for translation came with."""
+
+    role: Role
+    text: str
+    languages: dict[str, str] = field(default_factory=dict)
+
+
+def system_of(turns: Sequence[Turn]) -> str:
+    """All that the system says, for formats where it can speak only once."""
+    return "\n\n".join(turn.text for turn in turns if turn.role == "system")
+
+
+class Conversation:
+    """`turns` of the messages `raw`. Raises InvalidRequestError for what is no text, by what `model` can't be asked."""
+
+    def __init__(self, raw: msgspec.Raw | None, model: str) -> None:
+        self.turns: list[Turn] = []
+        self.ignored: list[str] = []
+        self._model = model
+        messages = None if raw is None else _decoded(raw, list[Fields], "messages", "a list of messages")
+        if not messages:
+            raise InvalidRequestError("`messages` is empty: send at least one message.", param="messages")
+        for index, message in enumerate(messages):
+            self._add(message, f"messages[{index}]")
+
+    def _add(self, message: Fields, at: str) -> None:
+        role = _decoded(message.get("role", _NULL), str, f"{at}.role", "a text")
+        calls = message.get("tool_calls", _NULL)
+        if role not in _ROLES or msgspec.json.decode(calls):
+            error = f"The prompts of {self._model} have no place for tools: leave `{at}` out, or use another model."
+            if role not in (*_ROLES, "tool", "function"):
+                error = f"`{at}.role` must be one of {', '.join(_ROLES)}."
+            raise InvalidRequestError(error, param=f"{at}.role" if role not in _ROLES else f"{at}.tool_calls")
+        turn = Turn(_ROLES[role], "")
+        content = message.get("content", _NULL)
+        match bytes(memoryview(content)[:1]):
+            case b"n" if role == "assistant":
+                pass
+            case b'"':
+                turn.text = _decoded(content, str, f"{at}.content", "a text")
+            case _:
+                parts = _decoded(content, list[Fields], f"{at}.content", "a text or a list of parts")
+                texts = [self._part(part, f"{at}.content[{number}]", turn) for number, part in enumerate(parts)]
+                turn.text = "\n".join(texts)
+        self.turns.append(turn)
+        self._ignore(message, _KNOWN, at)
+
+    def _part(self, part: Fields, at: str, turn: Turn) -> str:
+        kind = _decoded(part.get("type", _NULL), str, f"{at}.type", "a text")
+        if kind not in ("text", "input_text", "output_text"):
+            raise InvalidRequestError(
+                f"{self._model} takes text, and `{at}` is of type {kind[:50]}.", code="modality_unsupported", param=at
+            )
+        for name in _LANGUAGES:
+            if (code := part.get(name, _NULL)) != _NULL:
+                turn.languages[name] = _decoded(code, str, f"{at}.{name}", "a text")
+        self._ignore(part, {"type", "text", *_LANGUAGES}, at)
+        text: str = _decoded(part.get("text", _NULL), str, f"{at}.text", "a text")
+        return text
+
+    def _ignore(self, fields: Fields, known: frozenset[str] | set[str], at: str) -> None:
+        self.ignored += (f"{at}.{name}" for name, value in fields.items() if name not in known and value != _NULL)
+
+
+_NULL: Final = msgspec.Raw(b"null")
+
+
+def _decoded(raw: msgspec.Raw, kind: Any, name: str, expected: str) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"`{name}` must be {expected}.", param=name) from error
