@@ -111,12 +111,13 @@ class MediaSource:
 
         extensions = {
             "sni_hostname": host,
+            "target": target.encode("ascii"),  # as it is: httpx would shorten it
             "timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None},
         }
         tried = addresses[:MOST_ADDRESSES]
         for number, address in enumerate(tried, 1):
             literal = f"[{address}]" if ":" in address else address
-            url = httpx.URL(f"https://{literal}:{port}").copy_with(raw_path=target.encode("ascii"))
+            url = f"https://{literal}:{port}"
             fields = [(b"host", authority.encode("ascii")), *_FIELDS]
             try:
                 return await transport.handle_async_request(
