@@ -28,7 +28,7 @@ from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.thinking import thinking_modes
 from supervisor.daemon.ticket import rejection
-from supervisor.errors import InvalidRequestError
+from supervisor.errors import BudgetError, InvalidRequestError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy import budget, permission
 from supervisor.proxy.body import BUDGET, Body
@@ -211,8 +211,16 @@ class Targets:
             raise rejection(refused, context.name)
         held.source = loading.held  # released with it
         is_watched = context.ticket_id is not None  # by the pipeline, once it is entered
-        with contextlib.nullcontext() if is_watched else CancelOnDisconnect(scope):
-            await body.load(wanted, loading)
+        left_s = None
+        if context.budget_s is not None:
+            left_s = context.arrived_at + context.budget_s - self._engine.clock()
+        try:
+            with contextlib.nullcontext() if is_watched else CancelOnDisconnect(scope):
+                async with asyncio.timeout(left_s):
+                    await body.load(wanted, loading)
+        except TimeoutError as error:
+            message = f"The budget of {context.budget_s:g} s was over before the request's media were loaded."
+            raise BudgetError(message) from error
 
     def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
         """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""

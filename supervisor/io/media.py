@@ -75,10 +75,10 @@ class MediaSource:
         self, host: str, authority: str, addresses: Sequence[str], port: int, target: str
     ) -> AsyncIterator[MediaResponse]:
         """GET over TLS from one of these IP addresses as `host`, whose Host header is `authority`. Raises OSError."""
-        import httpx  # noqa: PLC0415
-
         if self._tls is None:
             self._tls = await asyncio.get_running_loop().run_in_executor(self._threads, _tls, self._ca_file)
+        import httpx  # noqa: PLC0415
+
         async with contextlib.AsyncExitStack() as stack:
             try:
                 transport = await stack.enter_async_context(httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False))
@@ -137,7 +137,9 @@ class MediaSource:
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
-    """Blocks. Raises OSError."""
+    """Blocks, also for what is imported with it for later. Raises OSError."""
+    import httpx  # noqa: F401, PLC0415
+
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # as ssl.SSLError is, too

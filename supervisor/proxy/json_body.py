@@ -23,7 +23,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
 from supervisor.proxy.body import PRIVATE, Body, Bytes
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.media import Reference, references
+from supervisor.proxy.media import references
 from supervisor.proxy.media_address import LONGEST
 from supervisor.proxy.media_loading import Loading, Wanted
 from supervisor.proxy.modality import refuse_media
@@ -172,7 +172,8 @@ class JsonBody(Body):
             if found is None:
                 await asyncio.sleep(0)
             else:
-                wanted.append(loading.wanted(found, await self._whole_text(found), len(wanted)))
+                text = await self._whole_text(found.text) if loading.is_on else found.text
+                wanted.append(loading.wanted(found, text, len(wanted)))
         refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
         if not wanted:
             self._decoded = {}
@@ -190,11 +191,11 @@ class JsonBody(Body):
             self._fields[field] = msgspec.Raw(_encode(self._decoded[field]))
         self._decoded, self._is_changed = {}, True
 
-    async def _whole_text(self, reference: Reference) -> str:
-        """With what an outline lacks of it, unless that is too much for an address."""
+    async def _whole_text(self, text: str) -> str:
+        """With what an outline lacks of it; nothing, where that is too much for an address."""
         if self._outline is None:
-            return reference.text
-        whole = await self._outline.restored(_encode(reference.text))
+            return text
+        whole = await self._outline.restored(_encode(text))
         return _text(whole) if len(whole) <= 2 * LONGEST else ""
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:

@@ -226,13 +226,13 @@ def is_content(key: str, text: str) -> bool:
     return not text.startswith("/") or text.startswith("/9j/") or (key == "data" and text.startswith("//"))
 
 
-def refusal(key: str, text: str) -> InvalidRequestError:
-    """The error for a reference of a kind that is never loaded, or where none is."""
+def refusal(key: str, text: str, otherwise: str = "") -> InvalidRequestError:
+    """The error for a reference of a kind that is never loaded, or where none is. `otherwise`: what else may help."""
     scheme = _SCHEME.match(text)
     what = f"a {scheme[1][:10]}: address" if scheme is not None else "something"
     return InvalidRequestError(
         f"{key[:50]} refers to {what}, which is not loaded for clients. "
-        f"Send the content itself, as data:<type>;base64,<content>.",
+        f"Send the content itself, as data:<type>;base64,<content>{otherwise}.",
         code="remote_media_refused",
         param=key[:50],
     )

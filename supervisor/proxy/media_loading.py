@@ -41,6 +41,7 @@ REDIRECTS: Final = 3
 _REDIRECT: Final = frozenset({301, 302, 303, 307, 308})
 _SLICE: Final = 96 * 1024  # a multiple of three bytes, encoded between two turns of the loop
 _SHOWN: Final = 100
+_CONFIGURED: Final = ", or let the operator allow it in server.media"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,14 @@ class MediaLoader:
         self.places = asyncio.Semaphore(self.config.at_once)
         self._idle = Loading(self)  # everybody's where nothing is ever loaded
 
+    @property
+    def is_on(self) -> bool:
+        """May anything be loaded?"""
+        return bool(self.hosts) or self.config.folder is not None
+
     def loading(self) -> Loading:
         """For one request."""
-        return Loading(self) if self.hosts or self.config.folder is not None else self._idle
+        return Loading(self) if self.is_on else self._idle
 
 
 class Loading:
@@ -86,6 +92,11 @@ class Loading:
         self._size = 0  # bytes of all contents, as often as they stand in the request
         self.held = HeldBody(loader.bodies)
         """Counts what is kept of them; release it when nothing is needed any more."""
+
+    @property
+    def is_on(self) -> bool:
+        """May anything be loaded?"""
+        return self._loader.is_on
 
     def wanted(self, reference: Reference, text: str, before: int) -> Wanted:
         """A reference as something to load, if it may be. `text` is all of it, `before` the number of others.
@@ -105,7 +116,8 @@ class Loading:
             if not self._loader.hosts.allows(source):
                 raise _refused(reference, f"leads to {source.authority[:_SHOWN]}, which is not in server.media.hosts")
         if source is None:
-            raise refusal(reference.key, text)
+            may_be = scheme.startswith(("https:", "file:"))
+            raise refusal(reference.key, reference.text, _CONFIGURED if may_be else "")
         if before >= config.per_request:
             raise InvalidRequestError(
                 f"The request refers to more than {config.per_request} media (server.media.per_request).",
@@ -143,7 +155,7 @@ class Loading:
             else:
                 self._contents[source] = content = await self._read(source, reference, times)
         where = source.authority if isinstance(source, Address) else "file"
-        log.info("media.loaded", source=where, type=content.type, base64_bytes=len(content.base64))
+        log.debug("media.loaded", source=where, type=content.type, base64_bytes=len(content.base64))
 
     async def _read(self, path: Path, reference: Reference, times: int) -> Content:
         assert self._config.folder is not None

@@ -237,6 +237,14 @@ class TestBeforehand:
             pictures.ending.set()
             assert waiting.result().json()["error"]["code"] == "media_unreachable"
 
+    def test_a_budget_of_time(self, site, at, pictures):
+        pictures.pages["/long"] = Page(dripping=True)
+        pictures.ending = threading.Event()
+        fields = {"model": "one", "x_timeout_s": 0.5, **user(image(at("/long")))}
+        told = site.post(CHAT, json=fields)
+        assert (told.status_code, told.json()["error"]["code"]) == (504, "budget_exceeded")
+        pictures.ending.set()
+
     def test_a_client_that_leaves(self, site, at, pictures):
         pictures.pages["/left"] = Page(dripping=True)
         pictures.ending = threading.Event()

@@ -35,9 +35,7 @@ def server(authority):
 
 @pytest.fixture
 def source(authority, server):
-    return ScriptedSource(
-        authority.file, server.port, **{"pictures_example": [[PUBLIC]] * 20, "other_example": [[PUBLIC]] * 20}
-    )
+    return ScriptedSource(authority.file, server.port, pictures_example=[[PUBLIC]] * 20, other_example=[[PUBLIC]] * 20)
 
 
 def loader(source, *, bodies=None, **keys):
