@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import yaml
 
 from tests.e2e.remote.conftest import VARIABLE, remote
 from tests.support.daemon import fake, running, wait_until
@@ -271,3 +272,19 @@ class TestTasks:
         assert (told.status_code, told.json()["error"]["code"]) == (400, "media_unreachable")
         assert "secret" not in told.text
         assert pictures.paths() == ["/missing"]
+
+
+class TestReload:
+    """What is allowed changes while the daemon runs."""
+
+    def test_the_folder(self, tmp_path, folder):
+        ask = {"model": "one", **user(image(f"file://{folder}/b.png"))}
+        with running(tmp_path, {"models": {"one": fake(endpoints=["/echo"])}}) as daemon:
+            told = daemon.post("/echo", json=ask)
+            assert told.json()["error"]["code"] == "remote_media_refused"
+            assert "server.media" in told.json()["error"]["message"]
+            for media in ({"folder": str(folder)}, None):
+                daemon.config["server"]["media"] = media
+                daemon.config_path.write_text(yaml.safe_dump(daemon.config))
+                assert daemon.post("/v1/admin/reload").json()["settings"] == ["server.media"]
+                assert daemon.post("/echo", json=ask).status_code == (200 if media else 400)
