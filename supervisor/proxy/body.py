@@ -14,7 +14,7 @@ from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
-from supervisor.proxy.media_loading import Loading, Wanted
+from supervisor.proxy.media_loading import NOTHING, Loading, Wanted
 from supervisor.proxy.translation import AnswerTranslation, Translation
 
 __all__ = [
@@ -84,7 +84,7 @@ class Body:
         return False
 
     async def check(
-        self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint, loading: Loading
+        self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint, loading: Loading = NOTHING
     ) -> Sequence[Wanted]:
         """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there.
 

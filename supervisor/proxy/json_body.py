@@ -25,7 +25,7 @@ from supervisor.proxy.body import PRIVATE, Body, Bytes
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import references
 from supervisor.proxy.media_address import LONGEST
-from supervisor.proxy.media_loading import Loading, Wanted
+from supervisor.proxy.media_loading import NOTHING, Loading, Wanted
 from supervisor.proxy.modality import refuse_media
 from supervisor.proxy.outline import Outline
 from supervisor.proxy.translation import AnswerTranslation, Translation
@@ -159,7 +159,7 @@ class JsonBody(Body):
         return permitted
 
     async def check(
-        self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint, loading: Loading
+        self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint, loading: Loading = NOTHING
     ) -> Sequence[Wanted]:
         """See Body: no model may get references, and only some may get media."""
         if endpoint.meaning.prompt in _WITH_MESSAGES:

@@ -240,6 +240,10 @@ class Loading:
         )
 
 
+NOTHING: Final = MediaLoader(None, BodyBudget()).loading()
+"""For a request whose media are in it, all of them."""
+
+
 async def _slices(data: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(data), _SLICE):
         await asyncio.sleep(0)

@@ -9,10 +9,8 @@ import pytest
 
 from runtimes.base import Endpoint
 from supervisor.errors import InvalidRequestError
-from supervisor.io.held_body import BodyBudget
 from supervisor.proxy import media
 from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.media_loading import MediaLoader
 
 DATA = "data:image/png;base64,AAAA"
 REMOTE = (
@@ -46,7 +44,7 @@ def look(body):
 
 
 async def checked(body):
-    await (await JsonBody.open(body)).check("m", None, Endpoint("/echo"), MediaLoader(None, BodyBudget()).loading())
+    await (await JsonBody.open(body)).check("m", None, Endpoint("/echo"))
 
 
 class TestReferences:

@@ -10,9 +10,7 @@ import pytest
 
 from runtimes.base import Endpoint
 from supervisor.errors import InvalidRequestError
-from supervisor.io.held_body import BodyBudget
 from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.media_loading import MediaLoader
 
 CHAT, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TEXT, SEES, HEARS = frozenset({"text"}), frozenset({"text", "image"}), frozenset({"text", "audio"})
@@ -68,7 +66,7 @@ def refusal(path, prompt, inputs, *, padding=0) -> InvalidRequestError | None:
     body = json.dumps({"model": "m", **prompt, "user": "x" * padding}).encode()
 
     async def checked():
-        await (await JsonBody.open(body)).check("m", inputs, Endpoint(path), MediaLoader(None, BodyBudget()).loading())
+        await (await JsonBody.open(body)).check("m", inputs, Endpoint(path))
 
     try:
         asyncio.run(checked())
