@@ -19,6 +19,7 @@ from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.catalog.folders import models_dir, runtimes_dir, state_dir
 from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
+from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.order import OrderConfig
 from supervisor.catalog.runner import RunnerConfig
 from supervisor.catalog.staying import StayingConfig
@@ -102,6 +103,9 @@ class ServerConfig(RunnerConfig, Section):
         ge=45,
         le=86_400,
         description="How long a lease there outlives its last renewal. Workers are stopped where theirs can't be renewed in time.",
+    )
+    media: MediaConfig | None = Field(
+        default=None, description="What is loaded for prompts that refer to media. Default: nothing."
     )
     governance: GovernanceConfig | None = Field(default=None, description="Who must sign the runner API's operations.")
     watch: bool = Field(

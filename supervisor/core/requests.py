@@ -8,13 +8,14 @@ from supervisor.core.budget import exactly, expected, told
 from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
 from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
+from supervisor.core.limits import Standing
 from supervisor.core.messages import seconds
 from supervisor.core.model_state import ModelState
 from supervisor.core.replicas import chosen
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import failed, stop_now
-from supervisor.core.types import ASKED, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, RejectCode, StopCause, TicketId, WorkerState
 
 
 def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
@@ -88,13 +89,21 @@ def _is_over(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
     reached = accounts.reached(event.demand.accounts, step.now)
     if reached is None:
         return False
-    retry_after_s = max(1.0, math.ceil(reached.next_s))
-    told = f"The limit of {reached.account} is reached: {reached.told()}."
-    message = f"{told} Try again in {seconds(retry_after_s)}."
-    step.emit(Reject(event.ticket, RejectCode.RATE_LIMIT_EXCEEDED, message, retry_after_s, reached))
+    step.emit(over(event.ticket, reached))
     if accounts.may_tell(reached.account, step.now):
-        step.decide("limit", event.model, told)
+        step.decide("limit", event.model, _told(reached))
     return True
+
+
+def over(ticket: TicketId, reached: Standing) -> Reject:
+    """What a request is refused with whose account has reached this limit."""
+    retry_after_s = max(1.0, math.ceil(reached.next_s))
+    message = f"{_told(reached)} Try again in {seconds(retry_after_s)}."
+    return Reject(ticket, RejectCode.RATE_LIMIT_EXCEEDED, message, retry_after_s, reached)
+
+
+def _told(reached: Standing) -> str:
+    return f"The limit of {reached.account} is reached: {reached.told()}."
 
 
 def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
+from supervisor.core.effects import Reject
 from supervisor.core.limits import Account, Standing
+from supervisor.core.requests import over
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.types import ModelId
+from supervisor.core.types import ModelId, TicketId
 from supervisor.core.waiting import Forecast, forecast
 from supervisor.daemon.status import (
     DeviceStatus,
@@ -82,6 +84,11 @@ class ReadDoor:
     def standings(self, accounts: Sequence[Account]) -> list[Standing]:
         """How much is left of each limit of these accounts."""
         return self._scheduler.state.admission.accounts.standings(accounts, self.clock())
+
+    def over(self, ticket: TicketId, accounts: Sequence[Account]) -> Reject | None:
+        """What a request of these accounts would be refused with if it were admitted now; None: no limit is reached."""
+        reached = self._scheduler.state.admission.accounts.reached(accounts, self.clock())
+        return None if reached is None else over(ticket, reached)
 
     def limited(self) -> list[Standing]:
         """Every limit of which a part is taken."""

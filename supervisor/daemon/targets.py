@@ -7,6 +7,7 @@ the path, it may leave the name out. A task stands for several models: `ladder` 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from runtimes.endpoints import OTHER, aliases_of
 from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.rewrite import Rewrite
-from supervisor.core.types import ModelId, WorkerState
+from supervisor.core.types import ModelId, TicketId, WorkerState
 from supervisor.daemon.caching import Salts, wish_of
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import staying
@@ -27,11 +28,13 @@ from supervisor.daemon.ladder import Ladder
 from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.thinking import thinking_modes
-from supervisor.errors import InvalidRequestError
+from supervisor.daemon.ticket import rejection
+from supervisor.errors import BudgetError, InvalidRequestError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy import budget, permission
 from supervisor.proxy.body import BUDGET, Body
-from supervisor.proxy.disconnect import Scope
+from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
+from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
 from supervisor.proxy.prompts import Completions
 from supervisor.proxy.translation import (
@@ -77,6 +80,7 @@ class Asked:
     required: TargetedTranslation | None  # for all models; then there is no other
     profile: ClientConfig  # its client's
     is_permitted: bool  # by its body, to leave this machine
+    loading: Loading  # of the media that it refers to
 
 
 class Targets:
@@ -90,6 +94,7 @@ class Targets:
         self._bodies = bodies
         self._runtime = runtime
         self._salts = salts
+        self._media = MediaLoader(catalog.server.media, bodies)
         self._caches = {model.id: model.adapter.prompt_cache(model.config) for model in catalog.models.values()}
         self._inputs = {model.id: model.inputs for model in catalog.models.values()}
         self._prompts = {model.id: model.prompts for model in catalog.models.values()}
@@ -118,7 +123,9 @@ class Targets:
         context.budget_s = budget.budget_s(scope["headers"], body.said(BUDGET))
         route = self._catalog.resolve(name)
         context.cache = wish_of(scope["headers"])
-        asked = Asked(body, name, context.path, translation, required, profile, body.take_permission())
+        asked = Asked(
+            body, name, context.path, translation, required, profile, body.take_permission(), self._media.loading()
+        )
         if not isinstance(route, Task):
             return await self._target(scope, asked, context, held, route)
         if route.config.budget_s is not None:
@@ -166,7 +173,8 @@ class Targets:
         is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
         if not (is_permitted or model not in self._guarded or permission.in_headers(scope["headers"])):
             raise permission.refuse(name)
-        await body.check(name, self._inputs[model], endpoint)
+        prefix = body.prefix() if model in self._with_replicas else None
+        wanted = await body.check(name, self._inputs[model], endpoint, asked.loading)
         path = (endpoint.upstream_path or endpoint.path).encode()
         if query := scope["query_string"]:
             path += b"?" + query
@@ -178,7 +186,8 @@ class Targets:
         rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
         if told.fields:
             rewrite = rewrite.with_asked(told.fields)
-        prefix = body.prefix() if model in self._with_replicas else None
+        if wanted:
+            await self._load(scope, asked.loading, wanted, body, context, held)
         prompts = self._prompts[model]
         if prompts is not None and endpoint.meaning.prompt is not None:
             body, chats = body.applied(rewrite, endpoint).translated(Completions(prompts, name))
@@ -189,12 +198,40 @@ class Targets:
         data = await body.rewritten(rewrite, endpoint)
         if ladder is None:
             rewritten = held.changed(data)
+            if wanted:
+                asked.loading.held.release()
         else:  # `held` stays as it came: the next candidate's is made of it
             rewritten = HeldBody(self._bodies)
             rewritten.keep(data)
         is_known = translation is not None or endpoint.meaning is not OTHER
         ignored = context.ignored
         return Target(model, path, rewritten, translation, names, completion, is_known, ladder, prefix, ignored)
+
+    async def _load(
+        self,
+        scope: Scope,
+        loading: Loading,
+        wanted: Sequence[Wanted],
+        body: Body,
+        context: RequestContext,
+        held: HeldBody,
+    ) -> None:
+        """Let the body have the media that it refers to. Raises LlmuxError, also where it would be refused afterwards."""
+        assert context.name is not None
+        if (refused := self._engine.over(TicketId(""), context.demand.accounts)) is not None:
+            raise rejection(refused, context.name)
+        held.source = loading.held  # released with it
+        is_watched = context.ticket_id is not None  # by the pipeline, once it is entered
+        left_s = None
+        if context.budget_s is not None:
+            left_s = context.arrived_at + context.budget_s - self._engine.clock()
+        try:
+            with contextlib.nullcontext() if is_watched else CancelOnDisconnect(scope):
+                async with asyncio.timeout(left_s):
+                    await body.load(wanted, loading)
+        except TimeoutError as error:
+            message = f"The budget of {context.budget_s:g} s was over before the request's media were loaded."
+            raise BudgetError(message) from error
 
     def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
         """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pydantic import JsonValue
@@ -14,6 +14,7 @@ from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
+from supervisor.proxy.media_loading import NOTHING, Loading, Wanted
 from supervisor.proxy.translation import AnswerTranslation, Translation
 
 __all__ = [
@@ -86,8 +87,17 @@ class Body:
         """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
         return False
 
-    async def check(self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint) -> None:
-        """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there."""
+    async def check(
+        self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint, loading: Loading = NOTHING
+    ) -> Sequence[Wanted]:
+        """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there.
+
+        Returns what is to be loaded before the worker gets it.
+        """
+        return ()
+
+    async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
+        """Load what `check` has found, and put it in its place. Raises LlmuxError."""
 
     def prefix(self) -> int | None:
         """A fingerprint of how its conversation begins, the same for all of its turns; None where it has no prompt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -22,7 +23,9 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
 from supervisor.proxy.body import PRIVATE, Body, Bytes
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.media import refuse_references
+from supervisor.proxy.media import references
+from supervisor.proxy.media_address import LONGEST
+from supervisor.proxy.media_loading import NOTHING, Loading, Wanted
 from supervisor.proxy.modality import refuse_media
 from supervisor.proxy.outline import Outline
 from supervisor.proxy.translation import AnswerTranslation, Translation
@@ -160,17 +163,45 @@ class JsonBody(Body):
         self._is_changed = True
         return permitted
 
-    async def check(self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint) -> None:
+    async def check(
+        self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint, loading: Loading = NOTHING
+    ) -> Sequence[Wanted]:
         """See Body: no model may get references, and only some may get media."""
         if endpoint.meaning.prompt in _WITH_MESSAGES:
             raw = self._fields.get("messages")
             if raw is not None and memoryview(raw)[0] not in _LIST_OR_NULL:
                 raise InvalidRequestError('"messages" must be a list of messages.', param="messages")
-        types = set[str]()
-        for _ in refuse_references(self._fields, self._value, types):
-            await asyncio.sleep(0)
+        types, wanted = set[str](), list[Wanted]()
+        self._decoded = {}
+        for found in references(self._fields, self._value, types, self._decoded):
+            if found is None:
+                await asyncio.sleep(0)
+            else:
+                text = await self._whole_text(found.text) if loading.is_on else found.text
+                wanted.append(loading.wanted(found, text, len(wanted)))
         refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
-        self._decoded.clear()
+        if not wanted:
+            self._decoded = {}
+        return wanted
+
+    async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
+        """See Body."""
+        contents = await loading.load(wanted)
+        if self._outline is None:
+            self._outline = Outline(b"")
+        for one in wanted:
+            content = contents[one.source]
+            one.reference.replace(content.type, self._outline.mark(content.base64))
+        for field in {one.reference.field for one in wanted}:
+            self._fields[field] = msgspec.Raw(_encode(self._decoded[field]))
+        self._decoded, self._is_changed = {}, True
+
+    async def _whole_text(self, text: str) -> str:
+        """With what an outline lacks of it; nothing, where that is too much for an address."""
+        if self._outline is None:
+            return text
+        whole = await self._outline.restored(_encode(text))
+        return _text(whole) if len(whole) <= 2 * LONGEST else ""
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """See Body."""
@@ -185,13 +216,11 @@ class JsonBody(Body):
         return await self._outline.restored(_encode(fields))
 
     def _value(self, key: str) -> Any:
-        """A field's value, decoded once. Raises InvalidRequestError for one that is nested too deeply."""
-        if key not in self._decoded:
-            try:
-                self._decoded[key] = _decode(self._fields[key])
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-                raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
-        return self._decoded[key]
+        """A field's value. Raises InvalidRequestError for one that is nested too deeply."""
+        try:
+            return _decode(self._fields[key])
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
 
 
 def _is_plain(raw: Bytes) -> bool:

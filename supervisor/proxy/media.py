@@ -1,7 +1,8 @@
-"""Media in prompts come as `data:` URLs or plain base64, never by reference.
+"""Media in prompts come to workers as `data:` URLs or plain base64, never by reference.
 
 Runtimes fetch the `http:` URLs and open the `file:` URLs and paths in a prompt. So a client could reach what only this
-machine can reach, or read its files. A prompt with any such reference is therefore rejected before a worker sees it.
+machine can reach, or read its files. A prompt's references are therefore found before a worker sees it: `media_loading`
+rejects them, or puts the content in their place where the configuration allows that.
 
 Text may contain URLs. A reference is the value of a key whose name means loading, in any part of a prompt, whatever the
 part's `type`: some workers look at nothing but the key. What only speaks of addresses may contain them: tools and their
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -60,6 +62,8 @@ _SAID: Final = MappingProxyType(
     {"url": re.compile(r"web_(?:search|fetch)_result"), "data": re.compile(r"redacted_thinking|reasoning\..*")}
 )
 """Keys that mean no loading in parts of these types."""
+_BARE: Final = frozenset({"data", "base64"})
+"""Keys whose content is base64 without more: those of sounds."""
 _SHORTEST: Final = len('{"url":"a:"}')
 _NUMBERS: Final = re.compile(rb"[\[\s]*[-\d]")
 _USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # no need to look at these closely
@@ -103,21 +107,44 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
 
 
+_Inside = tuple[int | str, str, bool, Any]
+"""A value in a list or an object: its index, its key, whether that means loading, itself."""
 _texts: Final = msgspec.json.Decoder(list[_Message]).decode
 
 
-def refuse_references(fields: Fields, value: Callable[[str], Any], types: set[str]) -> Iterator[None]:
-    """Look at a JSON request in slices; other tasks may run after each.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Something that a worker would load from elsewhere, and where it stands in a request."""
 
-    `fields` are its top-level fields, `value` decodes one of them. Raises InvalidRequestError if the request would make a
-    worker load something from elsewhere. Adds the `type` of every part to `types`.
+    field: str  # of the request
+    place: dict[str, Any] | list[Any]
+    index: Any  # there: a number, or a key
+    key: str
+    text: str
+
+    def replace(self, kind: str, content: str) -> None:
+        """Put content in its place, in base64, as its API takes it. `kind` is its media type."""
+        if isinstance(self.place, dict) and self.key == self.place.get("type") == "url":  # a source of Anthropic's
+            del self.place["url"]
+            self.place.update(type="base64", media_type=kind, data=content)
+        else:
+            self.place[self.index] = content if self.key in _BARE else f"data:{kind};base64,{content}"
+
+
+def references(
+    fields: Fields, value: Callable[[str], Any], types: set[str], decoded: dict[str, Any]
+) -> Iterator[Reference | None]:
+    """Look at a JSON request in slices: each None means that other tasks may run now.
+
+    `fields` are its top-level fields, `value` decodes one of them; those that had to be are put into `decoded`, where they
+    may be changed. Adds the `type` of every part to `types`. Raises what `value` does.
     """
-    values: list[tuple[str, bool, Any]] = []  # its key, whether that means loading, itself
+    values: list[tuple[str, str, bool, Any]] = []  # its field, its key, whether that means loading, itself
     for key, raw in fields.items():
         if key in _USUAL_FIELDS and len(raw) < _SHORTEST:
             continue
         if len(raw) > _LARGE:
-            yield
+            yield None
         is_nested = memoryview(raw)[0] in b"[{"
         if key in _USUAL_FIELDS and (not is_nested or (key == "messages" and is_text(raw))):
             continue
@@ -125,24 +152,28 @@ def refuse_references(fields: Fields, value: Callable[[str], Any], types: set[st
             continue
         is_loaded = key not in _USUAL_FIELDS and means_loading(key)
         if is_loaded or is_nested:
-            values.append((key, is_loaded, value(key)))
+            found = decoded[key] = value(key)
+            if isinstance(found, list | dict):
+                values.append((key, key, is_loaded, found))
+            elif isinstance(found, str) and not is_content(key, found):
+                yield Reference(key, decoded, key, key, found)
     steps = 0
     while values:
-        key, is_loaded, item = values.pop()
+        field, key, is_loaded, item = values.pop()
         if isinstance(item, dict):
-            found = _entries(key, item)
+            inside: Iterator[_Inside] = _entries(key, item)
             if isinstance(kind := item.get("type"), str):
                 types.add(kind)
         else:
-            found = _items(key, item, is_loaded=is_loaded)
-        for inner_key, is_inner_loaded, inner in found:
+            inside = _items(key, item, is_loaded=is_loaded)
+        for index, inner_key, is_inner_loaded, inner in inside:
             steps += 1
             if steps % _STEPS == 0:
-                yield
+                yield None
             if isinstance(inner, list | dict):
-                values.append((inner_key, is_inner_loaded, inner))
-            elif is_inner_loaded:
-                _refuse(inner_key, inner)
+                values.append((field, inner_key, is_inner_loaded, inner))
+            elif is_inner_loaded and isinstance(inner, str) and not is_content(inner_key, inner):
+                yield Reference(field, item, index, inner_key, inner)
 
 
 def is_text(messages: msgspec.Raw) -> bool:
@@ -154,20 +185,20 @@ def is_text(messages: msgspec.Raw) -> bool:
     return True
 
 
-def _items(key: str, value: object, *, is_loaded: bool) -> Iterator[tuple[str, bool, Any]]:
-    """The items of a list, or a value by itself; what the key of a list means holds for its items."""
-    for item in value if isinstance(value, list) else (value,):
-        yield key, is_loaded, item
+def _items(key: str, items: list[Any], *, is_loaded: bool) -> Iterator[_Inside]:
+    """What `key`, that of the list, means holds for its items."""
+    for index, item in enumerate(items):
+        yield index, key, is_loaded, item
 
 
-def _entries(name: str, part: dict[str, Any]) -> Iterator[tuple[str, bool, Any]]:
-    """The values of an object that matter, with their keys, and whether these mean loading. `name` is its own key."""
+def _entries(name: str, part: dict[str, Any]) -> Iterator[_Inside]:
+    """The values of an object that matter. `name` is its own key."""
     kind = part.get("type")
     is_inert = isinstance(kind, str) and _INERT_TYPE.fullmatch(kind) is not None
     for key, value in part.items():
         is_loaded = key not in _USUAL and means_loading(key) and not _only_says(name, kind, key)
         if is_loaded or key in _NESTING_KEYS or not (is_inert or key in _INERT_KEYS):
-            yield key, is_loaded, value
+            yield key, key, is_loaded, value
 
 
 def _only_says(name: str, kind: object, key: str) -> bool:
@@ -195,19 +226,13 @@ def is_content(key: str, text: str) -> bool:
     return not text.startswith("/") or text.startswith("/9j/") or (key == "data" and text.startswith("//"))
 
 
-def _refuse(key: str, value: object) -> None:
-    """Raises InvalidRequestError for a reference."""
-    if isinstance(value, str) and not is_content(key, value):
-        raise refusal(key, value)
-
-
-def refusal(key: str, text: str) -> InvalidRequestError:
-    """The error for a reference."""
+def refusal(key: str, text: str, otherwise: str = "") -> InvalidRequestError:
+    """The error for a reference of a kind that is never loaded, or where none is. `otherwise`: what else may help."""
     scheme = _SCHEME.match(text)
     what = f"a {scheme[1][:10]}: address" if scheme is not None else "something"
     return InvalidRequestError(
         f"{key[:50]} refers to {what}, which is not loaded for clients. "
-        f"Send the content itself, as data:<type>;base64,<content>.",
+        f"Send the content itself, as data:<type>;base64,<content>{otherwise}.",
         code="remote_media_refused",
         param=key[:50],
     )

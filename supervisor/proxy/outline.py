@@ -61,7 +61,7 @@ class Outline:
     def __init__(self, body: Bytes) -> None:
         self.text: Bytes = bytearray()
         self._body = body
-        self._cuts = list[tuple[int, int, bool]]()  # from, to, is a list
+        self._cuts = list[tuple[Bytes, int, int, bool]]()  # of what, from, to, is a list
         self._mark = os.urandom(8).hex().encode() + b"-"  # nobody can guess it
         self._values = 0
         self._work = 0
@@ -101,6 +101,11 @@ class Outline:
         outline.text = bytes(outline.text)
         return outline
 
+    def mark(self, content: Bytes) -> str:
+        """What stands, at a string's end, for `content` that was never in the body. It needs no escapes."""
+        self._cuts.append((content, 0, len(content), False))
+        return f"{self._mark.decode()}{len(self._cuts) - 1}-"
+
     async def restored(self, text: Bytes) -> Bytes:
         """`text` (the outline or a changed one) with its marks replaced by the cut parts.
 
@@ -112,12 +117,12 @@ class Outline:
         while (found := text.find(mark, at)) >= 0:
             digits = found + len(mark)
             end = text.index(b"-", digits)
-            first, last, is_list = self._cuts[int(text[digits:end])]
+            source, first, last, is_list = self._cuts[int(text[digits:end])]
             at_quote = end + 1 + (not is_list and text[end + 1 : end + 2] == b":")
             is_quoted = text.startswith(b'\\"', at_quote)
             whole += text[at : found - is_list * (len(_LIST) + is_quoted)]
             for start in range(first, last, _SLICE):
-                part = self._body[start : min(start + _SLICE, last)]
+                part = source[start : min(start + _SLICE, last)]
                 whole += _quoted(part) if is_quoted else part
                 await self._worked(_SLICE)
             at = at_quote + is_list * (1 + is_quoted)
@@ -135,7 +140,7 @@ class Outline:
             await asyncio.sleep(0)
 
     def _cut(self, first: int, last: int, *, is_list: bool = False) -> bytes:
-        self._cuts.append((first, last, is_list))
+        self._cuts.append((self._body, first, last, is_list))
         return b"%b%d-" % (self._mark, len(self._cuts) - 1)
 
     def _add_structure(self, at: int, end: int) -> None:

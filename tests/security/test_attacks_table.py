@@ -71,6 +71,13 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/e2e/http/test_media.py",
         "tests/unit/proxy/test_media.py",
     ),
+    "media_that_is_loaded": (
+        "tests/security/test_media_loading.py",
+        "tests/unit/proxy/test_media_address.py",
+        "tests/unit/proxy/test_media_loading.py",
+        "tests/unit/io/test_media.py",
+        "tests/e2e/http/test_media_loading.py",
+    ),
     "routes_of_workers": (
         "tests/security/test_exposure.py::TestPaths::test_llama_servers_own_management",
         "tests/security/test_attacks.py::TestPaths::test_routes_of_workers",

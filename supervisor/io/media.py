@@ -1,0 +1,193 @@
+"""Gets media for prompts: from one address of the network that was checked before, and from files below one folder.
+
+A connection goes to exactly the address it is given, whatever the name would resolve to by then; the name is what its
+certificate must be valid for. Over httpx's transport, which keeps no cookies, follows no redirects, reads no proxies from the
+environment and unpacks nothing. Importing httpx takes 0.1 s: only a daemon that fetches does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from supervisor.io.probe import causes
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_S: Final = 3.0  # to one of several addresses
+MOST_ADDRESSES: Final = 4  # of a name, that are tried
+_THREADS: Final = 8
+_FIELDS: Final = [
+    (b"user-agent", b"llmux"),
+    (b"accept", b"image/*, audio/*, video/*"),
+    (b"accept-encoding", b"identity"),
+    (b"connection", b"close"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaResponse:
+    """The head of an answer, and its body in pieces, which raise OSError where it breaks off."""
+
+    status: int
+    location: str | None
+    content_type: str
+    content_encoding: str
+    content_length: int | None
+    pieces: AsyncIterator[bytes]
+
+
+class MediaSource:
+    """Use it from one event loop."""
+
+    def __init__(self, ca_file: Path | None = None) -> None:
+        self._ca_file = ca_file
+        self._tls: ssl.SSLContext | None = None
+        self._threads = ThreadPoolExecutor(
+            _THREADS, "media"
+        )  # its own: a name server or disk that hangs is in nobody's way
+
+    async def addresses(self, host: str, port: int) -> Sequence[str]:
+        """The IP addresses of a name. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(
+                self._threads, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            )
+        except UnicodeError as error:  # a label that is too long or empty
+            raise OSError(errno.EINVAL, "no name") from error
+        return [*dict.fromkeys(str(entry[4][0]) for entry in found)]
+
+    @contextlib.asynccontextmanager
+    async def response(
+        self, host: str, authority: str, addresses: Sequence[str], port: int, target: str
+    ) -> AsyncIterator[MediaResponse]:
+        """GET over TLS from one of these IP addresses as `host`, whose Host header is `authority`. Raises OSError."""
+        if self._tls is None:
+            self._tls = await asyncio.get_running_loop().run_in_executor(self._threads, _tls, self._ca_file)
+        import httpx  # noqa: PLC0415
+
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                transport = await stack.enter_async_context(httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False))
+                found = await self._asked(transport, host, authority, addresses, port, target)
+            except httpx.TransportError as error:
+                raise _trouble(error) from error
+            stream = cast("httpx.AsyncByteStream", found.stream)
+            stack.push_async_callback(stream.aclose)
+            pieces = await stack.enter_async_context(contextlib.aclosing(_pieces(stream)))
+            length = found.headers.get("content-length", "")
+            yield MediaResponse(
+                found.status_code,
+                found.headers.get("location"),
+                found.headers.get("content-type", ""),
+                found.headers.get("content-encoding", "").strip().lower(),
+                int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else None,
+                pieces,
+            )
+
+    async def _asked(
+        self,
+        transport: httpx.AsyncHTTPTransport,
+        host: str,
+        authority: str,
+        addresses: Sequence[str],
+        port: int,
+        target: str,
+    ) -> httpx.Response:
+        import httpx  # noqa: PLC0415
+
+        extensions = {
+            "sni_hostname": host,
+            "target": target.encode("ascii"),  # as it is: httpx would shorten it
+            "timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None},
+        }
+        tried = addresses[:MOST_ADDRESSES]
+        for number, address in enumerate(tried, 1):
+            literal = f"[{address}]" if ":" in address else address
+            url = f"https://{literal}:{port}"
+            fields = [(b"host", authority.encode("ascii")), *_FIELDS]
+            try:
+                return await transport.handle_async_request(
+                    httpx.Request("GET", url, headers=fields, extensions=extensions)
+                )
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                if number == len(tried):
+                    raise
+        raise OSError(errno.EHOSTUNREACH, "the name has no address")
+
+    async def file(self, folder: Path, path: Path, limit: int) -> bytes:
+        """A file's content, or its first `limit + 1` bytes. Raises OSError; PermissionError if it may not be read.
+
+        It must be a regular file that lies below `folder` once all symbolic links are followed.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _read, folder, path, limit)
+
+
+def _tls(ca_file: Path | None) -> ssl.SSLContext:
+    """Blocks, also for what is imported with it for later. Raises OSError."""
+    import httpx  # noqa: F401, PLC0415
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # as ssl.SSLError is, too
+        raise OSError(errno.EINVAL, "the certificates in server.media.ca_file can't be read") from error
+
+
+async def _pieces(stream: httpx.AsyncByteStream) -> AsyncGenerator[bytes, None]:
+    import httpx  # noqa: PLC0415
+
+    try:
+        async for piece in stream:
+            yield piece
+    except httpx.TransportError as error:
+        raise OSError(errno.ECONNRESET, "it broke off") from error
+
+
+def _trouble(error: httpx.TransportError) -> OSError:
+    """In words that say nothing about this machine's network."""
+    import httpx  # noqa: PLC0415
+
+    for cause in causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return OSError(errno.EPROTO, f"it does not prove who it is: {cause.verify_message}")
+        if isinstance(cause, ssl.SSLError):
+            return OSError(errno.EPROTO, "it does not speak TLS as it should")
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return OSError(errno.EHOSTUNREACH, "it can't be reached")
+    return OSError(errno.EPROTO, "it does not answer as it should")
+
+
+def _read(folder: Path, path: Path, limit: int) -> bytes:
+    """Blocks. What is checked is what is read: the place of an open descriptor doesn't change with a link."""
+    root = os.path.realpath(folder)
+    _refuse_outside(os.path.realpath(path), root, path)  # before anything shows whether it is there
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # which opens no device and wakes no pipe
+    try:
+        _refuse_outside(str(Path(f"/proc/self/fd/{found}").readlink()), root, path)
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise PermissionError(errno.EACCES, "no file", str(path))
+        with open(f"/proc/self/fd/{found}", "rb", buffering=0) as file:  # noqa: PTH123
+            content = bytearray()
+            while len(content) <= limit and (piece := file.read(min(1 << 20, limit + 1 - len(content)))):
+                content += piece
+            return bytes(content)
+    finally:
+        os.close(found)
+
+
+def _refuse_outside(real: str, root: str, path: Path) -> None:
+    if not real.startswith(f"{root.rstrip('/')}/"):
+        raise PermissionError(errno.EACCES, "outside", str(path))

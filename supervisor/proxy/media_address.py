@@ -1,0 +1,135 @@
+"""Where a prompt's media may come from: the addresses that the configuration allows, read strictly.
+
+What is asked for is always put together from what was understood here, so nobody can read an address in another way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote_to_bytes, urljoin
+
+LONGEST: Final = 4096
+"""Characters of an address."""
+HTTPS_PORT: Final = 443
+
+_HTTPS: Final = re.compile(
+    r"https://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?(?P<target>[/?][!\"$-\[\]-~]*)?(?:#[!-~]*)?",
+    re.IGNORECASE | re.ASCII,
+)
+_FILE: Final = re.compile(r"file://(?:localhost)?(?P<path>/[!\"$->@-\[\]-~]*)", re.IGNORECASE | re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_PUBLIC_V6: Final = ip_network("2000::/3")  # all that is assigned; with no IPv4 address within but in two parts of it
+_NOT_PUBLIC: Final = tuple(
+    map(
+        ip_network,
+        (
+            "192.0.0.0/24",  # protocols, and some clouds' metadata
+            "192.88.99.0/24",  # relays to 6to4
+            "168.63.129.16/32",  # Azure's host
+            "2001::/23",  # protocols, Teredo
+            "2002::/16",  # 6to4
+            "2001:db8::/32",
+            "3fff::/20",
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An https address. `host` is in lower case; an IPv6 address without its brackets."""
+
+    host: str
+    port: int
+    target: str  # path and query
+
+    @property
+    def authority(self) -> str:
+        """As a Host header has it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == HTTPS_PORT else f"{host}:{self.port}"
+
+    def redirected(self, location: str) -> Address | None:
+        """Where this Location leads from here; None where that is no address that may be asked."""
+        try:
+            return read_address(urljoin(f"https://{self.authority}{self.target}", location))
+        except ValueError:
+            return None
+
+
+def read_address(text: str) -> Address | None:
+    """An https address; None for anything else: users and passwords, other ways to write an IP address, names not in ASCII."""
+    found = _HTTPS.fullmatch(text) if len(text) <= LONGEST else None
+    if found is None:
+        return None
+    host = _host(found["host"].lower())
+    port = int(found["port"] or HTTPS_PORT)
+    target = found["target"] or "/"
+    if host is None or not 0 < port < 65536:
+        return None
+    return Address(host, port, target if target.startswith("/") else f"/{target}")
+
+
+def read_file_address(text: str) -> Path | None:
+    """The path of a file: address; None for anything else."""
+    found = _FILE.fullmatch(text) if len(text) <= LONGEST else None
+    if found is None:
+        return None
+    path = os.fsdecode(unquote_to_bytes(found["path"]))
+    return None if "\0" in path else Path(path)
+
+
+class Allowlist:
+    """The hosts of the configuration."""
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self._listed = set[tuple[str, int]]()
+        for listed in hosts:
+            name, _, port = listed.lower().rpartition(":") if re.search(r":\d+$", listed) else (listed.lower(), "", "")
+            self._listed.add((_host(name) or name, int(port or HTTPS_PORT)))
+
+    def __bool__(self) -> bool:
+        return bool(self._listed)
+
+    def allows(self, address: Address) -> bool:
+        """May this be asked? An IP address only where it is listed itself."""
+        if (address.host, address.port) in self._listed:
+            return True
+        if is_literal(address.host):
+            return False
+        labels = address.host.split(".")
+        names = ("*", *("*." + ".".join(labels[at:]) for at in range(1, len(labels))))
+        return any((name, address.port) in self._listed for name in names)
+
+
+def is_literal(host: str) -> bool:
+    """Is this host of an `Address` an IP address?"""
+    return ":" in host or _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
+
+
+def is_public(address: str) -> bool:
+    """Is this IP address one of the internet's, that leads to one machine and to no other address?"""
+    found = ip_address(address)
+    if isinstance(found, IPv6Address) and found not in _PUBLIC_V6:
+        return False
+    return found.is_global and not found.is_multicast and not any(found in network for network in _NOT_PUBLIC)
+
+
+def _host(text: str) -> str | None:
+    """A host as it is compared; None for one that can't be asked."""
+    try:
+        if text.startswith("["):
+            return str(IPv6Address(text[1:-1]))
+        host = text.removesuffix(".")
+        if is_literal(host):
+            return str(IPv4Address(host))  # of which there are four decimal numbers, without zeros in front
+    except ValueError:
+        return None
+    labels = host.split(".")
+    return host if len(host) <= 253 and all(0 < len(label) <= 63 for label in labels) else None

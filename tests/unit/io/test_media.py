@@ -1,0 +1,92 @@
+"""Files for prompts: regular ones below one folder, whatever leads there."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from supervisor.io.media import MediaSource
+
+
+@pytest.fixture
+def folder(tmp_path):
+    below = tmp_path / "media"
+    (below / "in").mkdir(parents=True)
+    (below / "in" / "a").write_bytes(b"content")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "media-2").mkdir()
+    (tmp_path / "media-2" / "a").write_bytes(b"secret")
+    return below
+
+
+async def read(folder, path, limit=100):
+    return await MediaSource().file(folder, path, limit)
+
+
+class TestFiles:
+    """What is read is what was checked."""
+
+    async def test_below(self, folder):
+        assert await read(folder, folder / "in" / "a") == b"content"
+        assert await read(folder, folder / "in" / ".." / "in" / "a") == b"content"
+
+    async def test_links_within(self, folder):
+        (folder / "link").symlink_to("in/a")
+        (folder.parent / "to-media").symlink_to(folder)
+        assert await read(folder, folder / "link") == b"content"
+        assert await read(folder, folder.parent / "to-media" / "link") == b"content"
+        assert await read(folder.parent / "to-media", folder / "link") == b"content"
+
+    async def test_no_more_than_asked_for(self, folder):
+        assert await read(folder, folder / "in" / "a", 3) == b"cont"
+
+    @pytest.mark.parametrize("name", ["../secret", "../media-2/a", "in/../../secret", "..", ".", "", "../missing"])
+    async def test_outside(self, folder, name):
+        with pytest.raises(PermissionError):
+            await read(folder, folder / name)
+
+    @pytest.mark.parametrize(
+        "to", ["../secret", "/etc/passwd", "/dev/zero", "/proc/self/environ", "/nowhere", "..", "/"]
+    )
+    async def test_links_to_the_outside(self, folder, to):
+        (folder / "link").symlink_to(to)
+        with pytest.raises(PermissionError):
+            await read(folder, folder / "link")
+        (folder / "far").symlink_to("link")
+        with pytest.raises(PermissionError):
+            await read(folder, folder / "far")
+
+    async def test_a_link_that_changes_after_the_first_look(self, folder, monkeypatch):
+        target = folder / "in" / "b"
+        target.write_bytes(b"b")
+        real = os.path.realpath
+
+        def realpath(path):
+            found = real(path)
+            if str(path) == str(target):
+                target.unlink()
+                target.symlink_to(folder.parent / "secret")
+            return found
+
+        monkeypatch.setattr(os.path, "realpath", realpath)
+        with pytest.raises(PermissionError):
+            await read(folder, target)
+
+    async def test_what_is_no_file(self, folder):
+        os.mkfifo(folder / "fifo")
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(str(folder / "s"))
+            for name in ("fifo", "s", "in"):
+                with pytest.raises(PermissionError):
+                    await read(folder, folder / name)
+
+    async def test_what_is_not_there(self, folder):
+        with pytest.raises(FileNotFoundError):
+            await read(folder, folder / "missing")
+
+    async def test_a_loop_of_links(self, folder):
+        (folder / "loop").symlink_to("loop")
+        with pytest.raises(OSError):
+            await read(folder, folder / "loop")
