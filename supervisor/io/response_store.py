@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -153,12 +154,12 @@ class ResponseStore:
         self._bytes += size
         self._pending[name] = kept
         self._pending_bytes += size
-        path, frames = self._folder / f"{name}{_RECORD}", None if events is None else b"".join(events.events)
+        path, frames = f"{self._folder}/{name}", None if events is None else b"".join(events.events)
 
         def write() -> None:
-            for file, content in ((path.with_suffix(_EVENTS), frames), (path, data)):
-                if content is not None:
-                    _write(file, content, is_synced=replaces)
+            if frames is not None:
+                _write(path + _EVENTS, frames, is_synced=replaces)
+            _write(path + _RECORD, data, is_synced=replaces)
 
         def written(done: asyncio.Future[None]) -> None:
             self._pending_bytes -= size
@@ -231,16 +232,22 @@ class ResponseStore:
         return self._writer.submit(unlink)
 
 
-def _write(path: Path, content: bytes, *, is_synced: bool) -> None:
-    """Whole or not at all, as others see it. Raises OSError."""
+def _write(path: str, content: bytes, *, is_synced: bool) -> None:
+    """Whole or not at all if it `is_synced`; else one that a crash left half written is as good as none.
+
+    Raises OSError.
+    """
     if is_synced:
-        with replacing(path, 0o600) as new:
+        with replacing(Path(path), 0o600) as new:
             new.write_bytes(content)
         return
-    aside = path.with_name(f".{path.name}")
-    aside.touch(mode=0o600)
-    aside.write_bytes(content)
-    aside.replace(path)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(file, left) :]
+    finally:
+        os.close(file)
 
 
 def _read(path: Path, oldest: float) -> Kept | None:

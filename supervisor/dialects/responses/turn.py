@@ -29,9 +29,8 @@ from supervisor.proxy.turn import Memory, Turn
 
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data:"
-_TOLD: Final = re.compile(
-    rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed)"'
-)  # never within a text, whose quotes are escaped
+_RESPONSE: Final = b'"response"'  # as a name; within a text its quotes are escaped
+_TOLD: Final = re.compile(rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed)"')
 _FINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _BEGUN: Final = "response.created"
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -195,6 +194,8 @@ class ResponseTurn:
 
     def _fed(self, piece: bytes, *, is_last: bool) -> bytes:
         """What a piece of a stream becomes: the events that are complete."""
+        if self._log is None and not self._rest and piece.endswith(_FRAME) and _RESPONSE not in piece:
+            return piece  # as nearly all are
         if b"\r" in piece or len(self._rest) > EVENT_LIMIT:  # other ends of lines: no event would be seen to end
             self._is_stream = False
             return self._rest + piece
@@ -212,8 +213,10 @@ class ResponseTurn:
             response = event.get("response")
             changed: Fields = {}
             if response is not None:
-                changed, data = self._changed(_fields(response), bytes(response))
-                event["response"] = msgspec.Raw(data)
+                whole = bytes(response)
+                changed, data = self._changed(_fields(whole), whole)
+                if data is not whole:
+                    event["response"] = msgspec.Raw(data)
             if self._log is not None:
                 if kind == _BEGUN:  # which it has
                     return b""
