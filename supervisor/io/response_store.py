@@ -178,6 +178,7 @@ class ResponseStore:
         """The response of this name, for whom it is or for an admin; None where there is none, or no longer."""
         if self._folder is None or _NAME.fullmatch(name) is None:
             return None
+        self._make_room()
         path = self._folder / f"{name}{_RECORD}"
         kept = self._pending.get(name) or await asyncio.to_thread(_read, path, time.time() - self._keep_s)
         return kept if kept is not None and (is_admin or kept.owner == owner) else None

@@ -106,6 +106,12 @@ class TestConversation:
         ]
         assert after[0] == after[1]
 
+    def test_its_tokens_are_counted(self, sdk):
+        first = sdk.responses.create(model="native", input="One")
+        count = sdk.responses.input_tokens.count
+        alone, after = (count(model="native", input="Two", previous_response_id=name) for name in (None, first.id))
+        assert after.input_tokens > alone.input_tokens > 0
+
     def test_one_that_is_not_kept_itself(self, sdk):
         first = sdk.responses.create(model="chat", input="One")
         second = sdk.responses.create(model="chat", input="Two", previous_response_id=first.id, store=False)
