@@ -129,9 +129,10 @@ class Pipeline:
             if (wanted := context.dialect.order_scope(context.path, body.fields)) is not None:
                 is_order, context.waiting, held = True, held, HeldBody()
                 raise OrderError(wanted, body.fields)
-            if context.dialect.has_turns and (turn := await self._turn(body, context)) is not None:
-                body, send = turn.body, turn.observed(send)
-                scope = _uncompressed(scope)
+            if context.dialect.has_turns:
+                body, turn = await context.dialect.turn(context.path, body, self._memory(context))
+            if turn is not None:
+                scope, send = _uncompressed(scope), turn.observed(send)
             # 2.
             profile = self._identify(scope, body, context)
             target = await self._targets.find(scope, body, context, held, profile)
@@ -181,11 +182,10 @@ class Pipeline:
             self._clients.arrived(context.demand.tenant)
         return profile
 
-    async def _turn(self, body: Body, context: RequestContext) -> Turn | None:
+    def _memory(self, context: RequestContext) -> Memory:
         key = context.key
         owner, is_admin = (None, True) if key is None else (key.name, KeyScope.ADMIN in key.scopes)
-        memory = Memory(self._responses, self._bodies, owner, is_admin, context.response)
-        return await context.dialect.turn(context.path, body, memory)
+        return Memory(self._responses, self._bodies, owner, is_admin, context.response)
 
     def _tell_limits(self, context: RequestContext, taking: int = 0) -> None:
         """Let every response say what is left; a stream that waits for its model may begin before it is charged."""

@@ -78,12 +78,12 @@ class Dialect(abc.ABC):
         """What the daemon calls the model that a request names; `is_known` says whether there is one of a name."""
         return name
 
-    async def turn(self, path: str, body: Body, memory: Memory) -> Turn | None:
-        """What a request becomes that refers to earlier ones, or that later ones can refer to. None: it is neither.
+    async def turn(self, path: str, body: Body, memory: Memory) -> tuple[Body, Turn | None]:
+        """The whole conversation of a request that may refer to earlier ones, and what becomes of its answer.
 
-        Raises InvalidRequestError.
+        None: its answer passes as it is, and isn't kept. Raises InvalidRequestError.
         """
-        return None
+        return body, None
 
     def translation(self, method: str, path: str) -> Translation | None:
         """How this path is mapped to the canonical API; None where workers speak it themselves."""

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.response_store import ResponseStore
-from supervisor.proxy.body import Body
 from supervisor.proxy.disconnect import Send
 
 
@@ -27,10 +26,6 @@ class Memory:
 
 class Turn(Protocol):
     """One request. `release` it when it ends."""
-
-    @property
-    def body(self) -> Body:
-        """What its worker gets."""
 
     def observed(self, send: Send) -> Send:
         """`send`, by which the answer is kept when it is complete, and told what the worker can't know."""

@@ -66,7 +66,7 @@ class Responses(OpenAI):
         """Generate it in the background. Raises LlmuxError."""
         return await background.begin(daemon, scope, raw)
 
-    async def turn(self, path: str, body: Body, memory: Memory) -> Turn | None:
+    async def turn(self, path: str, body: Body, memory: Memory) -> tuple[Body, Turn | None]:
         """See Dialect."""
         return await turn_of(body, memory, is_counted=path.endswith(_COUNTED))
 

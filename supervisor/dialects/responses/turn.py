@@ -38,16 +38,16 @@ _encode: Final = msgspec.json.Encoder().encode
 _text: Final = msgspec.json.Decoder(str).decode
 
 
-async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> Turn | None:
+async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body, Turn | None]:
     """See `Dialect.turn`. `is_counted`: its tokens are, and nothing is generated."""
     if not memory.store.is_on or not isinstance(body, JsonBody) or is_llm_pool(body.fields):
-        return None
+        return body, None
     if memory.response is not None:
-        return await _in_background(memory.response, body, memory)
+        return body, await _in_background(memory.response, memory)
     wish = wish_of(body.fields)
     keeps = wish.store is not False and not is_counted
     if wish.previous is None and not keeps:
-        return None
+        return body, None
     before: list[JsonValue] | None = None
     if wish.previous is not None:
         before = await earlier(memory.store, wish.previous, memory.owner, is_admin=memory.is_admin)
@@ -59,17 +59,19 @@ async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> Turn | Non
         if before is not None:
             changes["input"] = items
         body = await JsonBody.open(await body.changed(changes))
+    if is_counted:
+        return body, None
     told: Json = {"background": False, "previous_response_id": wish.previous, "store": keeps}
-    return ResponseTurn(body, memory, items if keeps else None, _raw(told), is_told=is_changed)
+    return body, ResponseTurn(memory, items if keeps else None, _raw(told), is_told=is_changed)
 
 
-async def _in_background(name: str, body: Body, memory: Memory) -> Turn | None:
+async def _in_background(name: str, memory: Memory) -> Turn | None:
     kept = await memory.store.find(name, memory.owner, is_admin=True)
     if kept is None:  # deleted
         return None
     begun = response_of(kept)
     told = {key: begun.get(key) for key in ("id", "created_at", "background", "previous_response_id", "store")}
-    return ResponseTurn(body, memory, bytes(kept.items), _raw(told), kept=kept)
+    return ResponseTurn(memory, bytes(kept.items), _raw(told), kept=kept)
 
 
 def _raw(values: Json) -> Fields:
@@ -81,7 +83,6 @@ class ResponseTurn:
 
     def __init__(
         self,
-        body: Body,
         memory: Memory,
         items: bytes | None,
         told: Fields,
@@ -94,9 +95,7 @@ class ResponseTurn:
         `items`: all that the worker gets; None: the response isn't kept. `told`: fields of the response, also of one that
         lacks them if `is_told`. `kept`: what is known of one that is generated in the background.
         """
-        self.body = body
         self._memory = memory
-        self._items = items
         self._told = told
         self._is_told = is_told
         self._kept = kept
@@ -104,9 +103,13 @@ class ResponseTurn:
         if kept is not None and kept.is_streamed:
             self._log = log_of(memory.store.logs, memory.response or "", kept)
             self._log.cut(BEGINNING)  # the rest is of an earlier try
-        self._held = HeldBody(memory.bodies)
-        self._held.expect(len(items or b""))
-        self._held.keep(items or b"")
+        self._items: HeldBody | None = None
+        if items is not None:
+            self._items = HeldBody(memory.bodies)
+            self._items.expect(len(items))
+            self._items.keep(items)
+            self._items.wait()  # for the answer
+        self._finished: tuple[str, bytes] | None = None  # the response's name and object, once it is over
         self._head: Message | None = None  # of a whole answer, until it is there
         self._whole = bytearray()
         self._is_stream = False
@@ -114,7 +117,8 @@ class ResponseTurn:
 
     def release(self) -> None:
         """See Turn."""
-        self._held.release()
+        if self._items is not None:
+            self._items.release()
 
     def observed(self, send: Send) -> Send:
         """See Turn."""
@@ -133,10 +137,12 @@ class ResponseTurn:
                     data = self._response(data)
                     headers = [item for item in head["headers"] if item[0] != b"content-length"]
                     head["headers"] = [*headers, (b"content-length", b"%d" % len(data))]
+                    await self._keep()
                 await send(head)
                 message["body"] = data
             elif self._is_stream:
                 message["body"] = self._fed(message.get("body", b""), is_last=not message.get("more_body", False))
+                await self._keep()
             await send(message)
 
         return observe
@@ -160,11 +166,11 @@ class ResponseTurn:
             fields = _fields(data)
             if _text(fields["object"]) != "response":
                 return data
-            changed, kept = self._changed(fields, data)
-            self._keep(changed, kept)
+            fields, data = self._changed(fields, data)
+            self._finished = _text(fields["id"]), data
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return data  # whatever it is, it is no response
-        return kept
+            pass  # whatever it is, it is no response
+        return data
 
     def _changed(self, fields: Fields, data: bytes) -> tuple[Fields, bytes]:
         """With what only llmux knows."""
@@ -178,17 +184,21 @@ class ResponseTurn:
         fields = fields | changes
         return fields, _encode(fields)
 
-    def _keep(self, fields: Fields, data: bytes) -> None:
-        if self._items is None:
+    async def _keep(self) -> None:
+        """Keep the response if it is over. It can be found before its client has the end of it."""
+        finished, self._finished = self._finished, None
+        if finished is None or self._items is None:
             return
+        name, response = finished
+        self._items.run()
         kept = Kept(
             self._memory.owner if self._kept is None else self._kept.owner,
-            msgspec.Raw(data),
-            msgspec.Raw(self._items),
+            msgspec.Raw(response),
+            msgspec.Raw(b"".join([bytes(piece) async for piece in self._items.pieces()])),
             is_background=self._kept is not None,
             is_streamed=self._log is not None,
         )
-        self._memory.store.keep(_text(fields["id"]), kept, replaces=self._kept is not None)
+        self._memory.store.keep(name, kept, replaces=self._kept is not None)
 
     # ------------------------------------------------------------------------------------------------------------ stream
 
@@ -226,7 +236,7 @@ class ResponseTurn:
             if self._log is not None:
                 self._log.add(frame + _FRAME)
             if kind in _FINAL and response is not None:
-                self._keep(changed, bytes(event["response"]))
+                self._finished = _text(changed["id"]), bytes(event["response"])
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return frame
         return frame
