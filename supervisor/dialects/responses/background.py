@@ -24,6 +24,7 @@ from supervisor.dialects.responses.state import OFF, wish_of
 from supervisor.dialects.responses.turn import event, log_of
 from supervisor.errors import InvalidRequestError
 from supervisor.io.response_store import Kept
+from supervisor.io.store import NotSavedError
 from supervisor.proxy.body import Bytes
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
@@ -73,8 +74,10 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
     try:
         await writing
         await daemon.jobs.add(ENDPOINT, body.name, headers, bytes(data), owner, response=name)
-    except BaseException:
+    except BaseException as error:
         await store.remove(name)
+        if isinstance(error, OSError):
+            raise NotSavedError(f"The response can't be kept: {error.strerror or error}") from error
         raise
     if body.stream:
         log_of(store.logs, name, kept)

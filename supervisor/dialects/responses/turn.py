@@ -133,6 +133,7 @@ class ResponseTurn:
                     return
                 head, self._head = self._head, None
                 data = bytes(self._whole)
+                self._whole.clear()
                 if not message.get("more_body", False):
                     data = self._response(data)
                     headers = [item for item in head["headers"] if item[0] != b"content-length"]

@@ -381,6 +381,18 @@ class TestBounds:
                     sdk.responses.create(model="chat", input="Hi", **field)
 
 
+class TestTrouble:
+    def test_a_disk_that_refuses(self, tmp_path):
+        """What needs the disk says so; everything else is answered, and only not kept."""
+        with running(tmp_path, config(tmp_path)) as site, sdk_of(site) as sdk:
+            (site.state_dir / "responses").rename(tmp_path / "elsewhere")
+            assert sdk.responses.create(model="chat", input="Hi").output_text == SAID
+            told = site.post("/v1/responses", json={"model": "chat", "input": "Hi", "background": True})
+            assert (told.status_code, told.json()["error"]["code"]) == (507, "state_not_saved")
+            assert not site.get("/v1/jobs").json()["data"]
+            wait_until(lambda: site.events("response.not_kept"))
+
+
 KEYS = {name: f"sk-secret-of-{name}-0123456789" for name in ("ann", "bob", "op")}
 
 
