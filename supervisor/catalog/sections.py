@@ -21,6 +21,7 @@ from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
 from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.order import OrderConfig
+from supervisor.catalog.response_limits import ResponsesConfig
 from supervisor.catalog.runner import RunnerConfig
 from supervisor.catalog.staying import StayingConfig
 from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
@@ -135,7 +136,7 @@ def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
     return math.inf if drain_s == "never" else drain_s
 
 
-class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, Section):
+class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Section):
     """Numbers of scheduling, failure handling and HTTP."""
 
     queue_total: Count = Field(default=512, description="Requests that may wait in all.")

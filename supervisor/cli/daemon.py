@@ -323,6 +323,7 @@ async def _assemble(
     daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
     daemon.restore(state)
     daemon.jobs.open(state, server.state_dir)
+    daemon.responses.open(server.state_dir)
     if server.leases is not None:
         shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)
         daemon.partners.shared, fleet.gate = shared, shared.gate
@@ -380,6 +381,7 @@ async def _until_stopped(
     application.close()
     server.should_exit = True
     await serving
+    await daemon.responses.close()
     if is_restart:
         await asyncio.to_thread(notify.barrier)
     await handover.close()

@@ -30,6 +30,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
+from supervisor.io.response_store import ResponseStore
 from supervisor.io.store import Store
 from supervisor.io.upstream import Upstream
 
@@ -58,6 +59,7 @@ class Daemon:
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
     jobs: Jobs = field(default_factory=Jobs)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     op_tokens: OpTokens = field(default_factory=OpTokens)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
@@ -96,9 +98,20 @@ class Daemon:
             folder=catalog.server.state_dir,
         )
         self.pipeline = Pipeline(
-            self.engine, catalog, self.requests, self.bodies, self.clients, self.answers, self.runtime, self.salts
+            self.engine,
+            catalog,
+            self.requests,
+            self.bodies,
+            self.clients,
+            self.answers,
+            self.runtime,
+            self.salts,
+            self.responses,
         )
         self.jobs.configure(limits)
+        self.responses.configure(
+            most_bytes=limits.responses_mib << 20, most=limits.responses_most, keep_s=limits.responses_keep_s
+        )
         for listener in self.on_configure:
             listener()
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,6 +21,7 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.job_limits import JobsConfig
+from supervisor.catalog.keys import Key, Scope
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.io.files import replacing
 from supervisor.io.store import Entry, NotSavedError, Store
@@ -32,6 +33,9 @@ TRIES: Final = 20
 """So often a job is sent whose answer says `retry-after`."""
 LONGEST_PAUSE_S: Final = 60.0
 MESSAGE_LIMIT: Final = 1000
+KEY: Final = "key"  # where the ASGI scope's state has the request's key
+KEPT_HEADERS: Final = ("x-priority", "x-tenant-id", "x-allow-remote", "x-timeout", "anthropic-version")
+"""Of the request that makes a job: they hold for its own."""
 _COLLECTION: Final = "jobs"
 _FOLDER: Final = "jobs"
 
@@ -68,6 +72,7 @@ class Job:
     request_bytes: int = 0
     error: dict[str, Any] | None = None  # as its endpoint's clients get it
     request_id: str = ""  # of its last try
+    response: str | None = None  # the name of the kept response that it generates; then it goes when it is over
 
     @property
     def is_over(self) -> bool:
@@ -86,6 +91,12 @@ class Answer:
     retry_after_s: float | None = None  # set iff it may be sent again
 
 
+def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Whose things a request may see, by its scope's state: the key's name, and whether all."""
+    key: Key | None = state.get(KEY)
+    return (None, True) if key is None else (key.name, Scope.ADMIN in key.scopes)
+
+
 Send = Callable[[Job, bytes], Awaitable[Answer]]
 """Sends a job's request, with its body. Raises JobInterruptedError. Cancelled, it gives the worker up at once."""
 
@@ -102,12 +113,14 @@ class Jobs:
 
     folder: Path | None = None  # None until `open`
     config: JobsConfig = field(default_factory=JobsConfig)
+    on_end: list[Callable[[Job], Awaitable[None]]] = field(default_factory=list)  # called for each that is over
     _store: Store | None = None
     _send: Send | None = None
     _all: dict[str, Job] = field(default_factory=dict)  # oldest first
     _running: dict[str, _Running] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_paused: bool = True
+    is_paused: bool = True
+    """None begins, nor goes on: the daemon is about to end, or to hand over."""
 
     # -------------------------------------------------------------------------------------------------- begin and end
 
@@ -136,11 +149,11 @@ class Jobs:
 
     def pause(self) -> None:
         """Begin no other job: the daemon is about to end, or to hand over."""
-        self._is_paused = True
+        self.is_paused = True
 
     def go_on(self) -> None:
         """Begin those for which there is a place, also after a pause."""
-        self._is_paused = False
+        self.is_paused = False
         self._fill()
 
     async def close(self) -> None:
@@ -159,7 +172,14 @@ class Jobs:
     # ------------------------------------------------------------------------------------------------------- for clients
 
     async def add(
-        self, endpoint: str, model: str | None, headers: dict[str, str], body: bytes, owner: str | None
+        self,
+        endpoint: str,
+        model: str | None,
+        headers: dict[str, str],
+        body: bytes,
+        owner: str | None,
+        *,
+        response: str | None = None,
     ) -> Job:
         """A new job. Raises JobFullError, and NotSavedError."""
         await self.expire()
@@ -174,6 +194,7 @@ class Jobs:
             owner,
             round(time.time(), 3),
             request_bytes=len(body),
+            response=response,
         )
         self._make_room(len(body))
         await self._write(job, "request", body)
@@ -189,6 +210,10 @@ class Jobs:
         if job is None or not (is_admin or job.owner == owner):
             raise NotFoundError(f"There is no job {job_id[:100]!r}, or no longer.", code="job_not_found")
         return job
+
+    def generating(self, response: str) -> Job | None:
+        """The job that generates this response; None: it is over."""
+        return next((job for job in self._all.values() if job.response == response), None)
 
     def listing(self, owner: str | None, *, is_admin: bool) -> list[Job]:
         """The jobs of this owner, newest first; an admin sees all."""
@@ -231,7 +256,7 @@ class Jobs:
 
     def _fill(self) -> None:
         """Use every free place."""
-        if self._send is None or self._is_paused:
+        if self._send is None or self.is_paused:
             return
         free = max(0, self.config.jobs_running - len(self._running))
         for job in [job for job in self._all.values() if job.state == "queued" and job.id not in self._running][:free]:
@@ -266,7 +291,7 @@ class Jobs:
         while True:
             job.tries += 1
             answer = await send(job, body)
-            if self._is_paused and answer.error is not None:  # perhaps because the daemon ends
+            if self.is_paused and answer.error is not None:  # perhaps because the daemon ends
                 raise JobInterruptedError
             if answer.retry_after_s is None or job.tries >= TRIES:
                 return answer
@@ -277,6 +302,11 @@ class Jobs:
         self._path(job, "request").unlink(missing_ok=True)
         job.request_bytes = 0
         log.info("job.ended", job=job.id, state=state, endpoint=job.endpoint, model=job.model, tries=job.tries)
+        for listener in self.on_end:
+            await listener(job)
+        if job.response is not None:
+            await self._forget([job])
+            return
         try:
             await self._save(job)
         except NotSavedError as error:

@@ -22,6 +22,7 @@ from typing import Final
 
 from supervisor.catalog import Catalog
 from supervisor.catalog.clients import ClientConfig
+from supervisor.catalog.keys import Scope as KeyScope
 from supervisor.core.demand import Demand
 from supervisor.core.types import TicketId
 from supervisor.daemon.accounts import tokens_of
@@ -41,6 +42,7 @@ from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait
 from supervisor.errors import BudgetError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.response_store import ResponseStore
 from supervisor.io.upstream import Headers
 from supervisor.proxy import load_feedback
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
@@ -52,6 +54,7 @@ from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.proxy.translation import ignored_header
+from supervisor.proxy.turn import Memory, Turn
 from supervisor.proxy.upstream_error import is_overflow
 
 PATIENCE_S: Final = 5.0
@@ -76,6 +79,7 @@ class Pipeline:
         answers: AnswerLog,
         runtime: RuntimeConfig,
         salts: Salts,
+        responses: ResponseStore,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
@@ -83,6 +87,7 @@ class Pipeline:
         self._clients = clients
         self._answers = answers
         self._bodies = bodies
+        self._responses = responses
         self._targets = Targets(engine, catalog, bodies, runtime, salts)
         self._table = self._targets.table
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
@@ -96,6 +101,12 @@ class Pipeline:
         translation = dialect.translation(method, path)
         return translation is not None and (method, translation.path) in self._table
 
+    def is_served_by(self, name: str | None, method: str, path: str) -> bool:
+        """Does this model serve the path itself, or, of a request that names none, any model?"""
+        route = None if name is None else self._catalog.route(name)
+        serving = self._table.get((method, path), {})
+        return bool(serving) if route is None else route.model.id in serving
+
     def methods(self, path: str, dialect: Dialect) -> tuple[str, ...]:
         """The methods this path is served with; for error messages."""
         return tuple(method for method in ("GET", "POST") if self.serves(method, path, dialect))
@@ -108,6 +119,7 @@ class Pipeline:
         context.path = scope["path"]
         held = HeldBody(self._bodies)
         target: Target | None = None
+        turn: Turn | None = None
         is_order = False
         try:
             # 1.
@@ -117,6 +129,10 @@ class Pipeline:
             if (wanted := context.dialect.order_scope(context.path, body.fields)) is not None:
                 is_order, context.waiting, held = True, held, HeldBody()
                 raise OrderError(wanted, body.fields)
+            if context.dialect.has_turns:
+                body, turn = await context.dialect.turn(context.path, body, self._memory(context))
+            if turn is not None:
+                scope, send = _uncompressed(scope), turn.observed(send)
             # 2.
             profile = self._identify(scope, body, context)
             target = await self._targets.find(scope, body, context, held, profile)
@@ -148,6 +164,8 @@ class Pipeline:
         finally:
             # 6.
             held.release()
+            if turn is not None:
+                turn.release()
             if target is not None and target.ladder is not None:  # else it is `held`, which may be somebody else's now
                 target.body.release()
             if not is_order:
@@ -163,6 +181,11 @@ class Pipeline:
         if context.demand.tenant:
             self._clients.arrived(context.demand.tenant)
         return profile
+
+    def _memory(self, context: RequestContext) -> Memory:
+        key = context.key
+        owner, is_admin = (None, True) if key is None else (key.name, KeyScope.ADMIN in key.scopes)
+        return Memory(self._responses, self._bodies, owner, is_admin, context.response)
 
     def _tell_limits(self, context: RequestContext, taking: int = 0) -> None:
         """Let every response say what is left; a stream that waits for its model may begin before it is charged."""
@@ -348,6 +371,11 @@ def _uncached(context: RequestContext, target: Target) -> Headers:
     """Says that nothing kept was used, where the request wants that and its worker was told."""
     is_none = context.cache is not None and context.cache.mode == "none"
     return NOTHING_REUSED if is_none and MODE_HEADER not in target.ignored else []
+
+
+def _uncompressed(scope: Scope) -> Scope:
+    """The same request for an answer that can be read."""
+    return {**scope, "headers": [item for item in scope["headers"] if item[0] != b"accept-encoding"]}
 
 
 async def _open(raw: Bytes, scope: Scope) -> Body:

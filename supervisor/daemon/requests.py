@@ -49,6 +49,7 @@ class RequestContext:
     demand: Demand = ANY
     extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     path: str = ""
+    response: str | None = None  # the name of the response that it generates in the background
     waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
     name: str | None = None
     stream: bool = False

@@ -17,7 +17,7 @@ from starlette.routing import Match, Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.handover import Handover
-from supervisor.daemon.jobs import Answer, Job
+from supervisor.daemon.jobs import KEY, Answer, Job
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
@@ -100,7 +100,7 @@ class Application:
             if scope["method"] == "OPTIONS" and cors:
                 await Response(status_code=204)(scope, receive, _signed(send, context))
                 return
-            context.key = scope["state"][jobs.KEY] = self._auth.authorize(scope, dialect)
+            context.key = scope["state"][KEY] = self._auth.authorize(scope, dialect)
             pipeline = self._daemon.pipeline
             method, path = scope["method"], scope["path"]
             is_inference = pipeline.serves(method, path, dialect)
@@ -156,8 +156,7 @@ class Application:
             raise
         if self._daemon.successor is not None:
             raise HandedOverError
-        body.release()
-        response = dialect.obey(self._daemon, scope["path"], order.fields)
+        response = await dialect.obey(self._daemon, scope, order.fields, body.take())
         await response(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:

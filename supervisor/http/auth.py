@@ -131,7 +131,7 @@ class Auth:
             # All headers it asks for: SDKs have dozens of their own, and the origin is trusted already.
             asked = [value for name, value in scope["headers"] if name == b"access-control-request-headers"]
             headers += [
-                (b"access-control-allow-methods", b"GET, POST"),
+                (b"access-control-allow-methods", b"GET, POST, DELETE"),
                 (b"access-control-allow-headers", asked[0] if asked else b"authorization, content-type"),
                 (b"access-control-max-age", b"600"),
             ]

@@ -11,6 +11,7 @@ import binascii
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -18,27 +19,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from supervisor.catalog.keys import Key, Scope
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.jobs import Answer, Job, JobInterruptedError
+from supervisor.daemon.jobs import KEPT_HEADERS, Answer, Job, JobInterruptedError, owner_of
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import dialect_of
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.http.request_id import STATE_KEY
 from supervisor.proxy.body import read_body
+from supervisor.proxy.dialect import OrderError
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.proxy.error_response import error_body
 from supervisor.proxy.event_stream import EventStream
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.parameters import number
 
-KEY: Final = "key"  # where the ASGI scope's state has the request's key
 FORMS: Final = frozenset(
     {"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations"}
 )
 """What takes a form: fields that hold a data URL are sent as files."""
-KEPT_HEADERS: Final = ("x-priority", "x-tenant-id", "x-allow-remote", "x-timeout", "anthropic-version")
 LOOK_S: Final = 1.0
 _FIELDS: Final = frozenset({"endpoint", "body"})
 _NOT_OFFERED: Final = "identity"  # workloads of the program whose jobs these are modelled on
@@ -51,14 +50,14 @@ def routes(daemon: Daemon) -> list[Route]:
     async def create(request: Request) -> Response:
         endpoint, model, body = await _asked(daemon, request)
         headers = {name: value for name in KEPT_HEADERS if (value := request.headers.get(name)) is not None}
-        key = _key(request)
-        job = await daemon.jobs.add(endpoint, model, headers, body, None if key is None else key.name)
+        owner, _ = owner_of(request.scope["state"])
+        job = await daemon.jobs.add(endpoint, model, headers, body, owner)
         return JSONResponse(_view(daemon, job), 202, {"location": f"/v1/jobs/{job.id}"})
 
     async def listing(request: Request) -> Response:
         await daemon.jobs.expire()
         most, state = number(request, "limit", 100, 1000), request.query_params.get("status")
-        owner, is_admin = _owner(request)
+        owner, is_admin = owner_of(request.scope["state"])
         found = [job for job in daemon.jobs.listing(owner, is_admin=is_admin) if state in {None, job.state}]
         return JSONResponse(
             {"object": "list", "data": [_view(daemon, job) for job in found[:most]], "has_more": len(found) > most}
@@ -129,20 +128,9 @@ async def _asked(daemon: Daemon, request: Request) -> tuple[str, str | None, byt
     return endpoint, inner.name, bytes(raw)
 
 
-def _key(request: Request) -> Key | None:
-    key: Key | None = request.scope["state"].get(KEY)
-    return key
-
-
-def _owner(request: Request) -> tuple[str | None, bool]:
-    """Whose jobs may be seen: the key's name, and whether all."""
-    key = _key(request)
-    return (None, True) if key is None else (key.name, Scope.ADMIN in key.scopes)
-
-
 async def _found(daemon: Daemon, request: Request) -> Job:
     await daemon.jobs.expire()
-    owner, is_admin = _owner(request)
+    owner, is_admin = owner_of(request.scope["state"])
     return daemon.jobs.find(request.path_params["id"], owner, is_admin=is_admin)
 
 
@@ -223,7 +211,7 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         "state": {STATE_KEY: request_id},
     }
     dialect, response = dialect_of(scope), _Response(body, daemon.catalog.limits.jobs_mib << 20)
-    context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect)
+    context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
         context.key = next((key for key in daemon.keyring.keys if key.name == job.owner), None)
@@ -234,6 +222,9 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         if not daemon.pipeline.serves("POST", job.endpoint, dialect):
             raise InvalidRequestError(f"No configured model serves POST {job.endpoint} any more.")
         await daemon.pipeline(scope, response.receive, response.send, context)
+    except OrderError:
+        message = "This request asks something of llmux itself, which is no job."
+        return Answer(400, "", b"", {"message": message, "code": "invalid_request"})
     except HandedOverError as handed_over:
         raise JobInterruptedError from handed_over
     except LlmuxError as error:
@@ -241,7 +232,8 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         return Answer(int(error.status), "", b"", _error(error_body(error, dialect)), retry_after_s)
     except ResponseOverError as error:
         return Answer(502, "", b"", _error(error_body(UpstreamError(str(error)), dialect)))
-    return response.answer()
+    answer = response.answer()
+    return answer if job.response is None else replace(answer, body=b"")  # it is kept where it is looked for
 
 
 class _Response:

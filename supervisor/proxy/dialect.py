@@ -15,8 +15,10 @@ import msgspec
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.io.upstream import Headers
+from supervisor.proxy.body import Body
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
+from supervisor.proxy.turn import Memory, Turn
 
 EVENTS: Final = b"text/event-stream"
 LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
@@ -46,6 +48,7 @@ class Dialect(abc.ABC):
     credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
     keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
     has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
+    has_turns: bool = False  # some requests refer to earlier ones: see `turn`
 
     @abc.abstractmethod
     def owns(self, path: str) -> bool:
@@ -74,6 +77,13 @@ class Dialect(abc.ABC):
     def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
         """What the daemon calls the model that a request names; `is_known` says whether there is one of a name."""
         return name
+
+    async def turn(self, path: str, body: Body, memory: Memory) -> tuple[Body, Turn | None]:
+        """The whole conversation of a request that may refer to earlier ones, and what becomes of its answer.
+
+        None: its answer passes as it is, and isn't kept. Raises InvalidRequestError.
+        """
+        return body, None
 
     def translation(self, method: str, path: str) -> Translation | None:
         """How this path is mapped to the canonical API; None where workers speak it themselves."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -116,6 +116,17 @@ class JsonBody(Body):
         if raw is None or self._outline is None:
             return None if raw is None else bytes(raw)
         return await self._outline.restored(bytes(raw))
+
+    async def changed(self, changes: Mapping[str, bytes | None]) -> Bytes:
+        """The whole body with these top-level fields instead of its own, as JSON; None leaves one out."""
+        kept = {name: raw for name, raw in (self._fields | self._private).items() if name not in changes}
+        text: Bytes = _encode(kept)
+        if self._outline is not None:
+            text = await self._outline.restored(text)
+        added = _encode({name: msgspec.Raw(value) for name, value in changes.items() if value is not None})
+        if text == b"{}" or added == b"{}":
+            return text if added == b"{}" else added
+        return text[:-1] + b"," + added[1:]
 
     def raw(self, name: str) -> bytes | None:
         """See Body."""

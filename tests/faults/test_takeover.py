@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -195,6 +196,35 @@ class TestNobodyNotices:
         assert cold.result().ended_cleanly, cold.text
         assert cold.chunks == 5
         assert starts(daemon, "slow") == starts(daemon, "cold") == 1
+
+    def test_responses_are_kept_and_those_in_the_background_go_on(self, make, tmp_path):
+        """Also what a stream of the old one ends with when the new one serves already."""
+        (done := tmp_path / "done").touch()
+        daemon = make(
+            {
+                "a": fake("--goes-on-until", str(done), endpoints=["/v1/chat/completions"]),
+                "b": fake("--hang-while", str(hang := tmp_path / "hang"), endpoints=["/v1/chat/completions"]),
+            }
+        )
+        before = daemon.post("/v1/responses", json={"model": "a", "input": "Hi"}).json()["id"]
+        done.unlink()
+        hang.touch()
+        with (
+            daemon.client() as client,
+            client.stream("POST", "/v1/responses", json={"model": "a", "input": "Hi", "stream": True}) as stream,
+        ):
+            lines = stream.iter_lines()
+            begun = next(json.loads(line[6:]) for line in lines if line.startswith("data: "))["response"]["id"]
+            body = {"model": "b", "input": "Hi", "background": True}
+            made = daemon.post("/v1/responses", json=body).json()["id"]
+            wait_until(lambda: daemon.get(f"/v1/responses/{made}").json()["status"] == "in_progress")
+            daemon.upgrade()
+            hang.unlink()
+            assert daemon.get(f"/v1/responses/{begun}").status_code == 404
+            done.touch()
+            assert "response.completed" in [*lines][-2]
+        for name in (before, begun, made):
+            wait_until(lambda name=name: daemon.get(f"/v1/responses/{name}").json().get("status") == "completed")
 
     def test_a_remote_goes_on_writing(self, make):
         with serving(StandIn()) as stand_in:

@@ -23,6 +23,7 @@ from supervisor.dialects.ollama.answers import JSON, LINES, timestamp
 from supervisor.dialects.ollama.fields import encode, flag, present, text
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
+from supervisor.proxy.body import Bytes
 from supervisor.proxy.dialect import ReasoningEvent
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import Translation
@@ -81,9 +82,9 @@ class Ollama(OpenAI):
         """`keep_alive: 0` without a prompt unloads the model, for all who use it: as everywhere, that is an operator's."""
         return "admin" if path in _ORDERS and inference.is_unload(path, fields) else None
 
-    def obey(self, daemon: Daemon, path: str, fields: Fields) -> Response:
+    async def obey(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Unload a model after its running requests. Raises LlmuxError."""
-        fields = present(fields)
+        path, fields = scope["path"], present(fields)
         asked = text(fields, "model")
         if not asked:
             raise InvalidRequestError('The field "model" is missing.', code="missing_model", param="model")

@@ -11,7 +11,9 @@ from starlette.routing import Route
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import models, speech
+from supervisor.proxy.body import Bytes
 from supervisor.proxy.dialect import Dialect, ReasoningEvent
+from supervisor.proxy.disconnect import Scope
 
 _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
@@ -33,8 +35,8 @@ class OpenAI(Dialect):
         """Of chats."""
         return _reasoning_chunk if path in _CHATS else None
 
-    def obey(self, daemon: Daemon, path: str, fields: Fields) -> Response:
-        """Do what a request for which `order_scope` named a scope asks. Raises LlmuxError."""
+    async def obey(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
+        """Do what a request for which `order_scope` named a scope asks; `raw` is its body. Raises LlmuxError."""
         raise NotImplementedError
 
     def routes(self, daemon: Daemon) -> list[Route]:

@@ -7,9 +7,13 @@ other chat models it is translated to chat completions:
 - `items`: `input` → messages;  `tools`: functions and the choice among them
 - `answer`: the response object, by a whole chat completion;  `stream`: the same, event by event
 - `count`: the tokens of a request
-- `state`: what needs earlier responses
+- `state`: what a request says about earlier responses, and about keeping its own
 
-Nothing is kept between requests.
+Responses are kept by the daemon, whatever their worker speaks, and so are those that are generated in the background:
+
+- `turn`: a request that goes on from a kept response, or whose own is kept;  `kept`: what is kept, as others read it
+- `background`: responses that are generated while nobody waits
+- `stored`: what can be done with a response that is kept
 """
 
 from __future__ import annotations
@@ -17,15 +21,24 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from starlette.responses import Response
+from starlette.routing import Route
 
 from supervisor.catalog.rewrite import Fields
+from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
 from supervisor.dialects.openai import OpenAI
+from supervisor.dialects.responses import background, stored
 from supervisor.dialects.responses.completion import NUMBER, Completion
 from supervisor.dialects.responses.count import CountTokens
 from supervisor.dialects.responses.create import CreateResponse
+from supervisor.dialects.responses.state import is_for_background
+from supervisor.dialects.responses.turn import turn_of
+from supervisor.proxy.body import Body, Bytes
 from supervisor.proxy.dialect import after
+from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
+from supervisor.proxy.turn import Memory, Turn
 
 __all__ = ["RESPONSES", "Completion", "Responses"]
 
@@ -39,10 +52,27 @@ class Responses(OpenAI):
     """As OpenAI's other paths, but for the events of its streams."""
 
     name = "responses"
+    has_turns = True
 
     def owns(self, path: str) -> bool:
         """The path of a response, whatever is before it, and of the count of its tokens."""
         return path.endswith(("/responses", _COUNTED))
+
+    def order_scope(self, path: str, fields: Fields) -> str | None:
+        """A response in the background is a job of the daemon's."""
+        return "inference" if path in _PATHS and is_for_background(fields) and not is_llm_pool(fields) else None
+
+    async def obey(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
+        """Generate it in the background. Raises LlmuxError."""
+        return await background.begin(daemon, scope, raw)
+
+    async def turn(self, path: str, body: Body, memory: Memory) -> tuple[Body, Turn | None]:
+        """See Dialect."""
+        return await turn_of(body, memory, is_counted=path.endswith(_COUNTED))
+
+    def routes(self, daemon: Daemon) -> list[Route]:
+        """What the daemon does with responses that are kept."""
+        return stored.routes(daemon)
 
     def translation(self, method: str, path: str) -> Translation | None:
         """Of a request for a response, or for the tokens that one would have."""

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from supervisor.dialects import chat
 from supervisor.dialects.responses.checks import Json
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed"]
 Kind = Literal["reasoning", "text", "refusal"]
 Spaces = Mapping[str, tuple[str, str]]
 """Functions in a namespace: their name in the chat → namespace, name."""

@@ -65,7 +65,7 @@ class CreateResponse:
         asked.ignore_rest("stream_options", options, *(["include_obfuscation"] if is_plain else []))
         asked.ignore(*(field for field in _ONLY_TOLD if asked.take(field) is not None))
         asked.ignore(*(["service_tier"] if asked.take("service_tier") not in (None, "auto", "default") else []))
-        envelope = Envelope.of(_echo(asked))
+        envelope = Envelope.of(echo_of(asked))
         return encoded(request), ResponseAnswers(envelope, tools.spaces, asked.ignored)
 
 
@@ -82,7 +82,7 @@ def _logprobs(asked: Asked) -> Json:
     return {"logprobs": True} | ({"top_logprobs": top} if top else {})
 
 
-def _echo(asked: Asked) -> Json:
+def echo_of(asked: Asked) -> Json:
     """What the response object repeats of its request, with what holds for the rest."""
     reasoning, tools = asked.echo("reasoning"), asked.echo("tools")
     thought = reasoning if isinstance(reasoning, dict) else {}

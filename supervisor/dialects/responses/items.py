@@ -139,7 +139,7 @@ def _add(chat: _Chat, item: Json, where: str) -> None:
             parts = _parts(item.get("output"), f"{where}.output")
             chat.add_result(name(item.get("call_id"), f"{where}.call_id"), _content(parts))
         case "item_reference" | None:
-            raise unsupported(where, "items are not kept here, so none can be referred to. Send the item itself.")
+            raise unsupported(where, "items can't be referred to here. Send the item itself, or previous_response_id.")
         case kind:
             raise unsupported(
                 where, f"{shown(kind)} is no item that this model takes. Leave it out; it takes {_KNOWN}."

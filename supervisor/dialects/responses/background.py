@@ -1,0 +1,153 @@
+"""Responses that are generated while nobody waits: a job of the daemon's does it, whose result is kept as the response.
+
+A job is sent again after a restart; then the events after the first two come anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import nullcontext
+from typing import Final
+
+import msgspec
+from starlette.responses import JSONResponse, Response
+
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.jobs import KEPT_HEADERS, Job, owner_of
+from supervisor.dialects.responses.answer import Envelope, new_id
+from supervisor.dialects.responses.checks import Json, unsupported
+from supervisor.dialects.responses.create import CreateResponse, echo_of
+from supervisor.dialects.responses.kept import earlier, is_running, joined, response_of
+from supervisor.dialects.responses.request import Asked
+from supervisor.dialects.responses.state import OFF, wish_of
+from supervisor.dialects.responses.turn import event, log_of
+from supervisor.errors import InvalidRequestError
+from supervisor.io.response_store import Kept
+from supervisor.io.store import NotSavedError
+from supervisor.proxy.body import Bytes
+from supervisor.proxy.disconnect import Scope
+from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
+from supervisor.proxy.json_body import JsonBody
+
+ENDPOINT: Final = "/v1/responses"
+_encode: Final = msgspec.json.Encoder().encode
+_CREATE: Final = CreateResponse()
+_FAILED: Final = "server_error"
+
+
+async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
+    """Make the job. Raises LlmuxError for what can be seen to fail."""
+    store, body = daemon.responses, await JsonBody.open(raw)
+    if not store.is_on:
+        raise unsupported("background", f"{OFF} Send the request without it, or with stream.")
+    wish, (owner, is_admin) = wish_of(body.fields), owner_of(scope["state"])
+    if wish.store is False:
+        message = "A response in the background is kept until somebody gets it: leave store out, or set it to true."
+        raise InvalidRequestError(message, param="store")
+    if body.name is not None:
+        daemon.catalog.resolve(body.name)
+    changes: dict[str, bytes | None] = dict.fromkeys(("background", "store", "previous_response_id"))
+    given = items = bytes(await body.field("input") or b"null")
+    if wish.previous is not None:
+        before = await earlier(store, wish.previous, owner, is_admin=is_admin)
+        items = changes["input"] = joined(before, given)
+    data = await body.changed(changes)
+    asked = await JsonBody.open(data)
+    if not daemon.pipeline.is_served_by(body.name, "POST", ENDPOINT):
+        _CREATE.request(dict(asked.fields))  # which says what is wrong with it
+    told: Json = {"background": True, "store": True, "previous_response_id": wish.previous}
+    envelope = Envelope(new_id("resp"), int(time.time()), echo_of(Asked(asked.fields)))
+    begun = envelope.response("queued") | told
+    kept = Kept(owner, msgspec.Raw(_encode(begun)), msgspec.Raw(items), is_background=True, is_streamed=body.stream)
+    name = envelope.id
+    writing = store.keep(name, kept, replaces=True)
+    if writing is None:
+        raise InvalidRequestError(
+            "The request is larger than all that may be kept (limits.responses_mib).", param="input"
+        )
+    headers = {
+        key.decode(): value.decode("latin-1")
+        for key, value in scope["headers"]
+        if key.decode("latin-1") in KEPT_HEADERS
+    }
+    try:
+        await writing
+        await daemon.jobs.add(ENDPOINT, body.name, headers, bytes(data), owner, response=name)
+    except BaseException as error:
+        await store.remove(name)
+        if isinstance(error, OSError):
+            raise NotSavedError(f"The response can't be kept: {error.strerror or error}") from error
+        raise
+    if body.stream:
+        log_of(store.logs, name, kept)
+        return stream(daemon, name, kept, -1)
+    return JSONResponse(begun)
+
+
+async def end(daemon: Daemon, job: Job) -> None:
+    """Keep how a job ended, if no response tells it; see `Jobs.on_end`."""
+    name, store = job.response, daemon.responses
+    if name is None:
+        return
+    kept = await store.find(name, job.owner, is_admin=True)
+    log = store.logs.get(name)
+    if kept is not None and is_running(kept):
+        response = response_of(kept)
+        if job.state == "cancelled":
+            response["status"] = "cancelled"
+        else:
+            response |= {"status": "failed", "error": _error(job, None if log is None else log.events[-1])}
+            if log is not None:
+                log.add(event("response.failed", len(log.events), response=response))
+        store.keep(name, msgspec.structs.replace(kept, response=msgspec.Raw(_encode(response))), replaces=True)
+    if log is not None:
+        await store.flushed()
+        store.logs.pop(name, None)
+        log.tell()
+
+
+def _error(job: Job, last: bytes | None) -> Json:
+    """Of a response that failed: as its job tells it, or its stream's last event."""
+    told = job.error
+    if told is None and last is not None and last.startswith(b"event: error\n"):
+        told = msgspec.json.decode(last.partition(b"data: ")[2])
+    told = told or {}
+    return {"code": told.get("code") or _FAILED, "message": told.get("message") or "The answer can't be kept."}
+
+
+async def current(daemon: Daemon, name: str, kept: Kept) -> Json:
+    """The response as it stands now."""
+    response = response_of(kept)
+    if not is_running(kept):
+        return response
+    job = daemon.jobs.generating(name)
+    if job is None:  # it ended just now, or its job was lost
+        again = await daemon.responses.find(name, kept.owner, is_admin=True)
+        response = response if again is None else response_of(again)
+        if again is None or is_running(again):
+            response |= {"status": "failed", "error": {"code": _FAILED, "message": "Its job is gone."}}
+    elif job.state == "running":
+        response["status"] = "in_progress"
+    return response
+
+
+def stream(daemon: Daemon, name: str, kept: Kept, after: int) -> Response:
+    """The events behind this number."""
+    return EventStream(_events(daemon, name, kept, after), nullcontext())
+
+
+async def _events(daemon: Daemon, name: str, kept: Kept, after: int) -> AsyncGenerator[bytes, None]:
+    """The events behind this number, as they come, to the end; a daemon that ends or hands over cuts it short."""
+    store, at = daemon.responses, after + 1
+    while True:
+        is_coming = daemon.jobs.generating(name) is not None
+        log = log_of(store.logs, name, kept) if is_coming else store.logs.get(name)
+        events = (await store.events(name)) if log is None else log.events
+        for told in events[at:]:
+            yield told
+            at += 1
+        if not is_coming or log is None or daemon.jobs.is_paused:
+            return
+        if at >= len(log.events) and not await log.changed(KEEPALIVE_S):
+            yield b""

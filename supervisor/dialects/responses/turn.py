@@ -1,0 +1,265 @@
+"""A request whose response is kept, or which goes on from one that is; see `proxy.turn`.
+
+What was said before is put in front of its input, so every worker can answer it, whatever it speaks. The answer passes as the
+worker or the translation gives it, but for the fields that only llmux knows: `store`, `previous_response_id`, `background`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from pydantic import JsonValue
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects.chat import EVENT_LIMIT
+from supervisor.dialects.llm_pool import is_llm_pool
+from supervisor.dialects.responses.checks import Json
+from supervisor.dialects.responses.kept import earlier, joined, response_of
+from supervisor.dialects.responses.state import wish_of
+from supervisor.io.held_body import HeldBody
+from supervisor.io.response_store import EventLog, Kept
+from supervisor.proxy.body import Body
+from supervisor.proxy.dialect import EVENTS
+from supervisor.proxy.disconnect import Message, Send
+from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.translation import ANSWER_LIMIT
+from supervisor.proxy.turn import Memory, Turn
+
+_FRAME: Final = b"\n\n"
+_DATA: Final = b"data:"
+_RESPONSE: Final = b'"response"'  # as a name; within a text its quotes are escaped
+_TOLD: Final = re.compile(rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed)"')
+_FINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_BEGUN: Final = "response.created"
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+_text: Final = msgspec.json.Decoder(str).decode
+
+
+async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body, Turn | None]:
+    """See `Dialect.turn`. `is_counted`: its tokens are, and nothing is generated."""
+    if not memory.store.is_on or not isinstance(body, JsonBody) or is_llm_pool(body.fields):
+        return body, None
+    if memory.response is not None:
+        return body, await _in_background(memory.response, memory)
+    wish = wish_of(body.fields)
+    keeps = wish.store is not False and not is_counted
+    if wish.previous is None and not keeps:
+        return body, None
+    before: list[JsonValue] | None = None
+    if wish.previous is not None:
+        before = await earlier(memory.store, wish.previous, memory.owner, is_admin=memory.is_admin)
+    given = bytes(await body.field("input") or b"null")
+    items = given if before is None else joined(before, given)
+    is_changed = before is not None or wish.store is True
+    if is_changed:
+        changes: dict[str, bytes | None] = {"previous_response_id": None, "store": None}
+        if before is not None:
+            changes["input"] = items
+        body = await JsonBody.open(await body.changed(changes))
+    if is_counted:
+        return body, None
+    told: Json = {"background": False, "previous_response_id": wish.previous, "store": keeps}
+    return body, ResponseTurn(memory, items if keeps else None, _raw(told), is_told=is_changed)
+
+
+async def _in_background(name: str, memory: Memory) -> Turn | None:
+    kept = await memory.store.find(name, memory.owner, is_admin=True)
+    if kept is None:  # deleted
+        return None
+    begun = response_of(kept)
+    told = {key: begun.get(key) for key in ("id", "created_at", "background", "previous_response_id", "store")}
+    return ResponseTurn(memory, bytes(kept.items), _raw(told), kept=kept)
+
+
+def _raw(values: Json) -> Fields:
+    return {key: msgspec.Raw(_encode(value)) for key, value in values.items()}
+
+
+class ResponseTurn:
+    """See `Turn`."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        items: bytes | None,
+        told: Fields,
+        *,
+        is_told: bool = True,
+        kept: Kept | None = None,
+    ) -> None:
+        """Raises UnavailableError if what must be kept of the request has no room.
+
+        `items`: all that the worker gets; None: the response isn't kept. `told`: fields of the response, also of one that
+        lacks them if `is_told`. `kept`: what is known of one that is generated in the background.
+        """
+        self._memory = memory
+        self._told = told
+        self._is_told = is_told
+        self._kept = kept
+        self._log: EventLog | None = None
+        if kept is not None and kept.is_streamed:
+            self._log = log_of(memory.store.logs, memory.response or "", kept)
+            self._log.cut(BEGINNING)  # the rest is of an earlier try
+        self._items: HeldBody | None = None
+        if items is not None:
+            self._items = HeldBody(memory.bodies)
+            self._items.expect(len(items))
+            self._items.keep(items)
+            self._items.wait()  # for the answer
+        self._finished: tuple[str, bytes] | None = None  # the response's name and object, once it is over
+        self._head: Message | None = None  # of a whole answer, until it is there
+        self._whole = bytearray()
+        self._is_stream = False
+        self._rest = b""
+
+    def release(self) -> None:
+        """See Turn."""
+        if self._items is not None:
+            self._items.release()
+
+    def observed(self, send: Send) -> Send:
+        """See Turn."""
+
+        async def observe(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if self._begin(message):
+                    return
+            elif self._head is not None:
+                self._whole += message.get("body", b"")
+                if message.get("more_body", False) and len(self._whole) < ANSWER_LIMIT:
+                    return
+                head, self._head = self._head, None
+                data = bytes(self._whole)
+                self._whole.clear()
+                if not message.get("more_body", False):
+                    data = self._response(data)
+                    headers = [item for item in head["headers"] if item[0] != b"content-length"]
+                    head["headers"] = [*headers, (b"content-length", b"%d" % len(data))]
+                    await self._keep()
+                await send(head)
+                message["body"] = data
+            elif self._is_stream:
+                message["body"] = self._fed(message.get("body", b""), is_last=not message.get("more_body", False))
+                await self._keep()
+            await send(message)
+
+        return observe
+
+    def _begin(self, head: Message) -> bool:
+        """Look at the head of an answer. Is it to be sent with the body?"""
+        headers = dict(head["headers"])
+        if head["status"] != 200 or headers.get(b"content-encoding", b"identity") != b"identity":
+            return False
+        content_type: bytes = headers.get(b"content-type", b"")
+        self._is_stream = content_type.startswith(EVENTS)
+        is_whole = content_type.startswith(b"application/json")
+        self._head = head if is_whole else None
+        return is_whole
+
+    # ------------------------------------------------------------------------------------------------------------ answer
+
+    def _response(self, data: bytes) -> bytes:
+        """A response object as the client gets it; kept if it is over."""
+        try:
+            fields = _fields(data)
+            if _text(fields["object"]) != "response":
+                return data
+            fields, data = self._changed(fields, data)
+            self._finished = _text(fields["id"]), data
+        except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            pass  # whatever it is, it is no response
+        return data
+
+    def _changed(self, fields: Fields, data: bytes) -> tuple[Fields, bytes]:
+        """With what only llmux knows."""
+        changes = {
+            key: value
+            for key, value in self._told.items()
+            if (key in fields or self._is_told) and bytes(fields.get(key, b"")) != bytes(value)
+        }
+        if not changes:
+            return fields, data
+        fields = fields | changes
+        return fields, _encode(fields)
+
+    async def _keep(self) -> None:
+        """Keep the response if it is over. It can be found before its client has the end of it."""
+        finished, self._finished = self._finished, None
+        if finished is None or self._items is None:
+            return
+        name, response = finished
+        self._items.run()
+        kept = Kept(
+            self._memory.owner if self._kept is None else self._kept.owner,
+            msgspec.Raw(response),
+            msgspec.Raw(b"".join([bytes(piece) async for piece in self._items.pieces()])),
+            is_background=self._kept is not None,
+            is_streamed=self._log is not None,
+        )
+        self._memory.store.keep(name, kept, replaces=self._kept is not None)
+
+    # ------------------------------------------------------------------------------------------------------------ stream
+
+    def _fed(self, piece: bytes, *, is_last: bool) -> bytes:
+        """What a piece of a stream becomes: the events that are complete."""
+        if self._log is None and not self._rest and piece.endswith(_FRAME) and _RESPONSE not in piece:
+            return piece  # as nearly all are
+        if b"\r" in piece or len(self._rest) > EVENT_LIMIT:  # other ends of lines: no event would be seen to end
+            self._is_stream = False
+            return self._rest + piece
+        *frames, self._rest = (self._rest + piece).split(_FRAME)
+        told = b"".join([self._event(frame) + _FRAME for frame in frames])
+        return told + self._rest if is_last else told
+
+    def _event(self, frame: bytes) -> bytes:
+        at = frame.find(_DATA)
+        if at < 0 or (self._log is None and _TOLD.search(frame, at) is None):
+            return frame
+        try:
+            event = _fields(frame[at + len(_DATA) :])
+            kind = _text(event["type"])
+            response = event.get("response")
+            changed: Fields = {}
+            if response is not None:
+                whole = bytes(response)
+                changed, data = self._changed(_fields(whole), whole)
+                if data is not whole:
+                    event["response"] = msgspec.Raw(data)
+            if self._log is not None:
+                if kind == _BEGUN:  # which it has
+                    return b""
+                event["sequence_number"] = msgspec.Raw(b"%d" % len(self._log.events))
+            if self._log is not None or (response is not None and event["response"] is not response):
+                frame = b"event: %b\ndata: %b" % (kind.encode(), _encode(event))
+            if self._log is not None:
+                self._log.add(frame + _FRAME)
+            if kind in _FINAL and response is not None:
+                self._finished = _text(changed["id"]), bytes(event["response"])
+        except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            return frame
+        return frame
+
+
+# -------------------------------------------------------------------------------------------------- events in background
+
+BEGINNING: Final = 2
+"""Events that come before the worker's."""
+
+
+def event(kind: str, number: int, **fields: JsonValue) -> bytes:
+    """An event of a stream."""
+    data = _encode({"type": kind, **fields, "sequence_number": number})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def log_of(logs: dict[str, EventLog], name: str, kept: Kept) -> EventLog:
+    """The events of a response that is still to come; begun where none has come yet."""
+    if name not in logs:
+        begun = response_of(kept)
+        logs[name] = EventLog(
+            [event(_BEGUN, 0, response=begun), event("response.queued", 1, response=begun)],
+        )
+    return logs[name]

@@ -1,0 +1,262 @@
+"""Responses that clients may refer to later: a folder with a file for each, bounded by bytes, count and age.
+
+The folder is the store: what a process wrote, another one finds, so nothing is handed over. Of the files, only sizes and ages
+are in memory. A response can be found as soon as `keep` returns; a thread writes it. One that can't be written, or is pushed
+out by newer ones, is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from supervisor.io.files import replacing
+
+MOST_PENDING: Final = 64 * 1024 * 1024
+"""Bytes that wait to be written; a disk that is slower than that keeps no more."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_FOLDER: Final = "responses"
+_RECORD: Final = ".json"
+_EVENTS: Final = ".events"
+_FRAME: Final = b"\n\n"
+
+log = structlog.get_logger("llmux.responses")
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """One response, and what it answers."""
+
+    owner: str | None  # the key's name; None: no key was needed
+    response: msgspec.Raw  # the object, as JSON
+    items: msgspec.Raw  # all that the model was given: a text or a list of items, as JSON
+    is_background: bool = False
+    is_streamed: bool = False  # its events can be had again; only of one in the background
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Kept).decode
+
+
+class EventLog:
+    """The events of a response that is generated in the background, as they come; each one's place is its number."""
+
+    def __init__(self, events: Iterable[bytes] = ()) -> None:
+        self.events = [*events]
+        self.size = sum(map(len, self.events))
+        self._changed = asyncio.Event()
+
+    def add(self, event: bytes) -> None:
+        """The next one, complete."""
+        self.events.append(event)
+        self.size += len(event)
+        self.tell()
+
+    def cut(self, count: int) -> None:
+        """Only the first ones hold: the rest comes anew."""
+        del self.events[count:]
+        self.size = sum(map(len, self.events))
+
+    def tell(self) -> None:
+        """Wake all that wait."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Wait for the next one; False if none comes within that time."""
+        event = self._changed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await event.wait()
+        return False
+
+
+class ResponseStore:
+    """One for each daemon. Use from the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, EventLog] = {}  # of those that are being generated
+        self._folder: Path | None = None  # None until `open`
+        self._most_bytes, self._most, self._keep_s = 0, 0, 0.0
+        self._sizes: dict[str, tuple[int, float]] = {}  # name → bytes, time; oldest first
+        self._bytes = 0
+        self._pending: dict[str, Kept] = {}
+        self._pending_bytes = 0
+        self._writer = ThreadPoolExecutor(1, "responses")  # one: what is written first is there first
+
+    @property
+    def is_on(self) -> bool:
+        """Is anything kept?"""
+        return self._folder is not None and self._most_bytes > 0
+
+    def open(self, folder: Path) -> None:
+        """Go on with what is below `folder`. Blocks. A folder that can't be used is logged, and nothing is kept."""
+        folder /= _FOLDER
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found: dict[str, tuple[int, float]] = {}
+            for path in folder.iterdir():
+                if _NAME.fullmatch(path.stem) is None:  # half written by a daemon that was killed
+                    path.unlink()
+                    continue
+                status = path.stat()
+                size, at = found.get(path.stem, (0, 0.0))
+                found[path.stem] = size + status.st_size, max(at, status.st_mtime)
+        except OSError as error:
+            log.warning("responses.unusable", folder=str(folder), reason=str(error), consequence="none is kept")
+            return
+        self._folder = folder
+        self._sizes = dict(sorted(found.items(), key=lambda item: item[1][1]))
+        self._bytes = sum(size for size, _ in found.values())
+        self._make_room()
+
+    def configure(self, *, most_bytes: int, most: int, keep_s: float) -> None:
+        """New bounds."""
+        self._most_bytes, self._most, self._keep_s = most_bytes, most, keep_s
+        if self._folder is not None:
+            self._make_room()
+
+    async def flushed(self) -> None:
+        """Until all is written that is kept so far."""
+        await asyncio.wrap_future(self._writer.submit(bool))
+
+    async def close(self) -> None:
+        """Until all is written. Nothing is kept from now on."""
+        self._folder = None
+        await asyncio.to_thread(self._writer.shutdown)
+
+    # ------------------------------------------------------------------------------------------------------ one response
+
+    def keep(self, name: str, kept: Kept, *, replaces: bool = False) -> asyncio.Future[None] | None:
+        """Keep it under this name, with its log's events if it has one. None: it isn't kept; else when it is written.
+
+        A name that is there already stays as it is, unless `replaces`: a worker chose it.
+        """
+        if self._folder is None or _NAME.fullmatch(name) is None or (name in self._sizes and not replaces):
+            return None
+        data = _encode(kept)
+        events = self.logs.get(name)
+        size = len(data) + (0 if events is None else events.size)
+        if size > self._most_bytes or self._pending_bytes + size > MOST_PENDING:
+            log.warning("response.not_kept", response=name, bytes=size, reason="it is too large, or the disk too slow")
+            return None
+        self._drop(name)
+        self._sizes[name] = size, time.time()
+        self._bytes += size
+        self._pending[name] = kept
+        self._pending_bytes += size
+        path, frames = f"{self._folder}/{name}", None if events is None else b"".join(events.events)
+
+        def write() -> None:
+            if frames is not None:
+                _write(path + _EVENTS, frames, is_synced=replaces)
+            _write(path + _RECORD, data, is_synced=replaces)
+
+        def written(done: asyncio.Future[None]) -> None:
+            self._pending_bytes -= size
+            if self._pending.get(name) is kept:
+                del self._pending[name]
+            if (error := done.exception()) is not None:
+                log.warning("response.not_kept", response=name, reason=str(error))
+                self._drop(name)
+
+        writing = asyncio.get_running_loop().run_in_executor(self._writer, write)
+        writing.add_done_callback(written)
+        self._make_room()
+        return writing
+
+    async def find(self, name: str, owner: str | None, *, is_admin: bool = False) -> Kept | None:
+        """The response of this name, for whom it is or for an admin; None where there is none, or no longer."""
+        if self._folder is None or _NAME.fullmatch(name) is None:
+            return None
+        self._make_room()
+        path = self._folder / f"{name}{_RECORD}"
+        kept = self._pending.get(name) or await asyncio.to_thread(_read, path, time.time() - self._keep_s)
+        return kept if kept is not None and (is_admin or kept.owner == owner) else None
+
+    async def events(self, name: str) -> list[bytes]:
+        """Those of a response that is over."""
+        assert self._folder is not None
+        path = self._folder / f"{name}{_EVENTS}"
+        if (running := self.logs.get(name)) is not None:
+            return running.events
+        try:
+            found = await asyncio.to_thread(path.read_bytes)
+        except OSError:
+            return []
+        return [frame + _FRAME for frame in found.split(_FRAME)[:-1]]
+
+    async def remove(self, name: str) -> None:
+        """Forget it."""
+        self._pending.pop(name, None)
+        self._drop(name)
+        await asyncio.wrap_future(self._unlink([name]))
+
+    # -------------------------------------------------------------------------------------------------------------- room
+
+    def _drop(self, name: str) -> None:
+        size, _ = self._sizes.pop(name, (0, 0.0))
+        self._bytes -= size
+
+    def _make_room(self) -> None:
+        """The oldest go: those that are too old, or too many."""
+        before, gone = time.time() - self._keep_s, []
+        while self._sizes:
+            name, (_, at) = next(iter(self._sizes.items()))
+            if at > before and self._bytes <= self._most_bytes and len(self._sizes) <= self._most:
+                break
+            self._pending.pop(name, None)
+            self._drop(name)
+            gone.append(name)
+        if gone:
+            self._unlink(gone)
+
+    def _unlink(self, names: list[str]) -> Future[None]:
+        folder = self._folder
+        assert folder is not None
+
+        def unlink() -> None:
+            for name in names:
+                for suffix in (_RECORD, _EVENTS):
+                    with contextlib.suppress(OSError):
+                        (folder / f"{name}{suffix}").unlink()
+
+        return self._writer.submit(unlink)
+
+
+def _write(path: str, content: bytes, *, is_synced: bool) -> None:
+    """Whole or not at all if it `is_synced`; else one that a crash left half written is as good as none.
+
+    Raises OSError.
+    """
+    if is_synced:
+        with replacing(Path(path), 0o600) as new:
+            new.write_bytes(content)
+        return
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(file, left) :]
+    finally:
+        os.close(file)
+
+
+def _read(path: Path, oldest: float) -> Kept | None:
+    """None for one that isn't there, is older, or can't be read."""
+    try:
+        return None if path.stat().st_mtime <= oldest else _decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        log.warning("response.unreadable", path=str(path), reason=str(error))
+        return None

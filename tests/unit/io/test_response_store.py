@@ -1,0 +1,166 @@
+"""Kept responses: bounded by bytes, count and age, found by whom they are for, and by other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import msgspec
+import pytest
+
+from supervisor.io import response_store
+from supervisor.io.response_store import EventLog, Kept, ResponseStore
+
+
+def kept(size=10, owner="ann", **keys):
+    return Kept(owner, msgspec.Raw(b'{"id":"r"}'), msgspec.Raw(b'"' + b"x" * size + b'"'), **keys)
+
+
+def opened(folder, most_bytes=1 << 20, most=100, keep_s=60.0):
+    store = ResponseStore()
+    store.configure(most_bytes=most_bytes, most=most, keep_s=keep_s)
+    store.open(folder)
+    return store
+
+
+async def names(store, *wanted):
+    return [name for name in wanted if await store.find(name, "ann") is not None]
+
+
+class TestFound:
+    async def test_at_once_and_when_it_is_written(self, tmp_path):
+        store = opened(tmp_path)
+        written = store.keep("resp_1", kept())
+        assert await store.find("resp_1", "ann") == kept()
+        await written
+        assert await store.find("resp_1", "ann") == kept()
+
+    async def test_by_nobody_else_but_an_admin(self, tmp_path):
+        store = opened(tmp_path)
+        await store.keep("resp_1", kept())
+        assert await store.find("resp_1", "bob") is None
+        assert await store.find("resp_1", None) is None
+        assert await store.find("resp_1", "bob", is_admin=True) == kept()
+
+    async def test_by_another_process_on_the_folder(self, tmp_path):
+        """A daemon that hands over still ends streams."""
+        first, second = opened(tmp_path), opened(tmp_path)
+        await first.keep("resp_1", kept())
+        assert await second.find("resp_1", "ann") == kept()
+        assert await opened(tmp_path).find("resp_1", "ann") == kept()
+
+    async def test_one_that_is_half_written_is_none(self, tmp_path):
+        store = opened(tmp_path)
+        await store.keep("resp_1", kept())
+        (file,) = (tmp_path / "responses").iterdir()
+        file.write_bytes(file.read_bytes()[:-5])
+        assert await store.find("resp_1", "ann") is None
+
+    @pytest.mark.parametrize("name", ["", "..", "a/b", "a.json", "x" * 101, "a\0"])
+    async def test_names_are_no_paths(self, tmp_path, name):
+        store = opened(tmp_path)
+        assert store.keep(name, kept()) is None
+        assert await store.find(name, "ann") is None
+
+    async def test_a_worker_cannot_replace_one(self, tmp_path):
+        store = opened(tmp_path)
+        await store.keep("resp_1", kept())
+        assert store.keep("resp_1", kept(owner="bob")) is None
+        await store.keep("resp_1", kept(20), replaces=True)
+        assert await store.find("resp_1", "ann") == kept(20)
+
+    async def test_for_its_owner_alone_on_disk(self, tmp_path):
+        store = opened(tmp_path)
+        await store.keep("resp_1", kept())
+        (file,) = (tmp_path / "responses").iterdir()
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+class TestBounds:
+    async def test_the_oldest_go_by_count(self, tmp_path):
+        store = opened(tmp_path, most=2)
+        for name in ("a", "b", "c"):
+            store.keep(name, kept())
+        await store.flushed()
+        assert await names(store, "a", "b", "c") == ["b", "c"]
+        assert len([*(tmp_path / "responses").iterdir()]) == 2
+
+    async def test_the_oldest_go_by_bytes(self, tmp_path):
+        store = opened(tmp_path, most_bytes=2500)
+        for name in ("a", "b", "c"):
+            store.keep(name, kept(1000))
+        await store.flushed()
+        assert await names(store, "a", "b", "c") == ["b", "c"]
+
+    async def test_one_that_is_too_large_pushes_nothing_out(self, tmp_path):
+        store = opened(tmp_path, most_bytes=2500)
+        await store.keep("a", kept())
+        assert store.keep("b", kept(3000)) is None
+        assert await names(store, "a", "b") == ["a"]
+
+    async def test_a_slow_disk_keeps_no_more(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(response_store, "MOST_PENDING", 2500)
+        store = opened(tmp_path)
+        first = [store.keep(name, kept(1000)) for name in ("a", "b", "c")]
+        assert first[2] is None
+        await store.flushed()
+        await asyncio.sleep(0)
+        assert store.keep("c", kept(1000)) is not None
+
+    async def test_the_old_are_gone(self, tmp_path):
+        store = opened(tmp_path)
+        await store.keep("a", kept())
+        past = time.time() - 61
+        os.utime(tmp_path / "responses" / "a.json", (past, past))
+        assert await names(store, "a") == []
+        again = opened(tmp_path)
+        await again.flushed()
+        assert not [*(tmp_path / "responses").iterdir()]
+
+    async def test_smaller_bounds_hold_at_once(self, tmp_path):
+        store = opened(tmp_path)
+        for name in ("a", "b"):
+            store.keep(name, kept())
+        store.configure(most_bytes=1 << 20, most=1, keep_s=60.0)
+        await store.flushed()
+        assert await names(store, "a", "b") == ["b"]
+
+    async def test_a_removed_one_is_gone_with_its_events(self, tmp_path):
+        store = opened(tmp_path)
+        store.logs["a"] = EventLog([b"data: 1\n\n", b"data: 2\n\n"])
+        await store.keep("a", kept())
+        del store.logs["a"]
+        assert await store.events("a") == [b"data: 1\n\n", b"data: 2\n\n"]
+        await store.remove("a")
+        assert not [*(tmp_path / "responses").iterdir()]
+        assert await store.events("a") == []
+
+
+class TestTrouble:
+    async def test_a_folder_that_cannot_be_used(self, tmp_path):
+        (tmp_path / "responses").write_text("a file")
+        store = opened(tmp_path)
+        assert not store.is_on
+        assert store.keep("a", kept()) is None
+        assert await store.find("a", "ann") is None
+
+    async def test_a_disk_that_refuses(self, tmp_path):
+        store = opened(tmp_path)
+        (tmp_path / "responses").rename(tmp_path / "elsewhere")
+        with pytest.raises(FileNotFoundError):
+            await store.keep("a", kept())
+        assert await store.find("a", "ann") is None
+
+    def test_nothing_is_kept_where_it_is_off(self, tmp_path):
+        assert not opened(tmp_path, most_bytes=0).is_on
+
+
+class TestEventLog:
+    async def test_who_waits_is_woken(self):
+        log = EventLog()
+        waiting = asyncio.create_task(log.changed(60.0))
+        await asyncio.sleep(0)
+        log.add(b"data: 1\n\n")
+        assert await waiting
+        assert not await log.changed(0.0)
