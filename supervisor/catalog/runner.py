@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 
 class RunnerConfig(BaseModel):
@@ -30,3 +31,29 @@ class RunnerConfig(BaseModel):
         "all models have failed, or the queue is full.",
         examples=["runner"],
     )
+    multi_tenant: bool = Field(
+        default=True,
+        description="Requests may name the tenant for whom they come (`X-Tenant-ID`, `x_client_id`). false: those without a key "
+        "are one client, those with a key the key's.",
+        examples=[False],
+    )
+    metrics: bool = Field(default=True, description="Serve `/metrics`.", examples=[False])
+    model_base_path: Path | None = Field(
+        default=None,
+        description="The files of all models must lie below this folder, links followed. Where it is set, it is also the default "
+        "of `models_dir`.",
+        examples=["/models"],
+    )
+    allow_pull: bool = Field(
+        default=False,
+        description="A client with the scope `admin` that loads a model whose files are missing has them fetched from its "
+        "`source` first, and such a model is no mistake.",
+        examples=[True],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _models_below(cls, said: object) -> object:
+        if isinstance(said, dict) and said.get("model_base_path") is not None:
+            return {"models_dir": said["model_base_path"], **said}
+        return said

@@ -65,7 +65,7 @@ _TEXT = frozenset(
         "/v1/messages/count_tokens",
     )
 )
-_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 _SCORES = frozenset(Endpoint(path) for path in ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"))
 _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/v2/embed"), Endpoint("/pooling")})
 _CLASSES = frozenset({Endpoint("/classify"), Endpoint("/pooling")})
