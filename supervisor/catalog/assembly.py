@@ -39,7 +39,9 @@ CLIENT_LIMIT = 100  # as long as the name of a key, which may be one
 NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
 _OWN_PATHS = re.compile(
-    r"/|/(?:v1/)?health|/metrics|/api/v1/config|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL
+    r"/|/(?:v1/)?health|/livez|/metrics|/api/v1/config|/v1/capabilities|/v1/cache/flush"
+    r"|/(?:ui|models|v1/models|v1/admin|v1/jobs)(?:/.*)?",
+    re.DOTALL,
 )
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
@@ -75,7 +77,7 @@ class Assembly(PublicNames):
         for name, node in self.root.entries.items():
             if name not in SECTIONS and not name.startswith("x-"):
                 self._problem(node, (name,), f"unknown section{_section_meant(name)}")
-        server = self._section(ServerConfig, "server")
+        server = self._server()
         limits = self._section(LimitsConfig, "limits")
         self._check_types("max_loaded", DEFAULT_PRIORITY)
         self._check_types("keep_alive", (*DEFAULT_PRIORITY, VISION))
@@ -110,10 +112,16 @@ class Assembly(PublicNames):
 
     def server(self) -> ServerConfig:
         """The section `server` alone. Raises ConfigError with its mistakes."""
-        server = self._section(ServerConfig, "server")
+        server = self._server()
         if server is None or self.problems:
             raise config_error(self.problems)
         return server
+
+    def _server(self) -> ServerConfig | None:
+        server = self._section(ServerConfig, "server")
+        if server is None or server.model_base_path is None or "models_dir" in server.model_fields_set:
+            return server
+        return server.model_copy(update={"models_dir": server.model_base_path})
 
     def _problem(self, node: Node, trail: Trail, message: str) -> None:
         self.problems.append(Problem(node.place, trail, message))
@@ -214,8 +222,8 @@ class Assembly(PublicNames):
                 self._check_device_names(model, known)
             self._check_spread(model, node, trail)
             self._check_probe(model, node, trail)
-            self._check_place(model, node, trail)
             if self.check_files and model.config.enabled:
+                self._check_place(model, node, trail)
                 for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
                     if self.allow_pull and sources.is_missing(model.config, message):
                         continue
@@ -302,7 +310,7 @@ class Assembly(PublicNames):
             self._adapter_problem(message, node, trail)
 
     def _check_place(self, model: CatalogModel, node: Node, trail: Trail) -> None:
-        """Whether its files are where models may be."""
+        """Whether its files are where models may be. Follows links."""
         if self.base_path is None:
             return
         for key, path in sources.files_of(model.config):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 
 class RunnerConfig(BaseModel):
@@ -50,10 +50,3 @@ class RunnerConfig(BaseModel):
         "`source` first, and such a model is no mistake.",
         examples=[True],
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _models_below(cls, said: object) -> object:
-        if isinstance(said, dict) and said.get("model_base_path") is not None:
-            return {"models_dir": said["model_base_path"], **said}
-        return said

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from supervisor.core.types import Generation, ModelId, WorkerState
 from supervisor.daemon.daemon import Daemon
-from supervisor.errors import LlmuxError
+from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.http.worker_metrics import together
 
 WORKER_TIMEOUT_S: Final = 1.0
@@ -30,6 +30,8 @@ def route(daemon: Daemon) -> Route:
     """`GET /metrics`."""
 
     async def answer(_request: Request) -> Response:
+        if not daemon.catalog.server.metrics:
+            raise NotFoundError("Metrics are switched off: server.metrics.")
         own = generate_latest(daemon.metrics.registry)
         taken = set(_NAMES.findall(own.decode()))
         running = (worker for model in daemon.engine.models() for worker in model.replicas)

@@ -123,7 +123,7 @@ def _abilities(daemon: Daemon) -> Json:
     return {
         "streaming": True,
         "prefixCaching": _any(None if cache is None else cache.is_kept for cache in caches),
-        "multiTenant": True,
+        "multiTenant": daemon.catalog.server.multi_tenant,
         "visionInput": _any(None if one is None else "image" in one.modalities for one in known),
         "audioInput": _any(None if one is None else "audio" in one.modalities for one in known),
         "functionCalling": _any(None if one is None else one.tools for one in known),

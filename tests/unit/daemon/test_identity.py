@@ -14,11 +14,12 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy.body import Body
 from supervisor.proxy.json_body import JsonBody, open_object
 
-CATALOG = SimpleNamespace(client=lambda _: ClientConfig())
+SERVER = SimpleNamespace(multi_tenant=True)
+CATALOG = SimpleNamespace(client=lambda _: ClientConfig(), server=SERVER)
 
 
 def catalog(**clients):
-    return SimpleNamespace(client=lambda name: ClientConfig(**clients.get(name, {})))
+    return SimpleNamespace(client=lambda name: ClientConfig(**clients.get(name, {})), server=SERVER)
 
 
 def key(**fields):
