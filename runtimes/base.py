@@ -293,6 +293,10 @@ class Adapter(abc.ABC, Generic[C]):
         """Keys an operator may set for a load without changing the file, each with its constraint as JSON Schema."""
         return self.constraints(*self.overridable_keys)
 
+    def context_settings(self, config: C, tokens: int) -> Mapping[str, JsonValue]:
+        """Overrides by which one request may have so many tokens; empty where none do that."""
+        return {}
+
     def constraints(self, *keys: str) -> dict[str, Mapping[str, JsonValue]]:
         """The JSON Schema of these configuration keys and of those that every model has, `vram_mib`."""
         properties = self.config.model_json_schema()["properties"]

@@ -315,7 +315,9 @@ class Assembly(PublicNames):
             return
         for key, path in sources.files_of(model.config):
             if not path.resolve().is_relative_to(self.base_path.resolve()):
-                self._adapter_problem(f"{key}: {path} is not below {self.base_path} (server.model_base_path)", node, trail)
+                self._adapter_problem(
+                    f"{key}: {path} is not below {self.base_path} (server.model_base_path)", node, trail
+                )
 
     def _check_probe(self, model: CatalogModel, node: Node, trail: Trail) -> None:
         """Whether it can be asked for something small, if it is to be."""

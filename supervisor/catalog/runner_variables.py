@@ -19,7 +19,16 @@ from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Sourc
 TENANT: Final = "TENANT_RATE_LIMIT_"
 _NO_GPU: Final = frozenset({"", "-1", "none", "void", "nodevfiles"})
 _GPU: Final = re.compile(r"(?P<index>\d{1,4})|(?P<uuid>GPU-[0-9a-fA-F-]+)")
-_WORDS: Final = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_WORDS: Final = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 
 Read = Callable[[str], JsonValue]
 

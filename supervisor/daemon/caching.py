@@ -150,9 +150,7 @@ class Salts:
         nothing_kept = cache is not None and not cache.is_kept
         if controls is None:
             asked = ((MODE_HEADER, mode == "prefix" or (mode == "none" and not nothing_kept)), (TAG_HEADER, tag))
-            return CacheFields(
-                ignored=tuple(name for name, is_asked in asked if is_asked), reuses=not nothing_kept
-            )
+            return CacheFields(ignored=tuple(name for name, is_asked in asked if is_asked), reuses=not nothing_kept)
         fields: dict[str, JsonValue] = {}
         ignored: list[str] = []
         if controls.reuse_field is not None:

@@ -159,6 +159,11 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             "spec_type": {"type": "string", "enum": [*get_args(SpecType)]},
         }
 
+    def context_settings(self, config: LlamaServerConfig, tokens: int) -> Mapping[str, JsonValue]:
+        """The slots share the context."""
+        shares = 1 if config.kv_unified else size.complete(config).parallel or SLOTS
+        return {"n_ctx": tokens * shares}
+
     def endpoints(self, config: LlamaServerConfig) -> frozenset[Endpoint]:
         """What llama.cpp serves in this mode, except its model management and what changes the worker for all clients."""
         kind = serves(config)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -162,6 +162,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def sized(self, config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
         """`max_model_len` of models that generate text; the cache has room for one request of so many tokens."""
         return memory.sized(config, room) if kind(config) == "text" else (config, None)
+
+    def context_settings(self, config: VllmServeConfig, tokens: int) -> Mapping[str, JsonValue]:
+        """It has a key of its own."""
+        return {"max_model_len": tokens}
 
     def gpus(self, config: VllmServeConfig) -> int:
         """One for each process that shares the layers."""

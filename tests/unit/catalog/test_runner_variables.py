@@ -210,7 +210,9 @@ class TestBasePath:
         assert self.outside(tmp_path, text) == []
 
     def test_a_folder_for_models_counts_as_configured(self, tmp_path):
-        text = "server: {models_dir: other}\nmodels: {a: {runtime: llama_server, source: {repo: org/a, files: [a.gguf]}}}"
+        text = (
+            "server: {models_dir: other}\nmodels: {a: {runtime: llama_server, source: {repo: org/a, files: [a.gguf]}}}"
+        )
         (problem,) = self.outside(tmp_path, text)
         assert f"{tmp_path}/other/org/a/a.gguf is not below {tmp_path}/models (server.model_base_path)" in problem
 
