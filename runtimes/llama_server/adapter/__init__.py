@@ -160,9 +160,9 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         }
 
     def context_settings(self, config: LlamaServerConfig, tokens: int) -> Mapping[str, JsonValue]:
-        """The slots share the context."""
-        shares = 1 if config.kv_unified else size.complete(config).parallel or SLOTS
-        return {"n_ctx": tokens * shares}
+        """The context of all slots together, unless they share it."""
+        config = size.complete(config)
+        return {"n_ctx": tokens * (1 if config.kv_unified else config.parallel or SLOTS)}
 
     def endpoints(self, config: LlamaServerConfig) -> frozenset[Endpoint]:
         """What llama.cpp serves in this mode, except its model management and what changes the worker for all clients."""

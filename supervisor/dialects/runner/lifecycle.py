@@ -44,6 +44,7 @@ from supervisor.proxy.translation import ignored_header
 TASKS: Final = "/v1/models/load/"
 _LOAD, _PULL, _MODEL = "load-", "pull-", "model-"
 _TASK: Final = re.compile(rf"{TASKS}(?:(?:{_LOAD}|{_PULL})[^/]+|{_MODEL}.+)", re.DOTALL)
+_MOST: Final = (1 << 31) - 1
 _PULL_SHARE: Final = 0.9
 """Of the progress of a task that fetches files first."""
 _STATES: Final[Mapping[str, str]] = {"waiting": "queued", "loading": "loading", "ready": "completed"}
@@ -235,8 +236,8 @@ def _count(fields: Json, name: str) -> int | None:
     value = fields.pop(name, None)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise InvalidRequestError(f'"{name}" must be a whole number above 0.', param=name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
+        raise InvalidRequestError(f'"{name}" must be a whole number from 1 to {_MOST}.', param=name)
     return value
 
 
