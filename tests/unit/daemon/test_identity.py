@@ -102,6 +102,11 @@ class TestTenant:
         assert who([], self.SAID[1], its_key=gateway).demand.tenant == "others"
         assert who([(b"x-tenant-id", b" ")], '{"x_client_id": " "}', its_key=gateway).demand.tenant == "gateway"
 
+    def test_where_nobody_may_name_any(self):
+        alone = SimpleNamespace(client=CATALOG.client, server=SimpleNamespace(multi_tenant=False))
+        assert who(*self.SAID, known=alone).demand.tenant == ""
+        assert who(*self.SAID, its_key=key(for_others=True, tenant="gateway"), known=alone).demand.tenant == "gateway"
+
     def test_without_keys(self):
         assert [who(*self.SAID).demand.tenant, who([], self.SAID[1]).demand.tenant] == ["them", "others"]
         assert who([(b"x-tenant-id", "müller".encode())]).demand.tenant == "müller"
