@@ -45,6 +45,7 @@ PROGRAM: Final = "vllm"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
 NAME: Final = "model"  # the name in requests to vLLM, which refuses unknown names
 NO_DOMAIN: Final = "none.invalid"  # nobody can own it (RFC 6761); an empty list would allow every domain
+TOLD: Final = ("--enable-prompt-tokens-details",)  # else no answer says what was cached
 OWN_VARIABLES: Final = {
     KEY_VARIABLE: "is set by llmux",
     **dict.fromkeys(visibility_variables(), "is set by llmux"),
@@ -124,6 +125,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
                 "serve",
                 str(config.path or config.model),
                 *command_line(FLAGS, values),
+                *(TOLD if kind(config) == "text" else ()),
                 *config.extra_args,
             ),
             env={
