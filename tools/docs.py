@@ -320,6 +320,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
     """What writes each block."""
     return {
         "server": partial(section, "ServerConfig"),
+        "governance": partial(section, "GovernanceConfig"),
         "limits": partial(section, "LimitsConfig"),
         "devices": partial(section, "DeviceConfig"),
         "virtual models": partial(section, "VirtualModelConfig", without=("physical", "params")),

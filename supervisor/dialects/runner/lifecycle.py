@@ -113,9 +113,9 @@ def routes(daemon: Daemon) -> list[Route]:
 
     return [
         Route("/v1/models/load", load, methods=["POST"]),
-        Route(f"{TASKS}{_LOAD}{{number}}", load_task, methods=["GET"]),
-        Route(f"{TASKS}{_PULL}{{number}}", pull_task, methods=["GET"]),
-        Route(f"{TASKS}{_MODEL}{{name:path}}", model_task, methods=["GET"]),
+        Route("/v1/models/load/load-{number}", load_task, methods=["GET"]),
+        Route("/v1/models/load/pull-{number}", pull_task, methods=["GET"]),
+        Route("/v1/models/load/model-{name:path}", model_task, methods=["GET"]),
         Route("/v1/models/unload", unload, methods=["POST"]),
     ]
 
