@@ -254,14 +254,15 @@ class TestSwitches:
         }
         daemon = Daemon(tmp_path, {"models": {"one": fake()}}, env=env).start()
         try:
-            found = daemon.get("/v1/capabilities").json()
+            told = wait_until(lambda: (told := daemon.get("/v1/capabilities")).status_code == 200 and told)
+            found = told.json()
             assert (found["capabilities"]["multiTenant"], found["queue"]["maxDepth"]) == (False, 16)
             assert found["resources"]["gpuIds"] == [], "the file's devices count more"
             assert daemon.get("/metrics").status_code == 404
             tenants = ({"x-tenant-id": name} for name in "abc")
             body = {"model": "one", "messages": [{"role": "user", "content": "Hello"}]}
-            told = [daemon.post("/v1/chat/completions", json=body, headers=each).status_code for each in tenants]
-            assert told == [200, 200, 429], "they are one client"
+            statuses = [daemon.post("/v1/chat/completions", json=body, headers=each).status_code for each in tenants]
+            assert statuses == [200, 200, 429], "they are one client"
         finally:
             daemon.stop()
 
