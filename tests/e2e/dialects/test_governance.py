@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from supervisor.daemon.op_tokens import begin, packed, signed
-from tests.support.daemon import REPOSITORY, Daemon, fake
+from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
 
 KEYS = {name: f"the key of {name}, long enough".encode() for name in ("ann", "bob", "cid")}
@@ -104,7 +104,7 @@ class TestAccepted:
 
     def test_inference_and_reading_need_none(self, daemon):
         headers = {"authorization": f"Bearer {USER}"}
-        assert daemon.get("/v1/capabilities", headers=headers).status_code == 200
+        wait_until(lambda: daemon.get("/v1/capabilities", headers=headers).status_code == 200, what="it has started")
         body = {"model": "one", "messages": [{"role": "user", "content": "Hello"}]}
         assert daemon.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
 

@@ -47,7 +47,7 @@ class TestCapabilities:
     """`GET /v1/capabilities` has every field of a runner's descriptor."""
 
     def test_shape(self, daemon):
-        told = daemon.get("/v1/capabilities")
+        told = wait_until(lambda: (told := daemon.get("/v1/capabilities")).status_code == 200 and told)
         assert told.headers["cache-control"] == "private, max-age=5"
         found = told.json()
         assert (found["runnerType"], found["runnerId"], found["health"]) == ("scripted", "llm-1", "healthy")
@@ -279,7 +279,7 @@ class TestKeys:
         try:
             assert daemon.get("/livez").status_code == 200
             assert daemon.get("/v1/capabilities").status_code == 401
-            assert daemon.get("/v1/capabilities", headers=key).status_code == 200
+            wait_until(lambda: daemon.get("/v1/capabilities", headers=key).status_code == 200, what="it has started")
             for path in ("/v1/models/load", "/v1/models/unload", "/v1/cache/flush"):
                 told = daemon.post(path, json={"modelId": "one"}, headers=key)
                 assert (told.status_code, told.json()["error"]["code"]) == (403, "insufficient_scope"), path
