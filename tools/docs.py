@@ -321,6 +321,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
     return {
         "server": partial(section, "ServerConfig"),
         "media": partial(section, "MediaConfig"),
+        "governance": partial(section, "GovernanceConfig"),
         "limits": partial(section, "LimitsConfig"),
         "devices": partial(section, "DeviceConfig"),
         "virtual models": partial(section, "VirtualModelConfig", without=("physical", "params")),

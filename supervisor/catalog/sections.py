@@ -19,6 +19,7 @@ from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.catalog.folders import models_dir, runtimes_dir, state_dir
 from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
+from supervisor.catalog.listeners import ListenersConfig
 from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.order import OrderConfig
 from supervisor.catalog.response_limits import ResponsesConfig
@@ -41,7 +42,7 @@ TENANT_LIMIT: Final = 64
 """Characters of the name of a tenant."""
 
 
-class ServerConfig(RunnerConfig, Section):
+class ServerConfig(RunnerConfig, ListenersConfig, Section):
     """Where the daemon listens and what it keeps where."""
 
     host: str = Field(

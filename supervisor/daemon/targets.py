@@ -67,6 +67,7 @@ class Target:
     ladder: Ladder | None = None  # set iff a task was asked: who is asked next
     prefix: int | None = None  # of its conversation, where several replicas could answer
     ignored: Sequence[str] = ()  # fields and headers of the request that have no effect on it
+    reuses: bool = True  # may its worker use prompts that it keeps?
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,9 @@ class Targets:
             rewritten.keep(data)
         is_known = translation is not None or endpoint.meaning is not OTHER
         ignored = context.ignored
-        return Target(model, path, rewritten, translation, names, completion, is_known, ladder, prefix, ignored)
+        return Target(
+            model, path, rewritten, translation, names, completion, is_known, ladder, prefix, ignored, told.reuses
+        )
 
     async def _load(
         self,

@@ -115,7 +115,7 @@ async def _asked(daemon: Daemon, request: Request) -> tuple[str, str | None, byt
     scope = {"path": endpoint, "headers": request.scope["headers"]}
     if not daemon.pipeline.serves("POST", endpoint, dialect_of(scope)):
         if _NOT_OFFERED in endpoint:
-            raise InvalidRequestError("Identity workloads are not offered.", code="not_offered", param="endpoint")
+            raise InvalidRequestError("Identity workloads are not offered.", code="job_not_offered", param="endpoint")
         raise InvalidRequestError(f"No configured model serves POST {endpoint[:200]}.", param="endpoint")
     raw = await opened.field("body")
     if raw is None or raw[:1] != b"{":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -45,6 +45,7 @@ PROGRAM: Final = "vllm"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
 NAME: Final = "model"  # the name in requests to vLLM, which refuses unknown names
 NO_DOMAIN: Final = "none.invalid"  # nobody can own it (RFC 6761); an empty list would allow every domain
+TOLD: Final = ("--enable-prompt-tokens-details",)  # else no answer says what was cached
 OWN_VARIABLES: Final = {
     KEY_VARIABLE: "is set by llmux",
     **dict.fromkeys(visibility_variables(), "is set by llmux"),
@@ -65,7 +66,7 @@ _TEXT = frozenset(
         "/v1/messages/count_tokens",
     )
 )
-_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 _SCORES = frozenset(Endpoint(path) for path in ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"))
 _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/v2/embed"), Endpoint("/pooling")})
 _CLASSES = frozenset({Endpoint("/classify"), Endpoint("/pooling")})
@@ -124,6 +125,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
                 "serve",
                 str(config.path or config.model),
                 *command_line(FLAGS, values),
+                *(TOLD if kind(config) == "text" else ()),
                 *config.extra_args,
             ),
             env={
@@ -162,6 +164,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def sized(self, config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
         """`max_model_len` of models that generate text; the cache has room for one request of so many tokens."""
         return memory.sized(config, room) if kind(config) == "text" else (config, None)
+
+    def context_settings(self, config: VllmServeConfig, tokens: int) -> Mapping[str, JsonValue]:
+        """It has a key of its own."""
+        return {"max_model_len": tokens}
 
     def gpus(self, config: VllmServeConfig) -> int:
         """One for each process that shares the layers."""

@@ -119,3 +119,23 @@ class TestSalts:
         again.restore(store)
         await store.close()
         assert again.of(MODEL, "a:b", "", None) == told
+
+
+class TestReuse:
+    """Whether a worker can have used what it keeps."""
+
+    @pytest.mark.parametrize(
+        ("mode", "cache", "reuses"),
+        [
+            ("prefix", NO_CACHE, False),
+            ("auto", NO_CACHE, False),
+            ("none", NO_CACHE, False),
+            ("prefix", LLAMA, True),
+            ("none", LLAMA, False),
+            ("none", VLLM, False),
+            ("none", None, True),
+        ],
+    )
+    def test_by_runtime(self, mode, cache, reuses):
+        found = Salts().fields(CacheWish(mode), cache, "/v1/chat/completions", "m", "", None)
+        assert found.reuses is reuses
