@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, f
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
+from supervisor.catalog.extra_ports import ExtraPortsConfig, Port
 from supervisor.catalog.folders import models_dir, runtimes_dir, state_dir
 from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
@@ -32,14 +33,13 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
-Port = Annotated[int, Field(ge=1, le=65535)]
 Priority = Literal["high", "normal", "low"] | Annotated[int, Field(ge=MOST_URGENT, le=LEAST_URGENT)]
 """How urgent a request is, lower is more; `core.demand.priority_of` makes a number of it."""
 TENANT_LIMIT: Final = 64
 """Characters of the name of a tenant."""
 
 
-class ServerConfig(RunnerConfig, Section):
+class ServerConfig(ExtraPortsConfig, RunnerConfig, Section):
     """Where the daemon listens and what it keeps where."""
 
     host: str = Field(
@@ -116,8 +116,12 @@ class ServerConfig(RunnerConfig, Section):
             raise ValueError(
                 f"worker_port_first {self.worker_port_first} lies above worker_port_last {self.worker_port_last}"
             )
-        if self.worker_port_first <= self.port <= self.worker_port_last:
-            raise ValueError(f"port {self.port} lies among the workers' own")
+        keys: dict[int, str] = {}
+        for key, port in {"port": self.port, **self.extra_ports}.items():
+            if self.worker_port_first <= port <= self.worker_port_last:
+                raise ValueError(f"{key} {port} lies among the workers' own")
+            if keys.setdefault(port, key) != key:
+                raise ValueError(f"{key} {port} is {keys[port]} already")
         return self
 
 

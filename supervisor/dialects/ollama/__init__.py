@@ -28,6 +28,8 @@ from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import Translation
 
 LATEST: Final = ":latest"
+AT_OWN_PORT: Final = "ollama_port"
+"""In the state of a request that came by a port for Ollama's clients, whose root has no page."""
 _CHANGES: Final = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/")
 _READS: Final = ("/api/version", "/api/tags", "/api/ps", "/api/show")
 _ORDERS: Final = frozenset({inference.CHAT, inference.GENERATE})
@@ -107,7 +109,9 @@ class _Root(Route):
 
 
 def _wants_page(scope: Scope) -> bool:
-    return any(name == b"accept" and b"text/html" in value.lower() for name, value in scope["headers"])
+    return AT_OWN_PORT not in scope["state"] and any(
+        name == b"accept" and b"text/html" in value.lower() for name, value in scope["headers"]
+    )
 
 
 OLLAMA: Final = Ollama()
