@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -192,6 +193,22 @@ class TestSocketActivation:
         try:
             # The kernel queues the connection until the daemon accepts it: that is what activation is for.
             assert daemon.get("/health").json()["status"] == "ok"
+        finally:
+            daemon.stop()
+
+    def test_extra_ports_may_be_given_too(self, tmp_path):
+        """In any order: the one that isn't an extra port's is the main one."""
+        with listening("127.0.0.1") as main, listening("127.0.0.1") as extra:
+            port = extra.getsockname()[1]
+            config = {"models": {"a": fake()}, "server": {"ollama_port": port}}
+            daemon = Activated(tmp_path, config).activate(extra, main)
+            daemon.port = main.getsockname()[1]
+        try:
+            told = httpx.get(
+                f"http://127.0.0.1:{port}/", trust_env=False, timeout=LIMIT_S, headers={"accept": "text/html"}
+            )
+            assert told.text == "Ollama is running"
+            assert daemon.get("/v1/admin/models").status_code == 200
         finally:
             daemon.stop()
 
