@@ -9,7 +9,7 @@ import tempfile
 
 os.environ |= {"OLLAMA_HOST": sys.argv[1], "OLLAMA_API_KEY": sys.argv[2]}
 
-import ollama  # noqa: E402  # it reads the variables
+import ollama  # it reads the variables
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="  # a PNG
 SCHEMA = {"type": "object", "properties": {"it": {"const": "is so"}}, "required": ["it"]}
