@@ -16,10 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, f
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
-from supervisor.catalog.extra_ports import ExtraPortsConfig, Port
 from supervisor.catalog.folders import models_dir, runtimes_dir, state_dir
 from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
+from supervisor.catalog.listeners import ListenersConfig, Port
 from supervisor.catalog.order import OrderConfig
 from supervisor.catalog.runner import RunnerConfig
 from supervisor.catalog.staying import StayingConfig
@@ -39,7 +39,7 @@ TENANT_LIMIT: Final = 64
 """Characters of the name of a tenant."""
 
 
-class ServerConfig(ExtraPortsConfig, RunnerConfig, Section):
+class ServerConfig(RunnerConfig, ListenersConfig, Section):
     """Where the daemon listens and what it keeps where."""
 
     host: str = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.catalog.extra_ports import METRICS, OLLAMA
+from supervisor.catalog.listeners import METRICS, OLLAMA
 from supervisor.dialects.ollama import AT_OWN_PORT, Ollama
 from supervisor.errors import NotFoundError
 from supervisor.http.auth import PUBLIC_PATHS, scope_for

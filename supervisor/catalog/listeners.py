@@ -12,7 +12,7 @@ OLLAMA: Final = "ollama_port"
 METRICS: Final = "metrics_port"
 
 
-class ExtraPortsConfig(BaseModel):
+class ListenersConfig(BaseModel):
     """The part of `server` that names them. They are bound on `host`, and keys count there as on the main port."""
 
     ollama_port: Port | None = Field(
