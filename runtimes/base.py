@@ -110,6 +110,10 @@ class Endpoint:
             object.__setattr__(self, "meaning", meaning_of(self.path))
 
 
+_WEIGHT_PARTS: Final = ("weights", "draft", "mmproj", "lora")
+_CACHE_PART: Final = "KV cache"
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A footprint computed without loading. `exact` formulas come from metadata, others from the file size."""
@@ -118,13 +122,18 @@ class Estimate:
     source: Literal["computed", "file_size"]
     detail: str
     each_mib: int = 0  # besides, on each further GPU of those that it goes over with `gpus: auto`
+    weights_mib: int = field(default=0, compare=False)  # of `mib`
+    cache_mib: int = field(default=0, compare=False)  # of `mib`, for keys and values of prompts
 
     @classmethod
     def of(cls, parts: Mapping[str, int], note: str = "", *, each: int = 0) -> Estimate:
         """The sum of these parts, in bytes. The detail names them in MiB, but for those that take nothing."""
         words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items() if size)
         said = f"{words} MiB{f' ({note})' if note else ''}"
-        return cls(-(-sum(parts.values()) // MIB), "computed", said, -(-each // MIB))
+        weights = sum(size for name, size in parts.items() if name.endswith(_WEIGHT_PARTS))
+        cache = sum(size for name, size in parts.items() if name.endswith(_CACHE_PART))
+        total = -(-sum(parts.values()) // MIB)
+        return cls(total, "computed", said, -(-each // MIB), weights // MIB, cache // MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +301,10 @@ class Adapter(abc.ABC, Generic[C]):
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
         """Keys an operator may set for a load without changing the file, each with its constraint as JSON Schema."""
         return self.constraints(*self.overridable_keys)
+
+    def context_settings(self, config: C, tokens: int) -> Mapping[str, JsonValue]:
+        """Overrides by which one request may have so many tokens; empty where none do that."""
+        return {}
 
     def constraints(self, *keys: str) -> dict[str, Mapping[str, JsonValue]]:
         """The JSON Schema of these configuration keys and of those that every model has, `vram_mib`."""

@@ -20,12 +20,13 @@ from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import TASK, Catalog, CatalogModel
 from supervisor.catalog.clients import ClientConfig, filled
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
+from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Table, Trail, find, places, plain
 from supervisor.catalog.folders import models_dir, runtimes_dir
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
 from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.runner_variables import VLLM_RUNTIME, with_defaults
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
 from supervisor.catalog.staying import VISION, default_problems, with_keep_alives
 from supervisor.core.types import DEFAULT_PRIORITY, REPLICA, ModelId
@@ -38,7 +39,9 @@ CLIENT_LIMIT = 100  # as long as the name of a key, which may be one
 NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
 _OWN_PATHS = re.compile(
-    r"/|/(?:v1/)?health|/metrics|/api/v1/config|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL
+    r"/|/(?:v1/)?health|/livez|/metrics|/api/v1/config|/v1/capabilities|/v1/cache/flush"
+    r"|/(?:ui|models|v1/models|v1/admin|v1/jobs)(?:/.*)?",
+    re.DOTALL,
 )
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
@@ -53,8 +56,15 @@ def is_name(text: str) -> bool:
 class Assembly(PublicNames):
     """Turns one tree into a catalog. `base` is the base file; the key file may lie beside it."""
 
-    def __init__(self, root: Table, base: Path, registry: Registry, *, check_files: bool) -> None:
+    def __init__(
+        self, root: Table, base: Path, registry: Registry, *, check_files: bool, vllm_defaults: Table | None = None
+    ) -> None:
+        """`vllm_defaults`: keys of every vllm_serve model that leaves them open."""
         self.root = root
+        self.vllm_defaults = vllm_defaults or replace(root, entries={})
+        self.allow_pull = False
+        self.base_path: Path | None = None
+        self.origins: dict[Trail, Place] = {}  # of what variables say of models
         self.base = base
         self.registry = registry
         self.check_files = check_files
@@ -67,7 +77,7 @@ class Assembly(PublicNames):
         for name, node in self.root.entries.items():
             if name not in SECTIONS and not name.startswith("x-"):
                 self._problem(node, (name,), f"unknown section{_section_meant(name)}")
-        server = self._section(ServerConfig, "server")
+        server = self._server()
         limits = self._section(LimitsConfig, "limits")
         self._check_types("max_loaded", DEFAULT_PRIORITY)
         self._check_types("keep_alive", (*DEFAULT_PRIORITY, VISION))
@@ -77,6 +87,8 @@ class Assembly(PublicNames):
             node, trail = find(self.root, ("server", "api_keys"))
             self._problem(node, trail, f"{server.api_keys}: there is no such file")
         self.models_dir = server.models_dir if server else models_dir()
+        if server is not None:
+            self.allow_pull, self.base_path = server.allow_pull, server.model_base_path
         models = with_keep_alives(limits, self._models(devices, own_runtimes_dir))
         virtual = self._virtual_models(models)
         self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
@@ -95,15 +107,21 @@ class Assembly(PublicNames):
             server=server,
             limits=limits,
             devices=devices,
-            origins=places(self.root),
+            origins={**self.origins, **places(self.root)},
         )
 
     def server(self) -> ServerConfig:
         """The section `server` alone. Raises ConfigError with its mistakes."""
-        server = self._section(ServerConfig, "server")
+        server = self._server()
         if server is None or self.problems:
             raise config_error(self.problems)
         return server
+
+    def _server(self) -> ServerConfig | None:
+        server = self._section(ServerConfig, "server")
+        if server is None or server.model_base_path is None or "models_dir" in server.model_fields_set:
+            return server
+        return server.model_copy(update={"models_dir": server.model_base_path})
 
     def _problem(self, node: Node, trail: Trail, message: str) -> None:
         self.problems.append(Problem(node.place, trail, message))
@@ -205,7 +223,10 @@ class Assembly(PublicNames):
             self._check_spread(model, node, trail)
             self._check_probe(model, node, trail)
             if self.check_files and model.config.enabled:
+                self._check_place(model, node, trail)
                 for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
+                    if self.allow_pull and sources.is_missing(model.config, message):
+                        continue
                     remedy = sources.remedy(model.id, model.config)
                     if message.startswith("path") and isinstance(node, Table):
                         remedy = remedy or sources.hub_name(node)
@@ -228,6 +249,9 @@ class Assembly(PublicNames):
         adapter = self._adapter(replace(node, entries={**placed, **node.entries}), trail)
         if adapter is None:
             return None
+        if adapter.name == VLLM_RUNTIME:
+            node = with_defaults(node, self.vllm_defaults)
+            self.origins |= places(node, trail)
         fitting = {key: leaf for key, leaf in placed.items() if key in adapter.config.model_fields}
         entries = {"runtime": Leaf(adapter.name, node.place), **fitting, **node.entries}
         config: ModelConfig | None = self._validated(adapter.config, replace(node, entries=entries), trail)
@@ -284,6 +308,16 @@ class Assembly(PublicNames):
                 f"gpus: {adapter.name} divides a model equally: say by how many GPUs. With auto these work: {able}"
             )
             self._adapter_problem(message, node, trail)
+
+    def _check_place(self, model: CatalogModel, node: Node, trail: Trail) -> None:
+        """Whether its files are where models may be. Follows links."""
+        if self.base_path is None:
+            return
+        for key, path in sources.files_of(model.config):
+            if not path.resolve().is_relative_to(self.base_path.resolve()):
+                self._adapter_problem(
+                    f"{key}: {path} is not below {self.base_path} (server.model_base_path)", node, trail
+                )
 
     def _check_probe(self, model: CatalogModel, node: Node, trail: Trail) -> None:
         """Whether it can be asked for something small, if it is to be."""

@@ -134,6 +134,11 @@ class CatalogModel:
         """`capabilities`, if they are known already."""
         return self.__dict__.get("capabilities")
 
+    @property
+    def known_estimate(self) -> Estimate | None:
+        """`estimate`, if it is known already."""
+        return self.__dict__.get("estimate")
+
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """What it serves, each as "METHOD /path"."""

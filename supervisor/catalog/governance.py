@@ -36,6 +36,8 @@ class GovernanceConfig(BaseModel):
         names = self.all_signers
         if self.signer_keys and self.signers and set(self.signers) != set(self.signer_keys):
             raise ValueError('"signers" and "signer_keys" name different signers')
+        if len(set(self.signer_keys.values())) < len(self.signer_keys):
+            raise ValueError('two of "signer_keys" are the same file: whoever has it could sign for both')
         if self.required > max(1, len(names)):
             raise ValueError(f'"required" is {self.required}, but there are {len(names)} signers')
         return self

@@ -1,5 +1,5 @@
-"""Where configuration comes from: the base file, `tasks.yaml` and `local.yaml` beside it, variables (`limited`, then
-`LLMUX_*`), flags.
+"""Where configuration comes from: the base file, `tasks.yaml` and `local.yaml` beside it, `LLMUX_*` variables, flags; and
+beneath all of them the variables of other runners (`runner_variables`).
 
 `tasks.yaml` is the section `tasks` in a file of its own: the names of tasks stand at its top.
 
@@ -22,8 +22,8 @@ from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_er
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
 from supervisor.catalog.folders import NoHomeError, config_dir
-from supervisor.catalog.limited import read_variables
 from supervisor.catalog.ownership import exposure, read_guarded
+from supervisor.catalog.runner_variables import beneath, read_variables, vllm_defaults
 from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import ConfigError
 
@@ -90,7 +90,14 @@ def load(
     """
     base = (config if foreign is not None and config is not None else require_config(config)).absolute()
     root, problems = _merged(_layers(base, flags or {}, foreign), base)
-    return Assembly(root, base, registry, check_files=check_files).catalog(problems)
+    return _assembly(root, base, registry, check_files=check_files).catalog(problems)
+
+
+def _assembly(root: Table, base: Path, registry: Registry, *, check_files: bool) -> Assembly:
+    defaults, problems = vllm_defaults(os.environ, Path.cwd())
+    assembly = Assembly(root, base, registry, check_files=check_files, vllm_defaults=defaults)
+    assembly.problems += problems
+    return assembly
 
 
 def load_text(text: str, base: Path) -> Catalog:
@@ -100,7 +107,7 @@ def load_text(text: str, base: Path) -> Catalog:
     """
     base = base.absolute()
     root, problems = _merged(_layers(base, {}, text=text), base)
-    return Assembly(root, base, REGISTRY, check_files=False).catalog(problems)
+    return _assembly(root, base, REGISTRY, check_files=False).catalog(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +167,6 @@ def _layers(
     if any(node is None and problems for node, problems in layers):
         # Values that are missing because a file couldn't be read are not reported, too.
         raise config_error([problem for _, problems in layers for problem in problems])
-    layers.append(read_variables(os.environ, Path.cwd()))
     if any(map(_SETTING.match, os.environ)):
         # Imported late: it takes as long as all other imports together.
         from supervisor.catalog.environment import read_environment  # noqa: PLC0415
@@ -204,7 +210,8 @@ def _merged(layers: Layers, base: Path) -> tuple[Table, list[Problem]]:
             root = merged
         elif node is not None and node != Leaf(None, node.place):
             found.append(Problem(node.place, (), f"expected sections: {', '.join(SECTIONS)}"))
-    return root, found
+    variables, problems = read_variables(os.environ, Path.cwd())
+    return beneath(root, variables), found + problems
 
 
 def _label(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -29,4 +30,23 @@ class RunnerConfig(BaseModel):
         description="What `/health` answers. llmux: 200 while the daemon serves; runner: also 503 when a device is out of memory, "
         "all models have failed, or the queue is full.",
         examples=["runner"],
+    )
+    multi_tenant: bool = Field(
+        default=True,
+        description="Requests may name the tenant for whom they come (`X-Tenant-ID`, `x_client_id`). false: those without a key "
+        "are one client, those with a key the key's.",
+        examples=[False],
+    )
+    metrics: bool = Field(default=True, description="Serve `/metrics`.", examples=[False])
+    model_base_path: Path | None = Field(
+        default=None,
+        description="The files of all models must lie below this folder, links followed. Where it is set, it is also the default "
+        "of `models_dir`.",
+        examples=["/models"],
+    )
+    allow_pull: bool = Field(
+        default=False,
+        description="A client with the scope `admin` that loads a model whose files are missing has them fetched from its "
+        "`source` first, and such a model is no mistake.",
+        examples=[True],
     )

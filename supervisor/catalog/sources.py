@@ -9,13 +9,16 @@ A GGUF file among `files` with "mmproj" in its name is a model's `mmproj`, likew
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from runtimes.model_config import ModelConfig, Source
 from supervisor.catalog.document import Leaf, Node, Table, plain
 from supervisor.core.types import ModelId
 
+MODEL_FILES: Final = ("path", "model", "mmproj", "draft_model", "lora", "speculative_model", "tokenizer")
+_FETCHED: Final = ("path", "mmproj")
 _HUB_NAME = re.compile(
     r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?(?P<owner>\w[\w.-]*)/(?P<name>\w[\w.-]*(?<!\.gguf))"
     r"(?::(?P<quantisation>[\w.-]+)|/(?:(?:resolve|blob)/main/)?(?P<file>[^/\s]+\.gguf))?/?"
@@ -56,6 +59,20 @@ def remedy(model: ModelId, config: ModelConfig) -> str:
     path = getattr(config, "path", None)
     missing = config.source is not None and isinstance(path, Path) and not path.exists()
     return f"; get it: llmux pull {model}" if missing else ""
+
+
+def is_missing(config: ModelConfig, problem: str = "path") -> bool:
+    """Would fetching its source mend this problem, which begins with its key?"""
+    return config.source is not None and problem.startswith(_FETCHED)
+
+
+def files_of(config: ModelConfig) -> Iterator[tuple[str, Path]]:
+    """The files and folders that a worker loads as a model, by their keys. Names on a hub are none."""
+    for key in MODEL_FILES:
+        value = getattr(config, key, None)
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, Path) or (isinstance(each, str) and each.startswith(("/", "."))):
+                yield key, Path(each)
 
 
 def hub_name(model: Table) -> str:

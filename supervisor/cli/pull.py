@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from pydantic import JsonValue
 
@@ -30,7 +33,10 @@ from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import hub, hub_download, hub_kernels, venvs
 
+TELL_S: Final = 1.0
+
 Echo = Callable[[str], None]
+TellAmount = Callable[[int, int], None]
 Row = dict[str, object]
 
 
@@ -183,8 +189,51 @@ def make_room(wanted: Sequence[Download]) -> None:
             )
 
 
-def fetch(wanted: Sequence[Download], echo: Echo) -> None:
-    """Fetch what is missing, with a bar on a terminal. Tries all, then raises PullError if any failed."""
+def end_with_stdin() -> None:
+    """From now on this process ends when its standard input does: who started it has gone."""
+
+    def read() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(1)  # no thread of a download is waited for; what has come stays
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+
+
+def tell_amount(done_bytes: int, total_bytes: int) -> None:
+    """A line for a program that watches."""
+    sys.stdout.write(json.dumps({"done_bytes": done_bytes, "total_bytes": total_bytes}) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _telling(tell: TellAmount | None, amount: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """Within the block, and at its end, `tell` is told how much has come."""
+    if tell is None:
+        yield
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(TELL_S):
+            tell(*amount())
+
+    tell(*amount())
+    looking = threading.Thread(target=look, name="amount", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+        tell(*amount())
+
+
+def fetch(wanted: Sequence[Download], echo: Echo, tell_amount: TellAmount | None = None) -> None:
+    """Fetch what is missing, with a bar on a terminal. Tries all, then raises PullError if any failed.
+
+    `tell_amount` is told each second how many bytes there are, and how many there will be.
+    """
     total = sum(download.still_bytes() for download in wanted)
     began, current = time.monotonic(), [""]
 
@@ -201,7 +250,11 @@ def fetch(wanted: Sequence[Download], echo: Echo) -> None:
         if not sys.stderr.isatty():
             echo(line)
 
-    with output.progress(frame):
+    def amount() -> tuple[int, int]:
+        size = sum(download.size_bytes for download in wanted)
+        return size - sum(download.still_bytes() for download in wanted), size
+
+    with output.progress(frame), _telling(tell_amount, amount):
         for download in wanted:
             if download.problem is None:
                 _fetch(download, tell)

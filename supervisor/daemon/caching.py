@@ -84,6 +84,7 @@ class CacheFields:
 
     fields: dict[str, JsonValue] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    reuses: bool = True  # may the worker use what it keeps?
 
 
 NO_FIELDS: Final = CacheFields()
@@ -146,10 +147,10 @@ class Salts:
             return NO_FIELDS
         mode, tag = ("auto", "") if wish is None else (wish.mode, wish.tag)
         controls = cache if cache is not None and path in cache.paths else None
+        nothing_kept = cache is not None and not cache.is_kept
         if controls is None:
-            nothing_kept = cache is not None and not cache.is_kept
             asked = ((MODE_HEADER, mode == "prefix" or (mode == "none" and not nothing_kept)), (TAG_HEADER, tag))
-            return CacheFields(ignored=tuple(name for name, is_asked in asked if is_asked))
+            return CacheFields(ignored=tuple(name for name, is_asked in asked if is_asked), reuses=not nothing_kept)
         fields: dict[str, JsonValue] = {}
         ignored: list[str] = []
         if controls.reuse_field is not None:
@@ -162,4 +163,4 @@ class Salts:
                 ignored.append(TAG_HEADER)
         elif mode != "none" and (salt := self.of(model, tenant, tag, theirs)) is not None:
             fields[controls.salt_field] = salt
-        return CacheFields(fields, tuple(ignored))
+        return CacheFields(fields, tuple(ignored), reuses=mode != "none")

@@ -23,6 +23,7 @@ from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.op_tokens import OpTokens
 from supervisor.daemon.partners import Partners
 from supervisor.daemon.pipeline import Pipeline
+from supervisor.daemon.pulls import Pulls
 from supervisor.daemon.requests import InFlight
 from supervisor.daemon.runner_metrics import RunnerMetrics
 from supervisor.daemon.runtime_config import RuntimeConfig
@@ -58,6 +59,7 @@ class Daemon:
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
     jobs: Jobs = field(default_factory=Jobs)
+    pulls: Pulls = field(default_factory=Pulls)
     op_tokens: OpTokens = field(default_factory=OpTokens)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn

@@ -1,8 +1,8 @@
 """For whom a request comes, how urgent it is, and how long its model is to stay: what its header and body say, its key, and
 its client's profile.
 
-The tenant is that of the key. Only where there are no keys, or the key may speak for others, the request may name it. The
-priority is the request's, else the key's, else the client's, else normal; but never more urgent than the key's ceiling.
+The tenant is that of the key. Only where there are no keys, or the key may speak for others, the request may name it, unless
+`server.multi_tenant` is off. The priority is the request's, else the key's, else the client's, else normal; but never more urgent than the key's ceiling.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
         elif name == TENANT_HEADER:
             tenant = _text(value, "X-Tenant-ID", tenant)
     priority = priority or body.said(PRIORITY)
-    if key is None or key.for_others:
+    if catalog.server.multi_tenant and (key is None or key.for_others):
         tenant = tenant or body.said(CLIENT)
         own = "" if key is None else key.tenant or key.name
         who = own if tenant is None else _tenant(tenant) or own
     else:
-        who = key.tenant or key.name
+        who = "" if key is None else key.tenant or key.name
     profile = catalog.client(who)
     if priority is not None:
         wanted = _priority(priority)

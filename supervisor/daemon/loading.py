@@ -47,6 +47,12 @@ def ask_load(daemon: Daemon, model: ModelId) -> None:
     daemon.engine.post(LoadAsked(model))
 
 
+async def override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonValue]) -> None:
+    """Add to the model's overrides: a running worker with others is replaced. Raises InvalidRequestError, UnavailableError."""
+    before = daemon.fleet.override_of(model)
+    await _override(daemon, model, {**({} if before is None else before.values), **values}, model)
+
+
 def ask_unload(daemon: Daemon, model: ModelId) -> None:
     """Begin to unload the model, drop its overrides and return."""
     _drop(daemon, model)

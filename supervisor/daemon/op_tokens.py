@@ -160,7 +160,10 @@ def _check_signatures(
     signatures = token.get("signatures")
     if not isinstance(signatures, dict):
         raise RefusedError("it has no signatures, one for each signer")
-    wrong = [n for n in sorted(signers) if not _is_signed(signatures.get(n), op_token, keys(config.signer_keys[n]))]
+    own = {name: keys(config.signer_keys[name]) for name in sorted(signers)}
+    if len(set(own.values())) < len(own):
+        raise RefusedError("two of its signers have the same key")
+    wrong = [name for name, key in own.items() if not _is_signed(signatures.get(name), op_token, key)]
     if wrong:
         raise RefusedError(f"the signature of {_listed(wrong)} is wrong")
 
@@ -201,7 +204,7 @@ class OpTokens:
         try:
             nonce, good_until = await asyncio.to_thread(verify, token, config, operation, fields, now, read_key)
             await self._use(nonce, good_until, now)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("op_token.refused", operation=operation, reason=str(error))
             raise ForbiddenError("The operation token was refused.", code="op_token_refused", param=FIELD) from None
 

@@ -26,7 +26,7 @@ from supervisor.core.demand import Demand
 from supervisor.core.types import TicketId
 from supervisor.daemon.accounts import tokens_of
 from supervisor.daemon.answer_times import AnswerLog
-from supervisor.daemon.caching import MODE_HEADER, Salts
+from supervisor.daemon.caching import Salts
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import PRIORITY_HEADER, identify
@@ -345,9 +345,8 @@ def _ignored(target: Target) -> Headers:
 
 
 def _uncached(context: RequestContext, target: Target) -> Headers:
-    """Says that nothing kept was used, where the request wants that and its worker was told."""
-    is_none = context.cache is not None and context.cache.mode == "none"
-    return NOTHING_REUSED if is_none and MODE_HEADER not in target.ignored else []
+    """Says that nothing kept was used, where the request asks about that and its worker can't have done it."""
+    return [] if context.cache is None or target.reuses else NOTHING_REUSED
 
 
 async def _open(raw: Bytes, scope: Scope) -> Body:

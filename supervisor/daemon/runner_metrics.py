@@ -12,8 +12,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from runtimes.base import Estimate
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.daemon.requests import RequestContext
+from supervisor.daemon.status import ModelStatus
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -33,6 +35,7 @@ class RunnerMetrics(Collector):
         self._duration = FastHistogram(
             "vllm_inference_duration_seconds", "From a worker getting the request to the end.", _SECONDS, registry
         )
+        self._wait = FastHistogram("vllm_queue_wait_seconds", "From arrival to a turn on a worker.", _SECONDS, registry)
         self._prompts: dict[str, list[int]] = {}  # by model: tokens taken in, and those of them that were cached
         registry.register(self)
         daemon.requests.listeners.append(self.finished)
@@ -48,6 +51,7 @@ class RunnerMetrics(Collector):
         self._requests.add((name, label, "success" if is_success else "error"))
         if context.ticket is None:
             return
+        self._wait.observe(name, context.ticket.queued_s)
         self._duration.observe(name, context.ended_at - context.ticket.admitted)
         prompt = context.usage.prompt
         if prompt and (cached := outcome.cached_tokens()) is not None:
@@ -70,4 +74,28 @@ class RunnerMetrics(Collector):
             free_mib = device.totals.free_mib
             if free_mib is not None and (index := gpus.get(device.id)) is not None:
                 used.add_metric([str(index)], max(0, device.totals.total_mib - free_mib) * MIB)
-        yield from (rate, queue, used)
+        yield from (rate, queue, used, self._parts())
+
+    def _parts(self) -> GaugeMetricFamily:
+        """Of what is loaded and computed: a worker's weights and cache are known only from its model's files."""
+        about = "Memory of loaded models; weights and kv_cache as computed, other: what more was measured, or leased."
+        family = GaugeMetricFamily("vllm_model_memory_bytes", about, labels=["model", "part"])
+        for status in self._daemon.engine.models():
+            estimate = known_estimate(self._daemon, status)
+            if estimate is None:
+                continue
+            workers = len(status.replicas)
+            held_mib = status.lease_mib if status.measured_mib is None else status.measured_mib
+            weights, cache = estimate.weights_mib * workers, estimate.cache_mib * workers
+            other = max(0, (held_mib or 0) - weights - cache)
+            for part, mib in (("weights", weights), ("kv_cache", cache), ("other", other)):
+                family.add_metric([status.id, part], mib * MIB)
+        return family
+
+
+def known_estimate(daemon: Daemon, status: ModelStatus) -> Estimate | None:
+    """What was computed of a loaded model whose weights could be told apart; None of any other."""
+    if not status.answering or status.spec.remote or status.id not in daemon.catalog.models:
+        return None
+    estimate = daemon.fleet.effective(status.id).known_estimate
+    return estimate if estimate is not None and estimate.weights_mib else None

@@ -61,6 +61,7 @@ class Target:
     ladder: Ladder | None = None  # set iff a task was asked: who is asked next
     prefix: int | None = None  # of its conversation, where several replicas could answer
     ignored: Sequence[str] = ()  # fields and headers of the request that have no effect on it
+    reuses: bool = True  # may its worker use prompts that it keeps?
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,9 @@ class Targets:
         is_known = translation is not None or endpoint.meaning is not OTHER
         prefix = body.prefix() if model in self._with_replicas else None
         ignored = context.ignored
-        return Target(model, path, rewritten, translation, names, completion, is_known, ladder, prefix, ignored)
+        return Target(
+            model, path, rewritten, translation, names, completion, is_known, ladder, prefix, ignored, told.reuses
+        )
 
     def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
         """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""

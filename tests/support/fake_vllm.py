@@ -78,7 +78,7 @@ def serve(words: list[str]) -> int:
         def do_GET(self) -> None:
             if self.path == "/metrics":
                 self.send_response(200)
-                body = b'vllm:num_requests_running{model_name="model"} 0\n'
+                body = b'vllm:num_requests_running{model_name="model"} 0\nvllm:kv_cache_usage_perc{model_name="model"} 0.25\n'
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -92,6 +92,9 @@ def serve(words: list[str]) -> int:
                 return
             if self.path == "/v1/chat/completions" and json.loads(raw).get("model") not in names:
                 self.send_json(404, {"error": {"message": "no such model", "type": "NotFoundError", "code": 404}})
+                return
+            if self.path == "/v1/messages":
+                self.send_json(200, {"type": "message", "role": "assistant", "content": [], "received": json.loads(raw)})
                 return
             super().answer(raw)
 

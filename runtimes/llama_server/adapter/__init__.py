@@ -159,6 +159,11 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             "spec_type": {"type": "string", "enum": [*get_args(SpecType)]},
         }
 
+    def context_settings(self, config: LlamaServerConfig, tokens: int) -> Mapping[str, JsonValue]:
+        """The context of all slots together, unless they share it."""
+        config = size.complete(config)
+        return {"n_ctx": tokens * (1 if config.kv_unified else config.parallel or SLOTS)}
+
     def endpoints(self, config: LlamaServerConfig) -> frozenset[Endpoint]:
         """What llama.cpp serves in this mode, except its model management and what changes the worker for all clients."""
         kind = serves(config)

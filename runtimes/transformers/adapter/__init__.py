@@ -74,6 +74,10 @@ class TransformersAdapter(Adapter[TransformersConfig]):
         """From the model's files."""
         return KINDS[config.type].capabilities(config)
 
+    def context_settings(self, config: TransformersConfig, tokens: int) -> Mapping[str, JsonValue]:
+        """Each of the concurrent requests has it."""
+        return {"n_ctx": tokens} if "n_ctx" in KINDS[config.type].overridable_keys else {}
+
     def overridable(self, config: TransformersConfig) -> Mapping[str, Mapping[str, JsonValue]]:
         """Keys for memory and speed, never files."""
         return KINDS[config.type].overridable(config)

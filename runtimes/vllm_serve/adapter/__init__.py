@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -65,7 +65,7 @@ _TEXT = frozenset(
         "/v1/messages/count_tokens",
     )
 )
-_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 _SCORES = frozenset(Endpoint(path) for path in ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"))
 _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/v2/embed"), Endpoint("/pooling")})
 _CLASSES = frozenset({Endpoint("/classify"), Endpoint("/pooling")})
@@ -162,6 +162,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def sized(self, config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
         """`max_model_len` of models that generate text; the cache has room for one request of so many tokens."""
         return memory.sized(config, room) if kind(config) == "text" else (config, None)
+
+    def context_settings(self, config: VllmServeConfig, tokens: int) -> Mapping[str, JsonValue]:
+        """It has a key of its own."""
+        return {"max_model_len": tokens}
 
     def gpus(self, config: VllmServeConfig) -> int:
         """One for each process that shares the layers."""

@@ -17,9 +17,14 @@ from supervisor.cli.options import complete_public, config_option, json_option, 
 @click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=complete_public)
 @click.option("--dry-run", is_flag=True, help="Only show what would be fetched, and its size.")
 @click.option("--verify", is_flag=True, help="Hash the files that are there already once more.")
+@click.option(
+    "--watched", is_flag=True, hidden=True, help="For the daemon: tell the progress; end with standard input."
+)
 @config_option
 @json_option
-def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | None, as_json: bool) -> None:
+def pull(
+    models: tuple[str, ...], dry_run: bool, verify: bool, watched: bool, config: Path | None, as_json: bool
+) -> None:
     """Fetch the files of MODELs from the model hub, or of all models whose configuration names a source.
 
     Models with FP8 or MXFP4 weights also get the kernels that compute with them, in the builds that fit the runtime's
@@ -29,17 +34,20 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
     from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # as above
 
+    if watched:
+        pulling.end_with_stdin()
     wanted = pulling.downloads(configuration.required(config).read(check_files=False), models, verify=verify)
     if not wanted:
         click.echo("No model of the configuration names a source.", err=as_json)
     try:
         if not dry_run:
             pulling.make_room(wanted)
-            pulling.fetch(wanted, functools.partial(click.echo, err=True))
+            tell_amount = pulling.tell_amount if watched else None
+            pulling.fetch(wanted, functools.partial(click.echo, err=True), tell_amount)
     finally:
         if as_json:
             print_json([download.row() for download in wanted])
-        elif wanted:
+        elif wanted and not watched:
             output.show(*pulling.table_of(wanted))
     if any(download.problem for download in wanted):
         sys.exit(ExitCode.FAILED)

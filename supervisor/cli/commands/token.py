@@ -71,6 +71,8 @@ def _fields(said: Sequence[str]) -> dict[str, Any]:
         name, equals, value = each.partition("=")
         if not name or not equals:
             raise click.BadParameter(f"expected NAME=VALUE, got {each!r}", param_hint="--field")
+        if name in fields:
+            raise click.BadParameter(f"{name} is given twice", param_hint="--field")
         try:
             fields[name] = json.loads(value)
         except ValueError:

@@ -29,7 +29,6 @@ _SCOPES: Final = {
     "/v1/models/unload": "admin",
     "/v1/cache/flush": "admin",
 }
-_TASKS: Final = "/v1/models/load/"
 _COMMANDS: Final = frozenset({"/v1/models/load", "/v1/models/unload"})
 _FIRST: Final = ("code", "message")
 
@@ -41,7 +40,7 @@ class Runner(OpenAI):
 
     def owns(self, path: str) -> bool:
         """The fixed ones, and the tasks of loads."""
-        return path in _SCOPES or path.startswith(_TASKS)
+        return path in _SCOPES or (path.startswith(lifecycle.TASKS) and lifecycle.is_task(path))
 
     def is_spoken_by(self, scope: Scope) -> bool:
         """A model may be called `load`: `GET /v1/models/load` is OpenAI's."""

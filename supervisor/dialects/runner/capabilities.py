@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import socket
 import time
 from collections.abc import Iterable
@@ -13,12 +15,19 @@ from supervisor.core.types import WorkerState
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.health import trouble
 from supervisor.daemon.queue_view import queue_view
+from supervisor.daemon.runner_metrics import known_estimate
+from supervisor.daemon.scrape import metrics_of, ready_workers
 from supervisor.daemon.status import ModelStatus
 from supervisor.dialects.runner.models import context_of, memory_of, quantization_of
 from supervisor.io.distribution import version
 
 FRESH_S: Final = 5.0
 """For how long an answer is given again."""
+_CACHE_USE: Final = re.compile(
+    rb"^(?:vllm:kv_cache_usage_perc|llamacpp:kv_cache_usage_ratio)(?:\{[^}\n]*\})?[ \t]+([0-9.]+(?:e-?[0-9]+)?)\s*$",
+    re.MULTILINE,
+)
+"""What workers call it: between 0 and 1."""
 
 Json = dict[str, JsonValue]
 
@@ -36,17 +45,18 @@ class Descriptor:
         clock = self._daemon.engine.clock
         if clock() - self._made_at >= FRESH_S:
             await self._daemon.know_capabilities()
-            self._view, self._made_at = _described(self._daemon), clock()
+            used = await _cache_use(self._daemon)
+            self._view, self._made_at = _described(self._daemon, used), clock()
         return self._view
 
 
-def _described(daemon: Daemon) -> Json:
+def _described(daemon: Daemon, cache_used: float | None) -> Json:
     server = daemon.catalog.server
     return {
         "runnerType": server.runner_type or f"llmux-{version()}",
         "runnerId": server.runner_id or socket.gethostname(),
         "models": _models(daemon),
-        "resources": _resources(daemon),
+        "resources": _resources(daemon, cache_used),
         "queue": _queue(daemon),
         "capabilities": _abilities(daemon),
         "health": "healthy" if trouble(daemon) is None else "unhealthy",
@@ -81,7 +91,7 @@ def _loaded(daemon: Daemon, status: ModelStatus) -> Json:
     }
 
 
-def _resources(daemon: Daemon) -> Json:
+def _resources(daemon: Daemon, cache_used: float | None) -> Json:
     """Of the GPUs together; where there are none, of the memory that stands for one."""
     devices = daemon.sampler.devices()
     gpus = [device for device in devices if device.kind.accelerates]
@@ -95,9 +105,23 @@ def _resources(daemon: Daemon) -> Json:
         "gpuMemoryUsedMB": None if free is None else max(0, total - free),
         "gpuMemoryFreeMB": free,
         "gpuUtilization": None,
-        "kvCacheSizeMB": None,
-        "kvCacheUtilization": None,
+        "kvCacheSizeMB": _cache_mib(daemon),
+        "kvCacheUtilization": cache_used,
     }
+
+
+def _cache_mib(daemon: Daemon) -> int | None:
+    """Of all loaded models; None where that of one can't be computed."""
+    loaded = [status for status in daemon.engine.models() if status.answering and not status.spec.remote]
+    found = [(known_estimate(daemon, status), len(status.replicas)) for status in loaded]
+    return _sum(None if estimate is None else estimate.cache_mib * workers for estimate, workers in found)
+
+
+async def _cache_use(daemon: Daemon) -> float | None:
+    """The share of their caches that workers say is used; None where none says so."""
+    texts = await asyncio.gather(*(metrics_of(daemon, worker) for worker in ready_workers(daemon)))
+    shares = [float(share) for text in texts for share in _CACHE_USE.findall(text)]
+    return round(sum(shares) / len(shares), 3) if shares else None
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
@@ -123,7 +147,7 @@ def _abilities(daemon: Daemon) -> Json:
     return {
         "streaming": True,
         "prefixCaching": _any(None if cache is None else cache.is_kept for cache in caches),
-        "multiTenant": True,
+        "multiTenant": daemon.catalog.server.multi_tenant,
         "visionInput": _any(None if one is None else "image" in one.modalities for one in known),
         "audioInput": _any(None if one is None else "audio" in one.modalities for one in known),
         "functionCalling": _any(None if one is None else one.tools for one in known),

@@ -1,17 +1,22 @@
 """`/v1/models/load` and `/v1/models/unload`.
 
 A load is one of the daemon's load tasks (`supervisor.daemon.loads`), called `load-NUMBER`. Where a model needs none, because
-it is loaded or somebody else runs it, the task is the model itself: `model-ID`.
+it is loaded or somebody else runs it, the task is the model itself: `model-ID`. Where its files have to come first, and
+clients may have them fetched, it is `pull-NUMBER`, which goes on as the load that follows.
 
-What a request says about how to load a model is checked against its configuration, and refused where that differs: a
-client can't change how a model runs, but must not be told that it did. Where `server.governance` is configured,
+Of what a request says about how to load a model, the longest context becomes an override, which ends with an unload. The
+rest is checked against the configuration, and refused where that differs: a client must not be told that it changed what
+it didn't. Where `server.governance` is configured,
 `verifiedOpToken` must say who agreed to the request, besides the scope of its key. Every other field has no effect.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from pydantic import JsonValue
@@ -19,10 +24,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from supervisor.catalog.sources import is_missing
 from supervisor.core.types import DeviceId, ModelId, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.op_tokens import FIELD
+from supervisor.daemon.pulls import Pull
 from supervisor.dialects.runner.models import (
     context_of,
     is_same_quantization,
@@ -34,11 +41,20 @@ from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableErr
 from supervisor.proxy.parameters import json_object
 from supervisor.proxy.translation import ignored_header
 
-_LOAD: Final = "load-"
-_MODEL: Final = "model-"
+TASKS: Final = "/v1/models/load/"
+_LOAD, _PULL, _MODEL = "load-", "pull-", "model-"
+_TASK: Final = re.compile(rf"{TASKS}(?:(?:{_LOAD}|{_PULL})[^/]+|{_MODEL}.+)", re.DOTALL)
+_MOST: Final = (1 << 31) - 1
+_PULL_SHARE: Final = 0.9
+"""Of the progress of a task that fetches files first."""
 _STATES: Final[Mapping[str, str]] = {"waiting": "queued", "loading": "loading", "ready": "completed"}
 
 Json = dict[str, JsonValue]
+
+
+def is_task(path: str) -> bool:
+    """Is it the path of a task? Others below TASKS are those of models whose names begin with `load/`."""
+    return _TASK.fullmatch(path) is not None
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -50,36 +66,38 @@ def routes(daemon: Daemon) -> list[Route]:
         model = model_of(daemon, fields.pop("modelId", None), "modelId")
         await daemon.know_capabilities()
         _check(daemon, model, fields)
-        evicted = fields.pop("evictModel", None)
+        longest = _count(fields, "maxContextLength")
+        evicted, victim = fields.pop("evictModel", None), None
         if evicted is not None:
             victim = model_of(daemon, evicted, "evictModel")
             if victim == model:
                 raise InvalidRequestError('"evictModel" is the model to be loaded.', param="evictModel")
         await agree(daemon, "model-load", asked, fields)
-        if evicted is not None:
-            loading.ask_unload(daemon, victim)
+        if await _may_pull(daemon, model):
+            pull = daemon.pulls.begin(model, partial(_begin, daemon, model, longest, victim))
+            return answer(_of_pull(daemon, pull), fields, status=202)
+        begun = await _begin(daemon, model, longest, victim)
         status = daemon.engine.model(model)
-        if status is not None and status.answering and status.state is WorkerState.READY:
+        if begun is None and status is not None and status.answering and status.state is WorkerState.READY:
             return answer(_loaded(daemon, model), fields)
-        before = daemon.loads.last(model)
-        loading.ask_load(daemon, model)
-        load = daemon.loads.current(model) or daemon.loads.last(model)
-        if load is not None and before is not None and load["id"] == before["id"]:
-            load = None
-        started = _of_model(daemon, model) if load is None else _of_load(daemon, load)
+        started = _of_model(daemon, model) if begun is None else _of_load(daemon, daemon.loads.view(begun))
         return answer(started, fields, status=202)
 
-    async def task(request: Request) -> Response:
-        name: str = request.path_params["task"]
-        if name.startswith(_LOAD):
-            try:
-                return JSONResponse(_of_load(daemon, daemon.loads.view(name.removeprefix(_LOAD))))
-            except NotFoundError:
-                pass  # said below, in this API's terms
-        model = ModelId(name.removeprefix(_MODEL))
-        if name.startswith(_MODEL) and model in daemon.catalog.models:
-            return JSONResponse(_of_model(daemon, model))
-        raise NotFoundError(f"There is no load task {name[:100]!r}.", code="task_not_found")
+    async def load_task(request: Request) -> Response:
+        try:
+            return JSONResponse(_of_load(daemon, daemon.loads.view(request.path_params["number"])))
+        except NotFoundError:
+            raise _no_task(request) from None
+
+    async def pull_task(request: Request) -> Response:
+        if (pull := daemon.pulls.find(request.path_params["number"])) is None:
+            raise _no_task(request)
+        return JSONResponse(_of_pull(daemon, pull))
+
+    async def model_task(request: Request) -> Response:
+        if (model := request.path_params["name"]) not in daemon.catalog.models:
+            raise _no_task(request)
+        return JSONResponse(_of_model(daemon, ModelId(model)))
 
     async def unload(request: Request) -> Response:
         fields = await json_object(request, None)
@@ -88,13 +106,16 @@ def routes(daemon: Daemon) -> list[Route]:
         await agree(daemon, "model-unload", asked, fields)
         status = daemon.engine.model(model)
         had_worker = status is not None and status.has_worker and not status.spec.remote
+        daemon.pulls.cancel(model)
         freed = await unloaded(daemon, model)
         told: Json = {"modelId": model, "gpuMemoryFreedMB": freed, "kvCacheFlushed": had_worker}
         return answer(told, fields)
 
     return [
         Route("/v1/models/load", load, methods=["POST"]),
-        Route("/v1/models/load/{task:path}", task, methods=["GET"]),
+        Route(f"{TASKS}{_LOAD}{{number}}", load_task, methods=["GET"]),
+        Route(f"{TASKS}{_PULL}{{number}}", pull_task, methods=["GET"]),
+        Route(f"{TASKS}{_MODEL}{{name:path}}", model_task, methods=["GET"]),
         Route("/v1/models/unload", unload, methods=["POST"]),
     ]
 
@@ -146,10 +167,6 @@ def _check(daemon: Daemon, model: ModelId, fields: Json) -> None:
         known = quantization_of(configured)
         if known is None or not is_same_quantization(wanted, known):
             raise _refused("quantization", model, known)
-    if (longest := _count(fields, "maxContextLength")) is not None:
-        context = context_of(configured)
-        if context != longest:
-            raise _refused("maxContextLength", model, context)
     if (budget := _count(fields, "gpuMemoryBudgetMB")) is not None:
         if status is None or status.spec.remote:
             raise _refused("gpuMemoryBudgetMB", model, None)
@@ -162,6 +179,48 @@ def _check(daemon: Daemon, model: ModelId, fields: Json) -> None:
         need = max([*needs, memory_of(status) or 0])
         if need > budget:
             raise _refused("gpuMemoryBudgetMB", model, f"{need} MiB")
+
+
+async def _may_pull(daemon: Daemon, model: ModelId) -> bool:
+    """Are files of it missing that may be fetched?"""
+    server, configured, status = daemon.catalog.server, daemon.catalog.models[model], daemon.engine.model(model)
+    if not server.allow_pull or configured.config.source is None or (status is not None and status.has_worker):
+        return False
+    problems = await asyncio.to_thread(configured.adapter.check, configured.config, runtimes_dir=server.runtimes_dir)
+    return any(is_missing(configured.config, problem) for problem in problems)
+
+
+async def _begin(daemon: Daemon, model: ModelId, longest: int | None, victim: ModelId | None) -> str | None:
+    """Begin to load it; the number of the load. None: it needs none. Raises InvalidRequestError, UnavailableError."""
+    if model not in daemon.catalog.models:
+        raise UnavailableError(f"{model} was taken out of the configuration.")
+    await daemon.know_capabilities()
+    await _set_context(daemon, model, longest)
+    if victim is not None and victim in daemon.catalog.models:
+        loading.ask_unload(daemon, victim)
+    status = daemon.engine.model(model)
+    if status is not None and status.answering and status.state is WorkerState.READY:
+        return None
+    before = daemon.loads.last(model)
+    loading.ask_load(daemon, model)
+    load = daemon.loads.current(model) or daemon.loads.last(model)
+    is_new = load is not None and (before is None or load["id"] != before["id"])
+    return str(load["id"]) if load is not None and is_new else None
+
+
+async def _set_context(daemon: Daemon, model: ModelId, longest: int | None) -> None:
+    """Let a request of it have so many tokens. Raises InvalidRequestError where that can't be."""
+    configured = daemon.fleet.effective(model)
+    if longest is None or context_of(configured) == longest:
+        return
+    settings = configured.adapter.context_settings(configured.config, longest)
+    if not settings:
+        raise _refused("maxContextLength", model, context_of(configured))
+    try:
+        await loading.override(daemon, model, settings)
+    except InvalidRequestError as error:
+        message = f"{model} can't be loaded with maxContextLength {longest}: {error.message}"
+        raise InvalidRequestError(message, code=error.code, param="maxContextLength") from error
 
 
 def _refused(field: str, model: ModelId, known: object) -> InvalidRequestError:
@@ -177,12 +236,38 @@ def _count(fields: Json, name: str) -> int | None:
     value = fields.pop(name, None)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise InvalidRequestError(f'"{name}" must be a whole number above 0.', param=name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
+        raise InvalidRequestError(f'"{name}" must be a whole number from 1 to {_MOST}.', param=name)
     return value
 
 
 # ----------------------------------------------------------------------------------------------------------------- views
+
+
+def _no_task(request: Request) -> NotFoundError:
+    name = request.url.path.removeprefix(TASKS)
+    return NotFoundError(f"There is no load task {name[:100]!r}.", code="task_not_found")
+
+
+def _of_pull(daemon: Daemon, pull: Pull) -> Json:
+    """While its files come, and then as the load that it began."""
+    view: Json = {"taskId": f"{_PULL}{pull.id}", "modelId": pull.model}
+    if pull.state == "failed":
+        took_ms = None if pull.took_s is None else round(pull.took_s * 1000)
+        return view | {"status": "failed", "progress": 0.0, "eta": None, "error": pull.error, "loadTimeMs": took_ms}
+    if pull.state == "done":
+        of_load = _of_model(daemon, pull.model) if pull.load is None else _of_load(daemon, daemon.loads.view(pull.load))
+        share = of_load["progress"]
+        assert isinstance(share, int | float)
+        return of_load | view | {"progress": round(_PULL_SHARE + (1 - _PULL_SHARE) * share, 3)}
+    pulling: Json = {
+        "status": "queued" if pull.state == "queued" else "loading",
+        "progress": round(_PULL_SHARE * pull.share, 3),
+        "eta": pull.eta_s,
+        "bytesDone": pull.done_bytes,
+        "bytesTotal": pull.total_bytes,
+    }
+    return view | pulling
 
 
 def _of_load(daemon: Daemon, load: Json) -> Json:

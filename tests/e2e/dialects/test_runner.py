@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from supervisor.catalog.keys import Scope, new_key
@@ -189,6 +191,77 @@ class TestHealth:
             told = wait_until(lambda: (found := daemon.get("/health")).status_code == 503 and found)
             assert (told.json()["status"], told.json()["reason"]) == ("unhealthy", "all_models_failed")
             assert daemon.get("/livez").json() == {"status": "ok"}
+        finally:
+            daemon.stop()
+
+    @pytest.fixture
+    def started(self, tmp_path):
+        daemons = []
+
+        def start(models: dict[str, object], **limits: object) -> Daemon:
+            server = {"health": "runner"}
+            daemons.append(Daemon(tmp_path, {"models": models, "limits": limits, "server": server}))
+            return daemons[-1].start()
+
+        yield start
+        for daemon in daemons:
+            daemon.stop()
+
+    def test_a_queue_that_is_full(self, started):
+        daemon = started({"slow": fake("--start-delay", "600"), "other": fake()}, queue_total=1, queue_wait_s=60)
+        with daemon.client() as client, ThreadPoolExecutor() as threads:
+            body = {"model": "slow", "messages": [{"role": "user", "content": "Hello"}]}
+            waiting = threads.submit(client.post, "/v1/chat/completions", json=body)
+            told = wait_until(lambda: (found := daemon.get("/health")).status_code == 503 and found)
+            assert (told.json()["reason"], told.json()["queueDepth"]) == ("queue_full", 1)
+            assert daemon.get("/livez").status_code == 200, "a busy runner lives"
+            refused = daemon.chat("slow")
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            assert (refused.json()["error"]["code"], refused.json()["error"]["queueDepth"]) == ("queue_full", 1)
+            assert "avgWaitMs" in refused.json()["error"]
+            daemon.post("/v1/models/unload", json={"modelId": "slow"})
+            assert waiting.result().status_code == 503
+        wait_until(lambda: daemon.get("/health").status_code == 200, what="it is healthy again")
+
+    def test_a_device_out_of_memory(self, started):
+        words = ("--exit-code", "1", "--log-text", "torch.OutOfMemoryError: CUDA out of memory.")
+        daemon = started({"large": fake(*words), "other": fake()}, crash_limit=1)
+        load(daemon, "large")
+        told = wait_until(lambda: (found := daemon.get("/health")).status_code == 503 and found)
+        assert told.json()["reason"] == "gpu_oom"
+        assert daemon.get("/v1/health").status_code == 503
+        assert daemon.get("/livez").status_code == 200
+
+
+class TestSwitches:
+    """What the variables of other runners' containers switch."""
+
+    def test_of_a_whole_container(self, tmp_path):
+        env = {
+            "ENABLE_MULTI_TENANT": "false",
+            "ENABLE_METRICS": "false",
+            "MAX_QUEUE_DEPTH": "16",
+            "QUEUE_TIMEOUT_MS": "30000",
+            "DEFAULT_RATE_LIMIT": "2req/min",
+            "LOG_LEVEL": "DEBUG",
+            "LOG_FORMAT": "json",
+            "HF_HOME": "/models/cache",
+            "CUDA_VISIBLE_DEVICES": "0",
+            "VLLM_MAX_MODEL_LEN": "32768",
+            "VLLM_GPU_MEMORY_UTILIZATION": "0.9",
+            "VLLM_ENABLE_PREFIX_CACHING": "true",
+        }
+        daemon = Daemon(tmp_path, {"models": {"one": fake()}}, env=env).start()
+        try:
+            found = daemon.get("/v1/capabilities").json()
+            assert (found["capabilities"]["multiTenant"], found["queue"]["maxDepth"]) == (False, 16)
+            assert found["resources"]["gpuIds"] == [], "the file's devices count more"
+            assert daemon.get("/metrics").status_code == 404
+            tenants = ({"x-tenant-id": name} for name in "abc")
+            body = {"model": "one", "messages": [{"role": "user", "content": "Hello"}]}
+            told = [daemon.post("/v1/chat/completions", json=body, headers=each).status_code for each in tenants]
+            assert told == [200, 200, 429], "they are one client"
         finally:
             daemon.stop()
 

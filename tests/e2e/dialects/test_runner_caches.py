@@ -182,6 +182,21 @@ class TestFlush:
         flush(daemon, scope="tag", tag="session-9", modelId="vllm")
         assert salt(daemon, tagged) not in {before, None}
 
+    def test_holds_for_messages_too(self, daemon):
+        """vLLM's own /v1/messages takes a salt as well."""
+
+        def said(headers: dict[str, str] | None = None) -> str | None:
+            body = {"model": "vllm", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+            told = daemon.post("/v1/messages", json=body, headers=headers or {})
+            assert told.status_code == 200, told.text
+            assert "x-llmux-ignored" not in told.headers
+            return told.json()["received"].get("cache_salt")
+
+        tagged = {"X-Cache-Tag": "session-m"}
+        before = said(tagged)
+        flush(daemon, scope="tag", tag="session-m")
+        assert said(tagged) not in {before, None}
+
     def test_all(self, daemon):
         for model in ("vllm", "slots"):
             chat(daemon, model)
@@ -215,6 +230,20 @@ class TestFlush:
         assert (told.status_code, told.json()["error"]["param"]) == (400, param)
 
 
+class TestCapabilities:
+    """How large the workers' caches are, and how full."""
+
+    def test_caches(self, daemon):
+        chat(daemon, "vllm")
+
+        def found() -> dict[str, object] | None:
+            told = daemon.get("/v1/capabilities").json()["resources"]
+            return told if told["kvCacheUtilization"] is not None else None
+
+        told = wait_until(found, what="vLLM's share is told")
+        assert told["kvCacheUtilization"] == 0.25
+
+
 class TestMetrics:
     """The names that a runner's clients look for."""
 
@@ -228,6 +257,9 @@ class TestMetrics:
         text = wait_until(found, what="the request is counted")
         assert 'vllm_requests_total{model="llama",status="success",tenant="' in text
         assert "\nvllm_queue_depth 0.0\n" in text
+        assert 'vllm_queue_wait_seconds_count{model="llama"}' in text
+        for part in ("weights", "kv_cache", "other"):
+            assert f'vllm_model_memory_bytes{{model="llama",part="{part}"}}' in text
         assert "# TYPE vllm_gpu_memory_used gauge" in text
         assert 'vllm_inference_duration_seconds_bucket{le="0.5",model="llama"}' in text
         assert 'vllm_inference_duration_seconds_count{model="llama"}' in text

@@ -1,16 +1,12 @@
-"""Limits of clients and keys: how rates are written, which variables set them, and what comes before what."""
+"""Limits of clients and keys: how rates are written, and what comes before what."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from supervisor.catalog.document import plain
 from supervisor.catalog.keys import load_keys
-from supervisor.catalog.limited import rate_of, read_variables
+from supervisor.catalog.limited import rate_of
 from supervisor.core.limits import NO_LIMITS, Rate, TenantLimits
-from supervisor.errors import ConfigError
 
 
 class TestRates:
@@ -41,66 +37,6 @@ class TestRates:
     @pytest.mark.parametrize("text", ["5/s", "100/min", "1000/h"])
     def test_as_they_are_shown(self, text):
         assert str(rate_of(text)) == text
-
-
-class TestVariables:
-    """The names that other runners have, taken as they stand there."""
-
-    def read(self, **variables: str):
-        return read_variables({name.replace("__", "-"): value for name, value in variables.items()}, Path("/"))
-
-    def test_all_of_them(self):
-        root, problems = self.read(
-            MAX_QUEUE_DEPTH="16",
-            QUEUE_TIMEOUT_MS="1500",
-            DEFAULT_RATE_LIMIT="100req/min",
-            TENANT_RATE_LIMIT_community__x="7req/min",
-            TENANT_RATE_LIMIT_Community="8/s",
-            TENANT_RATE_LIMITER="9",
-            MAX_QUEUE_DEPTHS="17",
-        )
-        assert problems == []
-        assert plain(root) == {
-            "limits": {"queue_total": 16, "queue_wait_s": 1.5},
-            "clients": {
-                "default": {"request_rate": "100req/min"},
-                "Community": {"request_rate": "8/s"},
-                "community-x": {"request_rate": "7req/min"},
-            },
-        }
-
-    def test_of_two_for_everybody_the_tenants_own_counts(self):
-        root, _ = self.read(DEFAULT_RATE_LIMIT="100req/min", TENANT_RATE_LIMIT_default="50req/min")
-        assert plain(root) == {"clients": {"default": {"request_rate": "50req/min"}}}
-
-    def test_an_empty_one_says_nothing(self):
-        assert plain(self.read(MAX_QUEUE_DEPTH="", TENANT_RATE_LIMIT_x=" ", QUEUE_TIMEOUT_MS="")[0]) == {}
-
-    def test_a_time_that_is_none(self):
-        root, (problem,) = self.read(QUEUE_TIMEOUT_MS="soon")
-        assert plain(root) == {}
-        assert str(problem) == "QUEUE_TIMEOUT_MS: expected a whole number of milliseconds, got 'soon'"
-
-    def test_mistakes_name_their_variable(self, folder, monkeypatch):
-        monkeypatch.setenv("MAX_QUEUE_DEPTH", "0")
-        monkeypatch.setenv("TENANT_RATE_LIMIT_x", "lots")
-        with pytest.raises(ConfigError) as caught:
-            folder.load("models: {}")
-        first, second = sorted(caught.value.problems)
-        assert first.startswith("MAX_QUEUE_DEPTH limits.queue_total: expected at least 1")
-        assert second.startswith("TENANT_RATE_LIMIT_x clients.x.request_rate: ")
-        assert "100/min, 5/s or 1000/h" in second
-
-    def test_they_come_after_the_files_and_before_ours(self, folder, monkeypatch):
-        monkeypatch.setenv("MAX_QUEUE_DEPTH", "16")
-        monkeypatch.setenv("QUEUE_TIMEOUT_MS", "2000")
-        monkeypatch.setenv("LLMUX_LIMITS__QUEUE_TOTAL", "17")
-        monkeypatch.setenv("TENANT_RATE_LIMIT_x", "2/s")
-        text = "limits: {queue_total: 15, queue_wait_s: 1}\nclients: {x: {request_rate: 1/s, concurrency: 3}}"
-        catalog = folder.load(text)
-        assert (catalog.limits.queue_total, catalog.limits.queue_wait_s) == (17, 2.0)
-        assert catalog.client("x").tenant_limits == TenantLimits(Rate(2, 1.0), None, 3)
-        assert str(catalog.origin("clients", "x", "request_rate")).startswith("TENANT_RATE_LIMIT_x")
 
 
 class TestClients:

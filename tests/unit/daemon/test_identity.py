@@ -14,11 +14,12 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy.body import Body
 from supervisor.proxy.json_body import JsonBody, open_object
 
-CATALOG = SimpleNamespace(client=lambda _: ClientConfig())
+SERVER = SimpleNamespace(multi_tenant=True)
+CATALOG = SimpleNamespace(client=lambda _: ClientConfig(), server=SERVER)
 
 
 def catalog(**clients):
-    return SimpleNamespace(client=lambda name: ClientConfig(**clients.get(name, {})))
+    return SimpleNamespace(client=lambda name: ClientConfig(**clients.get(name, {})), server=SERVER)
 
 
 def key(**fields):
@@ -100,6 +101,11 @@ class TestTenant:
         assert who(*self.SAID, its_key=gateway).demand.tenant == "them"
         assert who([], self.SAID[1], its_key=gateway).demand.tenant == "others"
         assert who([(b"x-tenant-id", b" ")], '{"x_client_id": " "}', its_key=gateway).demand.tenant == "gateway"
+
+    def test_where_nobody_may_name_any(self):
+        alone = SimpleNamespace(client=CATALOG.client, server=SimpleNamespace(multi_tenant=False))
+        assert who(*self.SAID, known=alone).demand.tenant == ""
+        assert who(*self.SAID, its_key=key(for_others=True, tenant="gateway"), known=alone).demand.tenant == "gateway"
 
     def test_without_keys(self):
         assert [who(*self.SAID).demand.tenant, who([], self.SAID[1]).demand.tenant] == ["them", "others"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from supervisor.catalog.governance import GovernanceConfig
-from supervisor.daemon.op_tokens import VALID_S, OpTokens, RefusedError, begin, packed, signed, verify
+from supervisor.daemon.op_tokens import VALID_S, OpTokens, RefusedError, begin, packed, sign, signed, verify
 from supervisor.errors import ForbiddenError
 from supervisor.io.store import Store
 
@@ -115,6 +115,12 @@ class TestRefused:
         token = signed(signed(token, key("ann"), "ann"), key("ann"), "bob")
         assert refusal(token, EACH) == "the signature of 'bob' is wrong"
 
+    def test_keys_of_two_signers_that_are_the_same(self):
+        token = begin("model-load", FIELDS, ["ann", "bob"], NOW)
+        token = {**token, "signatures": dict.fromkeys(("ann", "bob"), sign(token["opToken"], b"one key for both"))}
+        with pytest.raises(RefusedError, match="the same key"):
+            verify(token, EACH, "model-load", FIELDS, NOW, lambda _: b"one key for both")
+
     def test_the_shared_key_is_no_signers_key(self):
         assert refusal(shared(), EACH) == "it has no signatures, one for each signer"
 
@@ -205,5 +211,28 @@ class TestOnce:
         config.key_file.unlink()
         assert "No such file" in await refused(OpTokens(), config, token)
 
+    async def test_a_token_nested_too_deeply_is_refused_not_a_bug(self, config):
+        deep = {}
+        for _ in range(5000):
+            deep = {"a": deep}
+        assert await refused(OpTokens(), config, {"opToken": {"signers": ["ann"], "x": deep}, "signature": "00"})
+
     async def test_without_governance_everything_is(self):
         await OpTokens().check(None, None, "model-unload", {}, NOW)
+
+
+class TestConfiguration:
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            ({"required": 2, "signers": ("ann",)}, "there are 1 signers"),
+            ({"signer_keys": {"ann": Path("a"), "bob": Path("a")}}, "the same file"),
+            ({"signer_keys": {"ann": Path("a")}, "signers": ("bob",)}, "different signers"),
+        ],
+    )
+    def test_that_promises_less_than_it_says(self, keys, said):
+        with pytest.raises(ValueError, match=said):
+            GovernanceConfig(**keys)
+
+    def test_the_default_key(self):
+        assert GovernanceConfig().key_file == Path("/etc/safebox/model-api.key")
