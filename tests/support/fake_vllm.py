@@ -94,7 +94,9 @@ def serve(words: list[str]) -> int:
                 self.send_json(404, {"error": {"message": "no such model", "type": "NotFoundError", "code": 404}})
                 return
             if self.path == "/v1/messages":
-                self.send_json(200, {"type": "message", "role": "assistant", "content": [], "received": json.loads(raw)})
+                self.send_json(
+                    200, {"type": "message", "role": "assistant", "content": [], "received": json.loads(raw)}
+                )
                 return
             super().answer(raw)
 

@@ -22,11 +22,13 @@ from starlette.routing import Route
 from supervisor import catalog
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import ModelId
+from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.status import ModelStatus
 from supervisor.dialects import chat
 from supervisor.dialects.model_status import status
-from supervisor.dialects.ollama.answers import LINES, timestamp
+from supervisor.dialects.ollama import pulls
+from supervisor.dialects.ollama.answers import timestamp
 from supervisor.dialects.openai import LATEST
 from supervisor.errors import InvalidRequestError, LlmuxError
 from supervisor.proxy.parameters import json_object
@@ -108,17 +110,18 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
         """Of a model that is there already, Ollama fetches nothing either."""
         fields = await json_object(request, None)
         name = _name_in(fields)
+        is_stream = fields.get("stream") is not False
         row = daemon.catalog.route(model_name(name, _is_known))
+        if row is not None and await loading.may_pull(daemon, row.model.id):
+            return await pulls.pulled(daemon, row.model.id, is_stream=is_stream)
         size = 0 if row is None else (await asyncio.to_thread(_sizes, [row.model]))[row.model.id]
         if row is None or (row.model.config.source is not None and not size):
             raise NotOfferedError(
-                f"llmux fetches no model for clients, so not {name[:200]!r}: its operator adds one with `llmux add`, and "
-                "gets the files of those in its configuration with `llmux pull`.",
+                f"llmux fetches no model for clients that isn't in its configuration, and only where server.allow_pull is on, "
+                f"so not {name[:200]!r}: its operator adds one with `llmux add`, and gets its files with `llmux pull`.",
                 param="model",
             )
-        if fields.get("stream") is False:
-            return JSONResponse({"status": "success"})
-        return Response(b'{"status":"success"}\n', media_type=LINES.decode())
+        return pulls.there(is_stream=is_stream)
 
     async def refused(request: Request) -> Response:
         raise NotOfferedError(
