@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from supervisor.catalog.keys import Scope, new_key
-from tests.support.daemon import Daemon, fake
+from tests.support.daemon import Daemon, fake, running
 from tests.support.limits import LIMIT_S
 from tests.support.ports import quiet_ports
 
@@ -112,6 +112,11 @@ class TestStart:
         assert f"Can't listen on 127.0.0.1:{port} (server.metrics_port): Address already in use" in log
         assert "Choose another port with server.metrics_port" in log
         assert "READY" not in log
+
+    def test_the_variable_of_other_runners(self, tmp_path):
+        port = quiet_ports()
+        with running(tmp_path, {"models": {"a": fake()}}, env={"METRICS_PORT": str(port)}):
+            assert "llmux_" in ask(port, "/metrics").text
 
     def test_without_keys_only_this_machine_may_reach_them(self, tmp_path):
         server = {"host": "0.0.0.0", "ollama_port": quiet_ports()}
