@@ -19,7 +19,7 @@ from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.catalog.folders import models_dir, runtimes_dir, state_dir
 from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
-from supervisor.catalog.listeners import ListenersConfig
+from supervisor.catalog.listeners import ListenersConfig, Port
 from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.order import OrderConfig
 from supervisor.catalog.response_limits import ResponsesConfig
@@ -35,7 +35,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
-Port = Annotated[int, Field(ge=1, le=65535)]
 Priority = Literal["high", "normal", "low"] | Annotated[int, Field(ge=MOST_URGENT, le=LEAST_URGENT)]
 """How urgent a request is, lower is more; `core.demand.priority_of` makes a number of it."""
 TENANT_LIMIT: Final = 64
@@ -122,8 +121,12 @@ class ServerConfig(RunnerConfig, ListenersConfig, Section):
             raise ValueError(
                 f"worker_port_first {self.worker_port_first} lies above worker_port_last {self.worker_port_last}"
             )
-        if self.worker_port_first <= self.port <= self.worker_port_last:
-            raise ValueError(f"port {self.port} lies among the workers' own")
+        keys: dict[int, str] = {}
+        for key, port in {"port": self.port, **self.extra_ports}.items():
+            if self.worker_port_first <= port <= self.worker_port_last:
+                raise ValueError(f"{key} {port} lies among the workers' own")
+            if keys.setdefault(port, key) != key:
+                raise ValueError(f"{key} {port} is {keys[port]} already")
         return self
 
 

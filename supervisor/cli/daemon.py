@@ -29,7 +29,7 @@ from supervisor.cli.own_process import (
     signals_end,
 )
 from supervisor.cli.see_out import see_out
-from supervisor.cli.server import check_exposure, make_server, open_listener, take_given
+from supervisor.cli.server import Listeners, listeners_of, make_server, open_listeners, reached_at, take_given
 from supervisor.cli.sizes import named
 from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import Configured, UnloadAsked
@@ -105,9 +105,16 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
         given = take_given()
-        with contextlib.closing(open_listener(given.listener, catalog.server, keyring)) as listener, signals_end():
+        with contextlib.closing(open_listeners(given.listeners, catalog.server, keyring)) as listeners, signals_end():
             serving = serve(
-                configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans), parked=given.parked
+                configuration,
+                catalog,
+                keyring,
+                lock,
+                listeners,
+                on_listening,
+                orphans=len(orphans),
+                parked=given.parked,
             )
             uvloop.run(serving)
 
@@ -117,13 +124,13 @@ async def serve(
     catalog: Catalog,
     keyring: Keyring,
     lock: InstanceLock,
-    listener: socket.socket,
+    listeners: Listeners,
     on_listening: OnListening,
     *,
     orphans: int = 0,
     parked: Sequence[notify.Parked] = (),
 ) -> None:
-    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before.
+    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and sockets are seen to before.
 
     `parked`: requests that another daemon of this unit left to us.
     """
@@ -134,9 +141,9 @@ async def serve(
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores)
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
-        holdings = _holdings(catalog, lock, listener, launcher, stores)
+        holdings = _holdings(catalog, lock, listeners, launcher, stores)
         resuming = [asyncio.create_task(resume(left, *holdings.answers_at)) for left in parked]
-        await _run(configuration, daemon, holdings, listener, on_listening)
+        await _run(configuration, daemon, holdings, listeners, on_listening)
         for task in resuming:
             task.cancel()
 
@@ -161,7 +168,7 @@ async def take_over(
             for store in stores:
                 if store.trouble is not None:
                     raise TakeoverError(f"{store.path} can't be used: {store.trouble}")
-            check_exposure(inherited.listener, keyring)
+            listeners = listeners_of(inherited.listener, inherited.extra, catalog.server, keyring)
             takeover.check(device.spec for device in opened.devices)
             daemon, launcher, configured = await _assemble(catalog, keyring, inherited.lock.instance, opened, stores)
         except LlmuxError as error:
@@ -170,8 +177,8 @@ async def take_over(
         await takeover.prepared()
         own_stderr()
         takeover.adopt(daemon, launcher, configured)
-        holdings = _holdings(catalog, inherited.lock, inherited.listener, launcher, stores)
-        await _run(configuration, daemon, holdings, inherited.listener, on_listening, takeover)
+        holdings = _holdings(catalog, inherited.lock, listeners, launcher, stores)
+        await _run(configuration, daemon, holdings, listeners, on_listening, takeover)
 
 
 def _cancel_on_signals() -> None:
@@ -206,26 +213,27 @@ async def _open_stores(catalog: Catalog) -> tuple[Footprints, Store]:
 def _holdings(
     catalog: Catalog,
     lock: InstanceLock,
-    listener: socket.socket,
+    listeners: Listeners,
     launcher: LocalLauncher,
     stores: tuple[Store, ...],
 ) -> Holdings:
-    answers_at = reached_at(listener)[0], listener.getsockname()[1]
+    answers_at = reached_at(listeners.main)[0], listeners.main.getsockname()[1]
     address = catalog.server.host, catalog.server.port
-    return Holdings(address, listener.fileno(), lock, launcher, stores, answers_at)
+    descriptors = tuple(listener.fileno() for listener in listeners.all)
+    return Holdings(address, descriptors, lock, launcher, stores, answers_at)
 
 
 async def _run(
     configuration: Configuration,
     daemon: Daemon,
     holdings: Holdings,
-    listener: socket.socket,
+    listeners: Listeners,
     on_listening: OnListening,
     takeover: Takeover | None = None,
 ) -> None:
     with contextlib.ExitStack() as offering:
-        daemon.local_key = _offer(offering, listener)
-        await _serve(configuration, daemon, holdings, listener, on_listening, takeover)
+        daemon.local_key = _offer(offering, listeners.main)
+        await _serve(configuration, daemon, holdings, listeners, on_listening, takeover)
 
 
 def _offer(offering: contextlib.ExitStack, listener: socket.socket) -> Key | None:
@@ -251,29 +259,20 @@ async def _serve(
     configuration: Configuration,
     daemon: Daemon,
     holdings: Holdings,
-    listener: socket.socket,
+    listeners: Listeners,
     on_listening: OnListening,
     takeover: Takeover | None,
 ) -> None:
     daemon.metrics.dropped_lines = dropped_lines
     daemon.partners.restore(holdings.stores[1])
-    reloader = Reloader(daemon, configuration, listener.getsockname()[0])
+    reloader = Reloader(daemon, configuration, *(listener.getsockname()[0] for listener in listeners.all))
     daemon.pulls.open(configuration, reloader.reload)
     handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
-    application = Application(daemon, reloader, handover)
+    application = Application(daemon, reloader, handover, listeners.ports)
     url, keys = url_of(*holdings.answers_at), len(daemon.keyring.keys)
     on_listening(url, keys)
-    log.info("daemon.listening", url=url, keys=keys)
-    await _until_stopped(daemon, application, reloader, listener, handover, takeover)
-
-
-def reached_at(listener: socket.socket) -> tuple[str, ...]:
-    """Where this machine reaches it, the most usual first: what listens everywhere listens on loopback too."""
-    host: str = listener.getsockname()[0]
-    if host == "::":
-        is_alone = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
-        return ("::1",) if is_alone else ("127.0.0.1", "::1")
-    return ("127.0.0.1",) if host == "0.0.0.0" else (host,)
+    log.info("daemon.listening", url=url, keys=keys, **daemon.catalog.server.extra_ports)
+    await _until_stopped(daemon, application, reloader, listeners, handover, takeover)
 
 
 async def _sized(catalog: Catalog, opened: Opened) -> Catalog:
@@ -335,7 +334,7 @@ async def _until_stopped(
     daemon: Daemon,
     application: Application,
     reloader: Reloader,
-    listener: socket.socket,
+    listeners: Listeners,
     handover: Handover,
     takeover: Takeover | None,
 ) -> None:
@@ -346,7 +345,7 @@ async def _until_stopped(
     on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
     engine.start()
     settle_garbage_collector()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=listeners.all))
     if takeover is not None:
         await asyncio.wait({serving, asyncio.create_task(server.up.wait())}, return_when=asyncio.FIRST_COMPLETED)
         await takeover.serves(daemon)

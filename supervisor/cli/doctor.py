@@ -203,15 +203,16 @@ def _programs() -> Iterator[Check]:
 
 
 def _ports(server: ServerConfig) -> Iterator[Check]:
-    url = url_of(server.host, server.port)
-    if server.port == 0 or can_bind(server.host, server.port):
-        yield Check("port", "ok", f"{server.host}:{server.port} is free")
-    elif session.is_daemon(Client(url)):
-        yield Check("port", "ok", f"llmux is running at {url}")
-    else:
-        holder = who_listens(server.port) or "another program, or is not an address of this machine"
-        message = f"{server.host}:{server.port} is taken by {holder}"
-        yield Check("port", "fail", message, "end that program, or set server.host and server.port")
+    for key, port in {"port": server.port, **server.extra_ports}.items():
+        url, name = url_of(server.host, port), key.replace("_", " ")
+        if port == 0 or can_bind(server.host, port):
+            yield Check(name, "ok", f"{server.host}:{port} is free")
+        elif session.is_daemon(Client(url)):
+            yield Check(name, "ok", f"llmux is running at {url}")
+        else:
+            holder = who_listens(port) or "another program, or is not an address of this machine"
+            message = f"{server.host}:{port} is taken by {holder}"
+            yield Check(name, "fail", message, f"end that program, or set server.host and server.{key}")
     first, last = server.worker_port_first, server.worker_port_last
     free, count = sum(can_bind("127.0.0.1", port) for port in range(first, last + 1)), last - first + 1
     fix = "set server.worker_port_first and server.worker_port_last"

@@ -1,4 +1,4 @@
-"""The socket that the daemon listens on, and the HTTP server behind it."""
+"""The sockets that the daemon listens on, and the HTTP server behind them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import uvicorn
 
@@ -21,6 +22,8 @@ from supervisor.io.ports import who_listens
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections: whoever closes first must not be us, while they send
+
+SOCKET_HINT = "`llmux service install --socket HOST:PORT` writes one."
 
 
 class CannotListenError(LlmuxError):
@@ -69,45 +72,100 @@ def take_given() -> notify.Given:
     try:
         return notify.given()
     except ValueError as error:
-        raise ConfigError((f"{error} `llmux service install --socket HOST:PORT` writes one.",)) from error
+        raise ConfigError((f"{error} {SOCKET_HINT}",)) from error
 
 
-def open_listener(given: socket.socket | None, server: ServerConfig, keyring: Keyring) -> socket.socket:
-    """The listening socket: systemd's, if it gave one, or our own.
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The listening sockets: the main one, and those of extra ports by the key of `server` that names the port."""
 
-    Raises CannotListenError with what to do, ConfigError when others could reach it and there are no keys.
+    main: socket.socket
+    extra: dict[str, socket.socket]
+
+    @property
+    def all(self) -> list[socket.socket]:
+        """The main one first."""
+        return [self.main, *self.extra.values()]
+
+    @property
+    def ports(self) -> dict[int, str]:
+        """The extra ports, and the keys that name them."""
+        return {listener.getsockname()[1]: key for key, listener in self.extra.items()}
+
+    def close(self) -> None:
+        """Harmless when repeated."""
+        for listener in self.all:
+            listener.close()
+
+
+def open_listeners(given: Sequence[socket.socket], server: ServerConfig, keyring: Keyring) -> Listeners:
+    """The listening sockets: those that systemd gave, the extra ones by their ports, and our own for what it didn't.
+
+    Raises CannotListenError with what to do; ConfigError for a socket that nothing says what to do with, and when others
+    could reach one and there are no keys. Then all are closed.
     """
-    listener = given or listen(server)
-    try:
-        check_exposure(listener, keyring)
-    except ConfigError:
+    ports = server.extra_ports.values()
+    spare = {port: listener for listener in given if (port := listener.getsockname()[1]) in ports}
+    main = [listener for listener in given if listener not in spare.values()]
+    if len(main) > 1:
+        for listener in given:
+            listener.close()
+        message = (
+            f"systemd gave {len(given)} sockets, and llmux serves one, besides those of server.ollama_port and "
+            f"server.metrics_port: leave one ListenStream= in the unit. {SOCKET_HINT}"
+        )
+        raise ConfigError((message,))
+    return listeners_of(main[0] if main else None, spare.values(), server, keyring)
+
+
+def listeners_of(
+    main: socket.socket | None, spare: Iterable[socket.socket], server: ServerConfig, keyring: Keyring
+) -> Listeners:
+    """These sockets, and our own for what they don't have; of `spare`, what has no extra port is closed. Raises as `open_listeners`."""
+    with contextlib.ExitStack() as opened:
+        by_port = {listener.getsockname()[1]: opened.enter_context(listener) for listener in spare}
+        main = opened.enter_context(main or listen(server.host, server.port))
+        extra = {
+            key: by_port.pop(port)
+            if port in by_port
+            else opened.enter_context(listen(server.host, port, f"server.{key}"))
+            for key, port in server.extra_ports.items()
+        }
+        listeners = Listeners(main, extra)
+        for listener in listeners.all:
+            refused = refuse_exposed(listener.getsockname()[0], keyring, "the address of the socket to listen on")
+            if refused is not None:
+                raise ConfigError((refused,))
+        opened.pop_all()
+    for listener in by_port.values():
         listener.close()
-        raise
-    return listener
+    return listeners
 
 
-def check_exposure(listener: socket.socket, keyring: Keyring) -> None:
-    """Whoever opened it: without keys only this machine may reach it. Raises ConfigError."""
-    refused = refuse_exposed(listener.getsockname()[0], keyring, "the address of the socket to listen on")
-    if refused is not None:
-        raise ConfigError((refused,))
+def reached_at(listener: socket.socket) -> tuple[str, ...]:
+    """Where this machine reaches it, the most usual first: what listens everywhere listens on loopback too."""
+    host: str = listener.getsockname()[0]
+    if host == "::":
+        is_alone = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        return ("::1",) if is_alone else ("127.0.0.1", "::1")
+    return ("127.0.0.1",) if host == "0.0.0.0" else (host,)
 
 
-def listen(server: ServerConfig) -> socket.socket:
-    """The bound, listening socket. Raises CannotListenError with what to do."""
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+def listen(host: str, port: int, key: str | None = None) -> socket.socket:
+    """The bound, listening socket. `key` says where an extra port comes from. Raises CannotListenError with what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((server.host, server.port))
+        listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        holder = who_listens(server.port) if error.errno == errno.EADDRINUSE else None
+        holder = who_listens(port) if error.errno == errno.EADDRINUSE else None
         raise CannotListenError(
-            f"Can't listen on {server.host}:{server.port}: {os.strerror(error.errno or 0)}"
+            f"Can't listen on {host}:{port}{f' ({key})' if key else ''}: {os.strerror(error.errno or 0)}"
             f"{f' by {holder}' if holder is not None else ''}. "
-            f"Choose another port with --port, or end what uses this one."
+            f"Choose another port with {key or '--port'}, or end what uses this one."
         ) from error
     listener.set_inheritable(False)
     return listener

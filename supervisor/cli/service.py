@@ -23,7 +23,8 @@ from supervisor.io import files
 UNIT: Final = "llmux.service"
 SOCKET: Final = "llmux.socket"
 PROGRAM: Final = "%h/.local/bin/llmux"
-ADDRESS: Final = "127.0.0.1:8081"
+ADDRESS: Final = "127.0.0.1"
+PORT: Final = 8081
 UNITS: Final = Path(__file__).parent / "systemd"
 STOP_S: Final = 3600.0  # running requests may take their time; systemd has a limit of its own
 Echo = Callable[[str], None]
@@ -42,9 +43,11 @@ def service_unit(program: str = PROGRAM, arguments: tuple[str, ...] = ()) -> str
     return text.replace(f"{PROGRAM} reload", f"{_quoted(program)} reload")
 
 
-def socket_unit(host: str = "127.0.0.1", port: int = 8081) -> str:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return (UNITS / SOCKET).read_text(encoding="utf-8").replace(ADDRESS, address)
+def socket_unit(host: str = ADDRESS, *ports: int) -> str:
+    """The unit file of the socket; without `ports`, for the usual one."""
+    name = f"[{host}]" if ":" in host else host
+    listening = "\n".join(f"ListenStream={name}:{port}" for port in ports or (PORT,))
+    return (UNITS / SOCKET).read_text(encoding="utf-8").replace(f"ListenStream={ADDRESS}:{PORT}", listening)
 
 
 def _quoted(word: str) -> str:
@@ -92,7 +95,8 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
     unit, arguments = folder() / UNIT, ("--config", _literal(str(base)))
     changed = _write(unit, service_unit(_literal(program()), arguments), echo)
     if address is not None:
-        changed |= _write(folder() / SOCKET, socket_unit(*address), echo)
+        extra = configuration.server().extra_ports.values()
+        changed |= _write(folder() / SOCKET, socket_unit(*address, *extra), echo)
     wanted = SOCKET if address is not None else UNIT
     enable = ["enable", *(["--now"] if start else []), wanted]
     if not _reachable():

@@ -47,6 +47,7 @@ class Inheritance:
     pins: Mapping[ModelId, bool]
     dismissed: Sequence[ModelId]
     overrides: Mapping[ModelId, Mapping[str, JsonValue]]
+    extra: Sequence[socket.socket] = ()  # of extra ports
     workers: dict[WorkerKey, InheritedWorker] = field(default_factory=dict)
 
 
@@ -98,20 +99,26 @@ class InheritedWorker:
 def general_message(
     pins: Mapping[ModelId, bool], dismissed: Sequence[ModelId], overrides: Mapping[ModelId, Any], workers: int
 ) -> Json:
-    """With the listening socket and the lock."""
+    """With the listening socket and the lock, then the sockets of extra ports."""
     values = {model: dict(override.values) for model, override in overrides.items()}
     return {"general": {"pins": dict(pins), "dismissed": [*dismissed], "overrides": values, "workers": workers}}
 
 
 def read_general(message: Message) -> tuple[Inheritance, int]:
     """Also says how many workers follow."""
-    listener, lock = message.descriptors
+    listener, lock, *extra = message.descriptors
     general = message.content["general"]
-    inherited = socket.socket(fileno=listener)
-    inherited.setblocking(False)
+    inherited = [socket.socket(fileno=descriptor) for descriptor in (listener, *extra)]
+    for each in inherited:
+        each.setblocking(False)
     return (
         Inheritance(
-            InstanceLock.inherited(lock), inherited, general["pins"], general.get("dismissed", ()), general["overrides"]
+            InstanceLock.inherited(lock),
+            inherited[0],
+            general["pins"],
+            general.get("dismissed", ()),
+            general["overrides"],
+            inherited[1:],
         ),
         general["workers"],
     )

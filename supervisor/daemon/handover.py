@@ -2,7 +2,7 @@
 
 1. A successor connects to `takeover.sock` and says who it is. What can't work is refused here.
 2. Calm: no load begins and no memory is claimed; what starts or stops ends first. Loaded models answer as ever.
-3. The stores are closed, and the successor gets copies of every descriptor: the listening socket, the lock, the shims'
+3. The stores are closed, and the successor gets copies of every descriptor: the listening sockets, the lock, the shims'
    pipes. It opens the stores and says that it is ready, or why not.
 4. Each shim is told to `keep`. Then nothing is scheduled any more, and the successor gets what runs now.
 5. The successor serves. Only now the old daemon lets go; the successor tells the shims whose death counts from now on.
@@ -60,7 +60,7 @@ class Holdings:
     """What a daemon holds of the machine, besides what its workers are."""
 
     address: tuple[str, int]  # as configured
-    listener: int  # its descriptor
+    listeners: tuple[int, ...]  # their descriptors, that of the address first
     lock: InstanceLock
     launcher: LocalLauncher
     stores: tuple[Store, ...]
@@ -221,7 +221,8 @@ class Handover:
         """Copies of everything. The successor says whether it can go on with them."""
         engine, running = self._daemon.engine, self._holdings.launcher.running()
         adoptions = engine.adoptions()
-        descriptors = self._holdings.listener, self._holdings.lock.file.fileno()
+        main, *extra = self._holdings.listeners
+        descriptors = main, self._holdings.lock.file.fileno(), *extra
         general = general_message(engine.pins(), engine.dismissed(), self._daemon.fleet.overrides(), len(adoptions))
         await channel.send(general, descriptors)
         for adopted in adoptions:

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from supervisor.catalog.fitting import misplaced
 from supervisor.catalog.overrides import Override, overridden
+from supervisor.catalog.sources import is_missing
 from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
 from supervisor.core.types import ModelId
 from supervisor.daemon.daemon import Daemon
@@ -86,3 +87,12 @@ def _drop(daemon: Daemon, model: ModelId) -> None:
     if override is not None:
         daemon.fleet.override(model, None)
         daemon.engine.post(Respecified(override.base))
+
+
+async def may_pull(daemon: Daemon, model: ModelId) -> bool:
+    """Are files of it missing that a client may have fetched?"""
+    server, configured, status = daemon.catalog.server, daemon.catalog.models[model], daemon.engine.model(model)
+    if not server.allow_pull or configured.config.source is None or (status is not None and status.has_worker):
+        return False
+    problems = await asyncio.to_thread(configured.adapter.check, configured.config, runtimes_dir=server.runtimes_dir)
+    return any(is_missing(configured.config, problem) for problem in problems)

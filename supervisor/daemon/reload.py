@@ -99,11 +99,14 @@ class _Prepared:
 class Reloader:
     """One for each daemon. Use from the event loop's thread."""
 
-    def __init__(self, daemon: Daemon, configuration: Configuration, listens_on: str) -> None:
-        """`listens_on`: the address of the listening socket, which may be another than the configured one."""
+    def __init__(self, daemon: Daemon, configuration: Configuration, *listens_on: str) -> None:
+        """`listens_on`: the addresses of the listening sockets, which may be others than the configured one."""
         self._daemon = daemon
         self._configuration = configuration
-        self._hosts = {listens_on: "the address that llmux listens on", daemon.catalog.server.host: "server.host"}
+        self._hosts = {
+            **dict.fromkeys(listens_on, "the address that llmux listens on"),
+            daemon.catalog.server.host: "server.host",
+        }
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
         self._read = self._stamps()
 

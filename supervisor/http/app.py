@@ -24,7 +24,7 @@ from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, clients, jobs, leases, metrics, runtime_config, ui, watch
+from supervisor.http import admin, clients, extra_ports, jobs, leases, metrics, runtime_config, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.parked import park
 from supervisor.http.protocol import GuardedProtocol
@@ -43,8 +43,16 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 class Application:
     """The daemon's ASGI application."""
 
-    def __init__(self, daemon: Daemon, reloader: Reloader, handover: Handover | None = None) -> None:
+    def __init__(
+        self,
+        daemon: Daemon,
+        reloader: Reloader,
+        handover: Handover | None = None,
+        extra_ports: Mapping[int, str] | None = None,
+    ) -> None:
+        """`extra_ports`: those that answer a part alone, and the keys of `server` that name them."""
         self._daemon = daemon
+        self._extra_ports = extra_ports
         self._parks = False  # what waits is for the next daemon of this unit
         self._auth: Auth
         self._others = Starlette(
@@ -92,6 +100,8 @@ class Application:
         own = dialect.headers(request_id)
         context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, extra=own)
         try:
+            if self._extra_ports and (key := self._extra_ports.get(scope["server"][1])) is not None:
+                extra_ports.restrict(key, scope, dialect)
             if self._daemon.successor is not None:
                 await self._relay(scope, receive, send, context)
                 return

@@ -80,17 +80,17 @@ class Parked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What systemd started us with. `listener`: the socket that it bound for us (socket activation), if it did."""
+    """What systemd started us with. `listeners`: the sockets that it bound for us (socket activation), if it did."""
 
-    listener: socket.socket | None = None
+    listeners: tuple[socket.socket, ...] = ()
     parked: tuple[Parked, ...] = ()
 
 
 def given() -> Given:
     """Take what systemd gave us, once.
 
-    Raises ValueError for what can't be served: several sockets, or one that isn't TCP. A unix socket would be reached
-    through another program, so its own address says nothing about who can reach it.
+    Raises ValueError for what can't be served: a socket that isn't TCP. A unix socket would be reached through another
+    program, so its own address says nothing about who can reach it.
     """
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
@@ -105,17 +105,11 @@ def given() -> Given:
     with contextlib.suppress(OSError):
         for name in parked:  # or else systemd would hold the connections open for ever
             _send(f"FDSTOREREMOVE=1\nFDNAME={name}", within_s=_PATIENCE_S)
-    return Given(_listener(listeners), tuple(filter(None, map(_parked, parked.values()))))
+    return Given(tuple(map(_listener, listeners)), tuple(filter(None, map(_parked, parked.values()))))
 
 
-def _listener(descriptors: list[int]) -> socket.socket | None:
-    if not descriptors:
-        return None
-    if len(descriptors) > 1:
-        raise ValueError(
-            f"systemd gave {len(descriptors)} sockets, and llmux serves one: leave one ListenStream= in the unit."
-        )
-    listener = socket.socket(fileno=descriptors[0])
+def _listener(descriptor: int) -> socket.socket:
+    listener = socket.socket(fileno=descriptor)
     is_tcp = listener.family in {socket.AF_INET, socket.AF_INET6} and listener.type == socket.SOCK_STREAM
     if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise ValueError(

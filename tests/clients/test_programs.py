@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-
 import pytest
 
+from tests.clients import test_ollama
 from tests.e2e.http.conftest import site as site  # a fixture
 from tests.support import client_programs, tiny
-from tests.support.limits import LIMIT_S
 
 SAID = {"whole": tiny.ANSWER, "streamed": tiny.ANSWER}
 RESPONSES = {"responses": tiny.ANSWER, "first_and_last": ["response.created", "response.completed"]}
@@ -43,17 +39,10 @@ EXPECTED = {
 
 
 def test_every_program_is_run():
-    assert {path.name for path in client_programs.PROGRAMS.iterdir() if path.suffix in {".py", ".mjs"}} == set(EXPECTED)
+    programs = {path.name for path in client_programs.PROGRAMS.iterdir() if path.suffix in {".py", ".mjs"}}
+    assert programs == {*EXPECTED, *test_ollama.EXPECTED}
 
 
 @pytest.mark.parametrize("program", EXPECTED)
 def test_program(site, program):
-    if program.endswith(".mjs"):
-        node, folder = client_programs.node()
-        command = [node, folder / program]
-    else:
-        command = [client_programs.python(), "-I", client_programs.PROGRAMS / program]
-    environ = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    done = subprocess.run([*command, site.url], env=environ, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == EXPECTED[program]
+    assert client_programs.run(program, site.url) == EXPECTED[program]

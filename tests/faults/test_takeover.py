@@ -29,6 +29,7 @@ from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, wait_until
 from tests.support.fake_remote import KEY, MODEL, StandIn, serving
 from tests.support.held import held
 from tests.support.limits import LIMIT_S
+from tests.support.ports import quiet_ports
 
 SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 STREAMS = 20
@@ -415,6 +416,25 @@ class TestAfterwards:
         assert stream.result().ended_cleanly
         wait_until(lambda: not worker_tree(daemon, "removed", 1), what="the removed model's worker is gone")
 
+    def test_extra_ports_are_as_the_new_configuration_says(self, make):
+        first = quiet_ports(3)
+        daemon = make({"a": fake()}, config={"server": {"ollama_port": first, "metrics_port": first + 1}})
+        with httpx.Client(trust_env=False, timeout=LIMIT_S) as client:  # on connections that stay
+            asked = [f"http://127.0.0.1:{first}/api/tags", f"http://127.0.0.1:{first + 1}/metrics"]
+            assert [client.get(url).status_code for url in asked] == [200, 200]
+            daemon.upgrade()
+            assert [client.get(url).status_code for url in asked] == [200, 200]
+            daemon.process.wait(LIMIT_S)
+            assert [client.get(url).status_code for url in asked] == [200, 200]
+            daemon.config["server"] |= {"ollama_port": first + 2}
+            daemon.config_path.write_text(yaml.safe_dump(daemon.config, sort_keys=False))
+            daemon.upgrade()
+            assert client.get(f"http://127.0.0.1:{first + 2}/api/tags").status_code == 200
+        wait_until(lambda: daemon.successors() == [daemon.serving], what="only the last one is left")
+        assert httpx.get(asked[1], trust_env=False).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(asked[0], trust_env=False)
+
 
 class TestWithoutSystemd:
     """`llmux serve --takeover`, started by anybody."""
@@ -532,6 +552,14 @@ class TestTheOldOneStays:
         text = daemon.config_path.read_text()
         daemon.config_path.write_text(text.replace(f"port: {daemon.port}\n", f"port: {daemon.port + 40}\n"))
         assert "which only a restart can change" in self.refused(daemon)
+
+    def test_an_extra_port_that_is_taken(self, make):
+        daemon = make({"a": fake(), "b": fake()})
+        daemon.chat("a")
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            daemon.config["server"] |= {"ollama_port": other.getsockname()[1]}
+            daemon.config_path.write_text(yaml.safe_dump(daemon.config, sort_keys=False))
+            assert "(server.ollama_port): Address already in use" in self.refused(daemon)
 
     def test_a_successor_that_ends_meanwhile(self, make, tmp_path):
         may_load = tmp_path / "may-load"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -30,6 +31,8 @@ class TestUnits:
         assert (UNITS / service.UNIT).read_text() == service.service_unit()
         assert (UNITS / service.SOCKET).read_text() == service.socket_unit()
         assert "\nListenStream=[::1]:9000\n" in service.socket_unit("::1", 9000)
+        two = "\nListenStream=127.0.0.1:8081\nListenStream=127.0.0.1:11434\n"
+        assert two in service.socket_unit("127.0.0.1", 8081, 11434)
 
     def test_are_accepted_by_systemd(self, tmp_path):
         if shutil.which("systemd-analyze") is None:
@@ -107,6 +110,14 @@ class TestInstall:
         assert not (tmp_path / ".config").exists()
         (tmp_path / "api_keys.yaml").write_text(yaml.safe_dump([new_key("me")[1]]))
         self.llmux(tmp_path, *words, "0.0.0.0:8081")
+
+    def test_a_socket_unit_has_the_extra_ports(self, tmp_path):
+        config = self.configure(tmp_path / "llmux.yaml")
+        config.write_text(config.read_text() + "\nserver: {ollama_port: 11434, metrics_port: 9090}\n")
+        self.llmux(tmp_path, "install", "--config", str(config), "--socket", "127.0.0.1:8081")
+        lines = (tmp_path / ".config" / "systemd" / "user" / service.SOCKET).read_text().splitlines()
+        ports = [line.rpartition(":")[2] for line in lines if line.startswith("ListenStream=")]
+        assert ports == ["8081", "11434", "9090"]
 
     @pytest.mark.parametrize("address", ["8081", "gpu.example.org:8081", "127.0.0.1:0", "127.0.0.1:x", "/run/llmux"])
     def test_a_socket_where_systemd_cannot_listen(self, tmp_path, address):
@@ -192,6 +203,22 @@ class TestSocketActivation:
         try:
             # The kernel queues the connection until the daemon accepts it: that is what activation is for.
             assert daemon.get("/health").json()["status"] == "ok"
+        finally:
+            daemon.stop()
+
+    def test_extra_ports_may_be_given_too(self, tmp_path):
+        """In any order: the one that isn't an extra port's is the main one."""
+        with listening("127.0.0.1") as main, listening("127.0.0.1") as extra:
+            port = extra.getsockname()[1]
+            config = {"models": {"a": fake()}, "server": {"ollama_port": port}}
+            daemon = Activated(tmp_path, config).activate(extra, main)
+            daemon.port = main.getsockname()[1]
+        try:
+            told = httpx.get(
+                f"http://127.0.0.1:{port}/", trust_env=False, timeout=LIMIT_S, headers={"accept": "text/html"}
+            )
+            assert told.text == "Ollama is running"
+            assert daemon.get("/v1/admin/models").status_code == 200
         finally:
             daemon.stop()
 

@@ -129,6 +129,14 @@ class OpenWebUi:
                 stderr=log,
             )
 
+    def connect_ollama(self, *urls: str) -> None:
+        """Have these as connections of the other kind, as its page of connections does it."""
+        with httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE_MS / 1000) as client:
+            token = client.post("/api/v1/auths/signin", json={"email": "", "password": ""}).json()["token"]
+            told = {"ENABLE_OLLAMA_API": bool(urls), "OLLAMA_BASE_URLS": urls, "OLLAMA_API_CONFIGS": {}}
+            headers = {"authorization": f"Bearer {token}"}
+            client.post("/ollama/config/update", json=told, headers=headers).raise_for_status()
+
     def answers(self) -> bool:
         assert self.process.poll() is None, self.log_path.read_text()
         try:

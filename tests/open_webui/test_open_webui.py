@@ -100,3 +100,14 @@ class TestOpenWebUi:
             "button", name="Eject model"
         ).click()
         site.wait_state("whisper", "stopped")
+
+    def test_as_an_ollama_connection(self, connected, webui, site):
+        webui.connect_ollama(site.url)
+        try:
+            connected.begin("Home-Clock:latest")
+            connected.say("What time is it?")
+            connected.read("It is noon, said the clock")
+            connected.page.get_by_text("View Result from get_current_timestamp").wait_for()
+            assert answered(site, "/api/chat")
+        finally:
+            webui.connect_ollama()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.build_llama_server import CACHE
+from tests.support.limits import LIMIT_S
 
 CLIENTS = Path(__file__).parents[1] / "clients"
 PROGRAMS = CLIENTS / "programs"
@@ -63,3 +67,16 @@ def node() -> tuple[str, Path]:
     for source in PROGRAMS.glob("*.mjs"):  # Node looks for packages beside the program
         shutil.copy(source, place)
     return program, place
+
+
+def run(program: str, *words: str) -> Any:
+    """What a program says with these arguments, the address first: its last line, as JSON."""
+    if program.endswith(".mjs"):
+        interpreter, folder = node()
+        command = [interpreter, folder / program]
+    else:
+        command = [python(), "-I", PROGRAMS / program]
+    environ = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    done = subprocess.run([*command, *words], env=environ, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,14 +1,14 @@
 """Ollama's API, below `/api`: chats, prompts and embeddings are translated, lists and the like are the daemon's.
 
-Errors are `{"error": "MESSAGE"}`, as the last line of a stream as well. Its clients add `:latest` to a name without a tag;
-that means the name itself where nothing else is called so. Whatever would make, fetch or remove a model is refused: models
-come from the configuration.
+Errors are `{"error": "MESSAGE"}`, as the last line of a stream as well. Its clients add `:latest` to a name without a tag,
+and some look for the result in the list, so names are listed with it; see `OpenAI.model_name`. Whatever would make, fetch or
+remove a model is refused: models come from the configuration.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -28,7 +28,8 @@ from supervisor.proxy.dialect import ReasoningEvent
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import Translation
 
-LATEST: Final = ":latest"
+AT_OWN_PORT: Final = "ollama_port"
+"""In the state of a request that came by a port for Ollama's clients, whose root has no page."""
 _CHANGES: Final = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/")
 _READS: Final = ("/api/version", "/api/tags", "/api/ps", "/api/show")
 _ORDERS: Final = frozenset({inference.CHAT, inference.GENERATE})
@@ -73,11 +74,6 @@ class Ollama(OpenAI):
         """See Dialect. Its clients know no other field."""
         return msgspec.json.encode({"error": fields["message"]})
 
-    def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
-        """See Dialect."""
-        bare = name.removesuffix(LATEST)
-        return bare if bare != name and not is_known(name) and is_known(bare) else name
-
     def order_scope(self, path: str, fields: Fields) -> str | None:
         """`keep_alive: 0` without a prompt unloads the model, for all who use it: as everywhere, that is an operator's."""
         return "admin" if path in _ORDERS and inference.is_unload(path, fields) else None
@@ -108,7 +104,9 @@ class _Root(Route):
 
 
 def _wants_page(scope: Scope) -> bool:
-    return any(name == b"accept" and b"text/html" in value.lower() for name, value in scope["headers"])
+    return AT_OWN_PORT not in scope["state"] and any(
+        name == b"accept" and b"text/html" in value.lower() for name, value in scope["headers"]
+    )
 
 
 OLLAMA: Final = Ollama()

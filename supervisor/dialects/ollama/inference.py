@@ -6,6 +6,7 @@ for which a model computes as little as possible, so that it waits, counts and s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,13 +39,17 @@ GENERATE: Final = "/api/generate"
 EMBED: Final = "/api/embed"
 EMBEDDINGS: Final = "/api/embeddings"
 _COMMON: Final = frozenset({"model", "options", "stream", "think", "format", "keep_alive", "logprobs"})
-_EMPTY: Final = frozenset({b'""', b"[]"})
+_EMPTY: Final = frozenset({b'""', b"[]", b"{}"})
 
 
 def is_load(path: str, fields: Fields) -> bool:
     """Does this chat, or prompt, ask for its model alone?"""
     asked = present(fields).get("messages" if path == CHAT else "prompt")
-    return asked is None or bytes(memoryview(asked)[:3]).replace(b" ", b"") in _EMPTY
+    return asked is None or _is_empty(asked)
+
+
+def _is_empty(value: msgspec.Raw) -> bool:
+    return bytes(memoryview(value)[:3]).replace(b" ", b"") in _EMPTY
 
 
 def is_unload(path: str, fields: Fields) -> bool:
@@ -94,7 +99,8 @@ class Generate:
 
 
 def _others(fields: Fields, known: frozenset[str]) -> list[str]:
-    return [key for key in fields if key not in known]
+    """Those that say something: Ollama's own client sends many that are empty."""
+    return [key for key, value in fields.items() if key not in known and not _is_empty(value)]
 
 
 def _asked(shape: Shape, fields: Fields, mapped: Fields, unused: Sequence[str]) -> tuple[Fields, Answers]:
@@ -109,7 +115,7 @@ def _load(shape: Shape, fields: Fields) -> tuple[Fields, Answers]:
     kept, unkept = staying(fields)
     mapped = {**kept, "messages": raw([{"role": "user", "content": "."}]), "max_tokens": raw(1)}
     known = frozenset({"model", "stream", "keep_alive", "messages" if shape == "chat" else "prompt"})
-    unused = [*unkept, *(key for key in fields if key not in known)]
+    unused = [*unkept, *_others(fields, known)]
     canonical, answers = _asked(shape, fields, mapped, unused)
     return canonical, Answers(shape, answers.model, answers.ignored, is_load=True)
 
@@ -129,6 +135,7 @@ class _Vectors(msgspec.Struct):
 
 
 _vectors: Final = msgspec.json.Decoder(_Vectors).decode
+_numbers: Final = msgspec.json.Decoder(list[float]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,7 @@ class VectorAnswers:
     ignored: Sequence[str] = ()
     is_single: bool = False  # the older path, with one vector
     is_load: bool = False
+    dimensions: int = 0  # at most so many of each vector; 0: all
     begun: int = field(default_factory=time.monotonic_ns)
     content_type: bytes = JSON
     stream_content_type: bytes = LINES
@@ -147,9 +155,10 @@ class VectorAnswers:
         """See AnswerTranslation."""
         try:
             found = _vectors(body)
+            ordered = () if self.is_load else sorted(found.data, key=lambda row: row.index)
+            rows = [self._cut(row.embedding) for row in ordered]
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise UpstreamError("The worker's answer is no list of embeddings.") from error
-        rows = [] if self.is_load else [row.embedding for row in sorted(found.data, key=lambda row: row.index)]
         if self.is_single:
             return encode({"embedding": rows[0] if rows else []})
         return encode(
@@ -161,6 +170,17 @@ class VectorAnswers:
                 "prompt_eval_count": 0 if found.usage is None else found.usage.prompt_tokens,
             }
         )
+
+    def _cut(self, vector: msgspec.Raw) -> msgspec.Raw:
+        """As Ollama does it, whatever the model was trained for: the first numbers, made one long again."""
+        if not self.dimensions:
+            return vector
+        numbers = _numbers(vector)
+        if len(numbers) <= self.dimensions:
+            return vector
+        kept = numbers[: self.dimensions]
+        length = math.hypot(*kept) or 1.0
+        return raw([number / length for number in kept])
 
     def stream(self) -> StreamTranslation:
         """Embeddings have none. Raises UpstreamError."""
@@ -185,7 +205,8 @@ class Embed:
             raise InvalidRequestError(f'"{name}" must be {kind}.', param=name)
         is_load = not asked
         mapped, unused = staying(fields)
-        mapped |= {key: fields[key] for key in ("model", "dimensions") if key in fields}
+        if "model" in fields:
+            mapped["model"] = fields["model"]
         mapped["input"] = raw(".") if is_load else fields[name]
         mapped["encoding_format"] = raw("float")
         options = decoded(fields, "options")
@@ -195,9 +216,14 @@ class Embed:
         # What is too long is refused by workers, which is what `truncate: false` asks for.
         if flag(fields, "truncate"):
             unused.append("truncate")
-        known = {"model", name, "dimensions", "options", "keep_alive", "truncate"}
-        unused += [key for key in fields if key not in known]
-        return mapped, VectorAnswers(text(fields, "model"), told(unused), self._is_single, is_load)
+        known, size = {"model", name, "options", "keep_alive", "truncate"}, 0
+        if not self._is_single:
+            known.add("dimensions")
+            size = decoded(fields, "dimensions") or 0
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise InvalidRequestError('"dimensions" must be a whole number.', param="dimensions")
+        unused += _others(fields, frozenset(known))
+        return mapped, VectorAnswers(text(fields, "model"), told(unused), self._is_single, is_load, size)
 
 
 def _is_texts(value: Any) -> bool:

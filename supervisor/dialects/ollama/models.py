@@ -22,11 +22,14 @@ from starlette.routing import Route
 from supervisor import catalog
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import ModelId
+from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.status import ModelStatus
 from supervisor.dialects import chat
 from supervisor.dialects.model_status import status
-from supervisor.dialects.ollama.answers import LINES, timestamp
+from supervisor.dialects.ollama import pulls
+from supervisor.dialects.ollama.answers import timestamp
+from supervisor.dialects.openai import LATEST
 from supervisor.errors import InvalidRequestError, LlmuxError
 from supervisor.proxy.parameters import json_object
 
@@ -72,7 +75,7 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
         sizes = await asyncio.to_thread(_sizes, effective.values())
         modified = timestamp(daemon.wall_time(daemon.started))
         found = [
-            {**_entry(row.name, effective[row.model.id]), "modified_at": modified, "size": sizes[row.model.id]}
+            {**_entry(_tagged(row.name), effective[row.model.id]), "modified_at": modified, "size": sizes[row.model.id]}
             for row in rows
         ]
         return JSONResponse({"models": found})
@@ -80,7 +83,11 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
     async def ps(_request: Request) -> Response:
         await daemon.know_capabilities()
         found = [(row, daemon.engine.model(row.model.id)) for row in _listed(daemon)]
-        loaded = [_loaded(daemon, row, one) for row, one in found if one is not None and status(one) == "loaded"]
+        loaded = [
+            _loaded(daemon, row, _tagged(row.name), one)
+            for row, one in found
+            if one is not None and status(one) == "loaded"
+        ]
         return JSONResponse({"models": loaded})
 
     async def show(request: Request) -> Response:
@@ -103,17 +110,18 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
         """Of a model that is there already, Ollama fetches nothing either."""
         fields = await json_object(request, None)
         name = _name_in(fields)
+        is_stream = fields.get("stream") is not False
         row = daemon.catalog.route(model_name(name, _is_known))
+        if row is not None and await loading.may_pull(daemon, row.model.id):
+            return await pulls.pulled(daemon, row.model.id, is_stream=is_stream)
         size = 0 if row is None else (await asyncio.to_thread(_sizes, [row.model]))[row.model.id]
         if row is None or (row.model.config.source is not None and not size):
             raise NotOfferedError(
-                f"llmux fetches no model for clients, so not {name[:200]!r}: its operator adds one with `llmux add`, and "
-                "gets the files of those in its configuration with `llmux pull`.",
+                f"llmux fetches no model for clients that isn't in its configuration, and only where server.allow_pull is on, "
+                f"so not {name[:200]!r}: its operator adds one with `llmux add`, and gets its files with `llmux pull`.",
                 param="model",
             )
-        if fields.get("stream") is False:
-            return JSONResponse({"status": "success"})
-        return Response(b'{"status":"success"}\n', media_type=LINES.decode())
+        return pulls.there(is_stream=is_stream)
 
     async def refused(request: Request) -> Response:
         raise NotOfferedError(
@@ -123,6 +131,11 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
 
     def _is_known(name: str) -> bool:
         return daemon.catalog.route(name) is not None
+
+    def _tagged(name: str) -> str:
+        """Some clients, such as older versions of Open WebUI, add the tag to a name without one and look for that in the list."""
+        has_tag = ":" in name.rpartition("/")[2] or _is_known(name + LATEST)
+        return name if has_tag else name + LATEST
 
     async def _named(request: Request) -> catalog.Route:
         return daemon.catalog.resolve(model_name(_name_in(await json_object(request, None)), _is_known))
@@ -210,13 +223,13 @@ def _capabilities(model: CatalogModel) -> list[JsonValue]:
     return [name for name, can in has.items() if can]
 
 
-def _loaded(daemon: Daemon, row: catalog.Route, found: ModelStatus) -> Json:
+def _loaded(daemon: Daemon, row: catalog.Route, name: str, found: ModelStatus) -> Json:
     model = daemon.fleet.effective(row.model.id)
     on_gpus = {device.id for device in daemon.engine.devices() if not device.spec.takes_whole}
     held = [(lease.device, lease.measured_mib or lease.mib) for lease in found.leases]
     left_s = _FOR_EVER_S if found.unload_s is None else found.unload_s
     return {
-        **_entry(row.name, model),
+        **_entry(name, model),
         "size": sum(mib for _, mib in held) * _MIB,
         "size_vram": sum(mib for device, mib in held if device in on_gpus) * _MIB,
         "expires_at": timestamp(time.time() + left_s),

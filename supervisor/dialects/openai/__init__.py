@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -15,6 +16,8 @@ from supervisor.proxy.body import Bytes
 from supervisor.proxy.dialect import Dialect, ReasoningEvent
 from supervisor.proxy.disconnect import Scope
 
+LATEST: Final = ":latest"
+"""What Ollama's clients add to a name without a tag, also when they speak OpenAI's API."""
 _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
 
@@ -30,6 +33,11 @@ class OpenAI(Dialect):
     def scope_for(self, path: str) -> str | None:
         """Inference, except the lists that Open WebUI requests without a key."""
         return None if path in speech.PATHS else "inference"
+
+    def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
+        """`NAME:latest` is NAME if nothing else is called so."""
+        bare = name.removesuffix(LATEST)
+        return bare if bare != name and not is_known(name) and is_known(bare) else name
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
         """Of chats."""

@@ -12,7 +12,6 @@ it didn't. Where `server.governance` is configured,
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -24,7 +23,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from supervisor.catalog.sources import is_missing
 from supervisor.core.types import DeviceId, ModelId, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
@@ -73,7 +71,7 @@ def routes(daemon: Daemon) -> list[Route]:
             if victim == model:
                 raise InvalidRequestError('"evictModel" is the model to be loaded.', param="evictModel")
         await agree(daemon, "model-load", asked, fields)
-        if await _may_pull(daemon, model):
+        if await loading.may_pull(daemon, model):
             pull = daemon.pulls.begin(model, partial(_begin, daemon, model, longest, victim))
             return answer(_of_pull(daemon, pull), fields, status=202)
         begun = await _begin(daemon, model, longest, victim)
@@ -179,15 +177,6 @@ def _check(daemon: Daemon, model: ModelId, fields: Json) -> None:
         need = max([*needs, memory_of(status) or 0])
         if need > budget:
             raise _refused("gpuMemoryBudgetMB", model, f"{need} MiB")
-
-
-async def _may_pull(daemon: Daemon, model: ModelId) -> bool:
-    """Are files of it missing that may be fetched?"""
-    server, configured, status = daemon.catalog.server, daemon.catalog.models[model], daemon.engine.model(model)
-    if not server.allow_pull or configured.config.source is None or (status is not None and status.has_worker):
-        return False
-    problems = await asyncio.to_thread(configured.adapter.check, configured.config, runtimes_dir=server.runtimes_dir)
-    return any(is_missing(configured.config, problem) for problem in problems)
 
 
 async def _begin(daemon: Daemon, model: ModelId, longest: int | None, victim: ModelId | None) -> str | None:

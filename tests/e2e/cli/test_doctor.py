@@ -148,6 +148,12 @@ class TestBroken:
             assert "server.port" in failed["fix"]
             assert f"is taken by pid {os.getpid()} (" in failed["message"]
 
+    def test_an_extra_port_is_taken(self, alone):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            config = whole(alone)
+            config["server"]["ollama_port"] = taken.getsockname()[1]
+            assert "server.ollama_port" in self.fails(alone, config, "ollama port")["fix"]
+
     def test_the_daemon_has_the_port(self, alone, site):
         config = whole(alone)
         config["server"]["port"] = site.port

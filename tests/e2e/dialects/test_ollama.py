@@ -32,7 +32,7 @@ def site(tmp_path_factory):
             "broken": fake("--status=500", endpoints=ENDPOINTS, modalities=["text"]),
             "brief": fake(endpoints=ENDPOINTS, keep_alive_s=60),
         },
-        "virtual_models": {"polite": {"model": "fake", "force": {"seed": 7}}},
+        "virtual_models": {"polite": {"model": "fake", "force": {"seed": 7}}, "small:1b": {"model": "fake"}},
         "limits": {"keepalive_s": 0.1},
         "server": {"api_keys": str(folder / "keys.yaml")},
     }
@@ -55,7 +55,8 @@ def read(told):
 
 
 def loaded(site):
-    return {row["name"] for row in site.get("/api/ps", headers=site.user).json()["models"]}
+    rows = site.get("/api/ps", headers=site.user).json()["models"]
+    return {row["name"].removesuffix(":latest") for row in rows}
 
 
 class TestInference:
@@ -76,8 +77,13 @@ class TestInference:
         assert "".join(told) == "".join(WORDS)
         assert (last["done"], last["done_reason"]) == (True, "stop")
 
+    def test_a_listed_name_on_openais_paths(self, site):
+        body = {"model": "polite:latest", "messages": HELLO}
+        assert site.post("/v1/chat/completions", json=body, headers=site.user).status_code == 200
+
     def test_embeddings(self, site):
         assert ask(site, "embed", model="vectors:latest", input="x").json()["embeddings"] == [[0.6, 0.8]]
+        assert ask(site, "embed", model="vectors", input=["x"], dimensions=1).json()["embeddings"] == [[1.0]]
         assert ask(site, "embeddings", model="vectors", prompt="x").json() == {"embedding": [0.6, 0.8]}
 
     def test_a_stream_that_breaks_off_ends_with_its_error(self, site):
@@ -122,7 +128,9 @@ class TestLife:
 
     def test_keep_alive(self, site):
         assert ask(site, "chat", model="brief", messages=HELLO, stream=False, keep_alive="10m").status_code == 200
-        (row,) = [row for row in site.get("/api/ps", headers=site.user).json()["models"] if row["name"] == "brief"]
+        (row,) = [
+            row for row in site.get("/api/ps", headers=site.user).json()["models"] if row["name"] == "brief:latest"
+        ]
         left = datetime.fromisoformat(row["expires_at"]) - datetime.now(UTC)
         assert 120 < left.total_seconds() <= 600
         assert row["size"] > 0 == row["size_vram"]
@@ -138,9 +146,10 @@ class TestModels:
 
     def test_tags(self, site):
         rows = {row["name"]: row for row in site.get("/api/tags", headers=site.user).json()["models"]}
-        assert rows.keys() == {"polite", "slow", "endless", "resting", "vectors", "broken", "brief"}
+        names = {"polite", "slow", "endless", "resting", "vectors", "broken", "brief"}
+        assert rows.keys() == {f"{name}:latest" for name in names} | {"small:1b"}
         assert len({row["digest"] for row in rows.values()}) == len(rows)
-        assert rows["polite"]["model"] == "polite"
+        assert rows["polite:latest"]["model"] == "polite:latest"
 
     @pytest.mark.parametrize(
         ("name", "can"),

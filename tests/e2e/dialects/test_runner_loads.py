@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -201,3 +202,42 @@ class TestPull:
         told = daemon.post("/v1/models/load", json={"modelId": "chat"}, headers=headers)
         assert told.status_code == 403
         assert not hub.sent
+
+
+class TestOllamasPull:
+    """`POST /api/pull` fetches the same way, and tells how far it is as Ollama does."""
+
+    def test_then_a_request_loads_it(self, start, tmp_path):
+        daemon = start()
+        told = daemon.post("/api/pull", json={"model": "chat:latest"})
+        lines = [json.loads(line) for line in told.text.splitlines()]
+        assert lines[0] == {"status": "pulling manifest"}
+        assert lines[-1] == {"status": "success"}
+        assert (tmp_path / "models/acme/tiny/tiny.gguf").exists()
+        assert daemon.chat("chat").status_code == 200
+        assert daemon.post("/api/pull", json={"model": "chat", "stream": False}).json() == {"status": "success"}
+
+    def test_it_tells_how_far_it_is(self, start, hub):
+        hub.hold["tiny.gguf"], hub.half_way["tiny.gguf"] = threading.Event(), threading.Event()
+        try:
+            daemon = start()
+            with daemon.client() as client, client.stream("POST", "/api/pull", json={"name": "chat"}) as told:
+                lines = map(json.loads, told.iter_lines())
+                half = next(line for line in lines if line.get("completed"))
+                assert (half["status"], half["digest"]) == ("pulling chat", "chat")
+                assert half["completed"] < half["total"]
+                hub.hold["tiny.gguf"].set()
+                assert [*lines][-1] == {"status": "success"}
+        finally:
+            hub.hold["tiny.gguf"].set()
+
+    @pytest.mark.parametrize("stream", [True, False])
+    def test_that_fails_says_why(self, start, hub, stream):
+        del hub.repos["acme/tiny"]
+        told = start().post("/api/pull", json={"model": "chat", "stream": stream})
+        assert told.status_code == (200 if stream else 503)
+        assert "there is no such repository" in json.loads(told.text.splitlines()[-1])["error"]
+
+    def test_of_a_model_that_is_not_configured(self, start, hub):
+        told = start().post("/api/pull", json={"model": "llama3.2"})
+        assert (told.status_code, "llmux add" in told.json()["error"], bool(hub.sent)) == (501, True, False)

@@ -209,6 +209,8 @@ class TestRequests:
             ("chat", {"stream": "yes"}, "stream"),
             ("embed", {"input": 3}, "input"),
             ("embed", {"input": ["a", 3]}, "input"),
+            ("embed", {"input": "a", "dimensions": "x"}, "dimensions"),
+            ("embed", {"input": "a", "dimensions": -1}, "dimensions"),
             ("embeddings", {"prompt": ["a"]}, "prompt"),
         ],
     )
@@ -251,7 +253,9 @@ class TestRequests:
                 (name == "stream" and value is True) or name in base or (name == "input" and path == "/api/embed")
             )
             ignored = {each.partition(".")[0] for each in answers.ignored}
-            assert is_default or told != told_without or name in ignored or answers.ignored != without.ignored, name
+            is_done_here = name == "dimensions" and getattr(answers, name, None) == value
+            is_named = name in ignored or answers.ignored != without.ignored
+            assert is_default or told != told_without or is_done_here or is_named, name
 
 
 class TestLoads:
@@ -273,6 +277,11 @@ class TestLoads:
         (line,) = lines(answers, STREAM) if stream else [whole(answers, {"content": "x"})]
         empty = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
         assert line == {"model": "m", "created_at": line["created_at"], **empty, "done": True, "done_reason": "load"}
+
+    def test_what_ollamas_command_sends_besides_says_nothing(self):
+        empty = {"suffix": "", "system": "", "template": "", "options": None, "context": [], "images": []}
+        assert asked("/api/generate", model="m", prompt="", **empty)[1].ignored == ()
+        assert asked("/api/generate", model="m", prompt="", system="x")[1].ignored == ("system",)
 
     def test_an_empty_input(self):
         told, answers = asked("/api/embed", model="m", input=[])
@@ -344,12 +353,17 @@ class TestAnswers:
 
     def test_embeddings(self):
         told, answers = asked("/api/embed", model="m", input=["a", "b"], dimensions=2, truncate=True, options={"a": 1})
-        assert told == {"model": "m", "input": ["a", "b"], "dimensions": 2, "encoding_format": "float"}
+        assert told == {"model": "m", "input": ["a", "b"], "encoding_format": "float"}
         assert answers.ignored == ("options.a", "truncate")
         rows = [{"index": 1, "embedding": [3, 4]}, {"index": 0, "embedding": [1, 2.5]}]
         got = json.loads(answers.answer(json.dumps({"data": rows, "usage": {"prompt_tokens": 2}}).encode()))
         assert got["embeddings"] == [[1, 2.5], [3, 4]]
         assert (got["model"], got["prompt_eval_count"]) == ("m", 2)
+
+    def test_vectors_are_cut_to_the_dimensions_asked_for(self):
+        _, answers = asked("/api/embed", model="m", input="a", dimensions=2)
+        got = json.loads(answers.answer(b'{"data": [{"embedding": [3, 4, 12]}, {"embedding": [1, 2]}]}'))
+        assert got["embeddings"] == [[0.6, 0.8], [1, 2]]
 
     def test_the_older_embeddings(self):
         told, answers = asked("/api/embeddings", model="m", prompt="a")
