@@ -52,7 +52,7 @@ def site(tmp_path_factory) -> Iterator[Daemon]:
 def ask_all(site: Daemon, model: str, *, stream: bool) -> list[httpx.Response]:
     """What every dialect says to a request for this model."""
     answers = [site.post(path, json={"model": model, "stream": stream, **body}) for path, body in ASKED.items()]
-    return [*answers, site.post("/toy/say", json={"to": model, "say": "Hello", "live": stream})]
+    return [*answers, site.post("/toy/say", json={"model": model, "say": "Hello", "live": stream})]
 
 
 def views(site: Daemon, model: str) -> list[httpx.Response]:
