@@ -110,7 +110,7 @@ SECTION: Final = Section(
             answer_type=EVENTS,
             errors=(503,),
             example=Example(
-                needs="somebody who listens until Ctrl-C",
+                needs="patience: it goes on until Ctrl-C",
                 answer='data: {"model":"Tiny-Instruct","event":"model_status","data":{"status":"unloaded"}}\n\n'
                 'data: {"model":"Tiny-Instruct","event":"status_change","data":{"status":"loading"}}\n',
             ),
@@ -213,7 +213,6 @@ SECTION: Final = Section(
             answer=array(mapping(anything())),
             is_run=True,
             example=Example(
-                needs="a worker whose slots are idle",
                 path="/slots?model=Tiny-Instruct",
                 answer=[{"id": 0, "n_ctx": 4096, "is_processing": False}],
             ),

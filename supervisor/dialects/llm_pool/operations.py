@@ -132,7 +132,7 @@ SECTION: Final = Section(
             is_run=True,
             example=Example(
                 {
-                    "model": "Tiny-Thinking",
+                    "model": "Tiny-Instruct",
                     "instructions": "Translate to Dutch.",
                     "input": "Good morning.",
                     "thinking": "disabled",

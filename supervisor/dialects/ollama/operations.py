@@ -109,7 +109,7 @@ def _refused(method: Method, path: str) -> Operation:
         status=501,
         answer=_ERROR if method != "HEAD" else None,
         example=Example(
-            needs="nothing: it is refused",
+            needs="Ollama itself",
             path=path.replace("{digest}", "sha256:0"),
             answer={
                 "error": f"{path} is not offered: the models come from llmux's configuration. Its operator adds one with "

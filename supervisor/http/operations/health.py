@@ -65,7 +65,6 @@ models have failed (`all_models_failed`), the queue is full (`queue_full`), or m
             scope="metrics",
             answer_type=PLAIN,
             example=Example(
-                needs="some lines that change each time",
                 answer='llmux_requests_total{model="Tiny-Instruct",status="200"} 1.0\n',
             ),
         ),
@@ -76,7 +75,6 @@ models have failed (`all_models_failed`), the queue is full (`queue_full`), or m
             "It has all paths that a configuration may serve.",
             answer=record({"openapi": text(), "info": mapping(anything()), "paths": mapping(anything())}, more=True),
             example=Example(
-                needs="a page of its own for the answer",
                 answer={"openapi": "3.1.0", "info": {"title": "llmux"}, "paths": {}},
             ),
         ),
@@ -86,7 +84,7 @@ models have failed (`all_models_failed`), the queue is full (`queue_full`), or m
             "Browsers get to the dashboard, at `/ui/`.",
             scope=None,
             status=307,
-            example=Example(headers={"accept": "text/html"}, needs="a browser"),
+            example=Example(headers={"accept": "text/html"}),
         ),
         Operation(
             "GET",
@@ -94,7 +92,7 @@ models have failed (`all_models_failed`), the queue is full (`queue_full`), or m
             "The same.",
             scope=None,
             status=307,
-            example=Example(needs="a browser"),
+            example=Example(),
         ),
         Operation(
             "GET",
@@ -104,7 +102,7 @@ models have failed (`all_models_failed`), the queue is full (`queue_full`), or m
             answer_type="*/*",
             other_statuses=(304,),
             errors=(404,),
-            example=Example(path="/ui/", needs="a browser"),
+            example=Example(path="/ui/"),
         ),
     ),
 )

@@ -248,7 +248,7 @@ slowly is disconnected. After any lost connection, read the state again and reco
             errors=(503,),
             example=Example(
                 path="/v1/admin/events?types=decision",
-                needs="somebody who listens until Ctrl-C",
+                needs="patience: it goes on until Ctrl-C",
                 answer='event: decision\nid: 1\ndata: {"seq":1,"at":1790000000.0,"kind":"load","model":"tiny-chat","reason":"requests wait for it"}\n',
             ),
         ),
@@ -262,7 +262,7 @@ slowly is disconnected. After any lost connection, read the state again and reco
             parameters=(Parameter("seconds", "When it ends; a day by default.", whole(minimum=1, maximum=86_400)),),
             answer_type=EVENTS,
             errors=(503,),
-            example=Example(path="/v1/admin/recording?seconds=1", needs="some lines that change each time"),
+            example=Example(path="/v1/admin/recording?seconds=1", answer="event: end\ndata: end\n"),
         ),
         Operation(
             "GET",
