@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from supervisor.dialects.openai.operations import X_FIELDS
+from supervisor.dialects.openai.schemas import X_FIELDS
 from supervisor.dialects.operation import FORM, JSON, Operation, Schema, Section
 from supervisor.http.openapi import answer_of, key_of, recorded, sections
 

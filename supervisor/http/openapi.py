@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtimes.endpoints import aliases_of
-from supervisor.dialects.operation import JSON, Example, Operation, Schema, Section
+from supervisor.dialects.operation import JSON, Example, Operation, Parameter, Schema, Section, choice, text
 from supervisor.io.distribution import version
 
 PATH: Final = "/openapi.json"
@@ -67,6 +67,30 @@ _HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "x-llmux-ignored": ("Fields and headers of the request that had no effect.", {"type": "string"}),
     "retry-after": ("When to try again, in seconds.", {"type": "integer", "minimum": 1, "maximum": 120}),
 }
+
+_ASKED: Final = (
+    Parameter(
+        "X-Priority",
+        "How urgent it is; lower goes first.",
+        text(pattern="^(high|normal|low|[0-9]{1,2}|100)?$"),
+        "header",
+    ),
+    Parameter("X-Tenant-ID", "Who asks.", text(maxLength=64, pattern="^[!-~]*$"), "header"),
+    Parameter(
+        "X-Timeout", "Within how many seconds the answer must come.", text(pattern="^[1-9][0-9]{0,3}$"), "header"
+    ),
+    Parameter("X-Allow-Remote", "May the request leave this machine?", choice("true", "false"), "header"),
+    Parameter(
+        "X-Cache-Mode", "What it may use of prompts that a worker has kept.", choice("auto", "prefix", "none"), "header"
+    ),
+    Parameter(
+        "X-Cache-Tag",
+        "Use only what requests with the same tag have left.",
+        text(maxLength=64, pattern="^[!-~]*$"),
+        "header",
+    ),
+)
+"""What a request to a model may say beside its body."""
 
 Json = dict[str, Any]
 
@@ -134,6 +158,7 @@ def document() -> Json:
         "components": {
             "schemas": schemas,
             "responses": responses,
+            "parameters": {each.name: _parameter(each) for each in _ASKED},
             "headers": {
                 name: {"description": about, "schema": dict(schema)} for name, (about, schema) in _HEADERS.items()
             },
@@ -186,14 +211,19 @@ def _operation(
 def _parameters(operation: Operation) -> Iterator[Json]:
     for name in _PLACE.findall(operation.path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    for each in operation.parameters:
-        yield {
-            "name": each.name,
-            "in": each.place,
-            "required": each.required,
-            "description": _plain(each.description),
-            "schema": dict(each.schema),
-        }
+    yield from map(_parameter, operation.parameters)
+    if operation.is_run:
+        yield from ({"$ref": f"#/components/parameters/{each.name}"} for each in _ASKED)
+
+
+def _parameter(parameter: Parameter) -> Json:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "required": parameter.required,
+        "description": _plain(parameter.description),
+        "schema": dict(parameter.schema),
+    }
 
 
 def _answer(operation: Operation, status: int, schemas: Json, example: Any) -> Json:
@@ -270,9 +300,9 @@ def _merged(one: Json, other: Json) -> Json:
         "tags": [*one["tags"], *(tag for tag in other["tags"] if tag not in one["tags"])],
         "description": f"{one['description']}\n\n{other['summary']} {other['description']}",
     }
-    known = {(each["in"], each["name"]) for each in one.get("parameters", ())}
-    others = [each for each in other.get("parameters", ()) if (each["in"], each["name"]) not in known]
-    if parameters := [*one.get("parameters", ()), *others]:
+    parameters = [*one.get("parameters", ())]
+    parameters += (each for each in other.get("parameters", ()) if each not in parameters)
+    if parameters:
         found["parameters"] = parameters
     bodies = [each["requestBody"] for each in (one, other) if "requestBody" in each]
     if bodies:

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from supervisor.dialects.operation import (
     LINES,
-    PLAIN,
     Example,
     Method,
     Operation,
@@ -129,14 +128,6 @@ SECTION: Final = Section(
     "Ollama",
     "Ollama's API, for clients that know no other.",
     (
-        Operation(
-            "GET",
-            "/",
-            "`Ollama is running`, for programs; browsers get to the dashboard.",
-            scope=None,
-            answer_type=PLAIN,
-            example=Example(answer="Ollama is running"),
-        ),
         _run(
             "/api/chat",
             "Let a model answer a conversation.",

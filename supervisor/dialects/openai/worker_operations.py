@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from supervisor.dialects.openai.operations import X_FIELDS
+from supervisor.dialects.openai.schemas import X_FIELDS
 from supervisor.dialects.operation import Example, Operation, Section, anything, array, record, request, text
 
 _TEXTS: Final = {"anyOf": [text(), array(minItems=1)]}

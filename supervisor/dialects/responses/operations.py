@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.dialects.openai.operations import X_FIELDS
+from supervisor.dialects.openai.schemas import X_FIELDS
 from supervisor.dialects.operation import (
     EVENTS,
     Example,

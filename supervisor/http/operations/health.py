@@ -81,10 +81,11 @@ models have failed (`all_models_failed`), the queue is full (`queue_full`), or m
         Operation(
             "GET",
             "/",
-            "Browsers get to the dashboard, at `/ui/`.",
+            "`Ollama is running`, for programs; browsers get to the dashboard, at `/ui/`.",
             scope=None,
-            status=307,
-            example=Example(headers={"accept": "text/html"}),
+            answer_type=PLAIN,
+            other_statuses=(307,),
+            example=Example(answer="Ollama is running"),
         ),
         Operation(
             "GET",

@@ -121,7 +121,7 @@ SECTION: Final = Section(
             "GET",
             "/v1/admin/gpu-memory",
             "All devices, including host memory, and what each model needs.",
-            """`devices` have the fields below. `models` have `name`, `device`, `devices`, `need` by device and `estimate`, each with
+            """`devices` have `id`, `kind`, `name`, `driver`, `total_mib`, `margin_mib`, and the fields of the table. `models` have `name`, `device`, `devices`, `need` by device and `estimate`, each with
 `mib`, `source` and `detail`; `lease_mib`, `measured_mib`, `parts`, `learned`, `raised`. `source` is one of `explicit`, `learned`,
 `computed`, `file_size`, `name`, `default`; see [memory](architecture.md#memory).""",
             scope="admin",

@@ -167,6 +167,28 @@ _LOAD: Final = named(
 )
 _NAME: Final = "/v1/admin/models/Tiny-Instruct"
 _FORCE: Final = Parameter("force", "Cut the requests.", flag())
+_CANCELLED: Final = {
+    "id": "7",
+    "model": "tiny-chat",
+    "worker": "tiny-chat",
+    "generation": 3,
+    "state": "cancelled",
+    "reason": "an operator cancelled it",
+    "asked_at": 1790000000.0,
+    "started_at": 1790000000.1,
+    "ended_at": 1790000000.3,
+    "waited_s": 0.1,
+    "took_s": 0.2,
+    "expected_s": 0.4,
+    "eta_s": None,
+    "progress": 0.5,
+    "stage": None,
+    "bytes_read": None,
+    "bytes_total": None,
+    "memory_mib": None,
+    "lease_mib": 46,
+    "devices": ["host"],
+}
 SECTION: Final = Section(
     "Administration: models",
     "What is loaded, why, and loads and unloads. `{name}` may be a model or a virtual model; the action always applies to the model.",
@@ -283,7 +305,7 @@ restarted, that lines may be missing.""",
             scope="admin",
             answer=_LOAD,
             errors=(404,),
-            example=Example(path="/v1/admin/loads/7", needs="a load under way"),
+            example=Example(path="/v1/admin/loads/7", needs="a load under way", answer=_CANCELLED),
         ),
     ),
 )
