@@ -13,7 +13,7 @@ from supervisor.http.openapi import document
 DOCUMENT = document()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Described:
     """One operation, as a client reads it."""
 
@@ -21,7 +21,7 @@ class Described:
     path: str
     said: Mapping[str, Any]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.method} {self.path}"
 
     @property
