@@ -63,6 +63,7 @@ class Operation:
     answer: Schema | None = None  # of JSON
     answer_type: str = JSON
     stream_type: str | None = None  # of the answer, where the request wants a stream
+    other_types: tuple[str, ...] = ()  # of the answer, where the request wants another
     status: int = 200
     other_statuses: tuple[int, ...] = ()  # with an answer of the same kind
     errors: tuple[int, ...] = ()  # besides those that every request may get

@@ -236,8 +236,8 @@ def _answer(operation: Operation, status: int, schemas: Json, example: Any) -> J
         content[operation.answer_type] = {"schema": {"type": "string"}}
     if content and example is not None:
         content[operation.answer_type]["example"] = example
-    if operation.stream_type is not None:
-        content.setdefault(operation.stream_type, {"schema": {"type": "string"}})
+    for kind in filter(None, (operation.stream_type, *operation.other_types)):
+        content.setdefault(kind, {"schema": {"type": "string"}})
     return found | ({"content": content} if content else {})
 
 

@@ -8,6 +8,7 @@ from supervisor.dialects.openai.schemas import X_FIELDS
 from supervisor.dialects.operation import (
     EVENTS,
     FORM,
+    PLAIN,
     Example,
     Operation,
     Parameter,
@@ -51,6 +52,7 @@ def _heard(path: str, summary: str) -> Operation:
         request_type=FORM,
         answer=_TEXT,
         stream_type=EVENTS,
+        other_types=(PLAIN,),
         is_run=True,
         example=Example(
             {"model": "whisper", "file": "@speech.wav"},

@@ -77,7 +77,9 @@ _PART: Final = named(
             request(
                 {
                     "type": {"const": "input_audio"},
-                    "input_audio": request({"data": text("Base64."), "format": text()}, "data", "format"),
+                    "input_audio": request(
+                        {"data": text("Base64.", pattern="^[A-Za-z0-9+/]*={0,2}$"), "format": text()}, "data", "format"
+                    ),
                 },
                 "type",
                 "input_audio",

@@ -80,7 +80,7 @@ _REQUEST: Final = named(
             "temperature": number(minimum=0, null=True),
             "top_p": number(minimum=0, maximum=1, null=True),
             "stream": flag(null=True),
-            "tools": array(anything("A function, or a namespace of functions.")),
+            "tools": array(mapping(anything()), "Functions, or namespaces of functions."),
             "tool_choice": anything(),
             "parallel_tool_calls": flag(null=True),
             "reasoning": request(

@@ -7,6 +7,7 @@ from typing import Final
 from supervisor.dialects.operation import (
     Example,
     Operation,
+    Schema,
     Section,
     array,
     choice,
@@ -109,6 +110,13 @@ _CAPABILITIES: Final = named(
     "RunnerCapabilities",
 )
 
+
+def _flush(scope: str, **fields: Schema) -> Schema:
+    """A request to flush; what is named by a tenant or a tag may name a model as well."""
+    others = {"modelId": _MODEL_ID} if scope in {"tenant", "tag"} else {}
+    return request({"scope": {"const": scope}, **fields, **others, "verifiedOpToken": _TOKEN}, "scope", *fields)
+
+
 SECTION: Final = Section(
     "Model runner",
     "For schedulers that route requests to several model runners and tell each what to load.",
@@ -176,17 +184,14 @@ SECTION: Final = Section(
             "Of everybody, of one model, of one tenant, or of one tag; the last two may name a `modelId` to look at. `flushed` says "
             "whether nothing of it can be found again.",
             scope="admin",
-            request=request(
-                {
-                    "scope": choice("all", "model", "tenant", "tag"),
-                    "modelId": text(),
-                    "tenantId": text(),
-                    "tag": text(maxLength=64),
-                    "verifiedOpToken": _TOKEN,
-                },
-                "scope",
-                more=True,
-            ),
+            request={
+                "oneOf": [
+                    _flush("all"),
+                    _flush("model", modelId=_MODEL_ID),
+                    _flush("tenant", tenantId=text("As `X-Tenant-ID`.", minLength=1)),
+                    _flush("tag", tag=text("As `X-Cache-Tag`.", pattern="^[!-~]{1,64}$")),
+                ]
+            },
             answer=record(
                 {
                     "flushed": flag(),
