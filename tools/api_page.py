@@ -87,8 +87,7 @@ def _command(operation: Operation) -> str:
         words += (word for name, value in (example.body or {}).items() for word in ("-F", f"{name}={value}"))
     elif example.body is not None:
         words += ["-H", f"Content-Type: {JSON}", "-d", json.dumps(example.body, ensure_ascii=False)]
-    needs = f"# needs {example.needs}\n" if example.needs else ""
-    return needs + shlex.join(words)
+    return shlex.join(words) + (f"  # needs {example.needs}" if example.needs else "")
 
 
 def _shown(answer: Any) -> str:

@@ -164,7 +164,7 @@ def _typed(kind: str, about: str, *, null: bool, **more: Any) -> Schema:
     return {"type": [kind, "null"] if null else kind, **({"description": about} if about else {}), **more}
 
 
-ERROR: Final = named(
+ERROR: Final[Schema] = named(
     record(
         {
             "error": record(

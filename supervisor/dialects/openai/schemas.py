@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from supervisor.dialects.operation import (
     Schema,
@@ -188,7 +188,7 @@ RERANKING: Final = named(
     ),
     "Reranking",
 )
-RERANKED: Final = {
+RERANKED: Final[dict[str, Any]] = {
     "body": {"model": "reranker", "query": "Which is a fruit?", "documents": ["apple", "hammer"]},
     "needs": "a reranker",
 }

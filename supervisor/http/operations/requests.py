@@ -25,7 +25,7 @@ from supervisor.dialects.operation import (
 DECISION: Final = named(
     record(
         {
-            "seq": whole(),
+            "seq": whole("Its number."),
             "at": number("Seconds since 1970."),
             "kind": text(),
             "model": text(null=True),
