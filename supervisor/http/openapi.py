@@ -233,7 +233,7 @@ def _answer(operation: Operation, status: int, schemas: Json, example: Any) -> J
     if operation.answer is not None:
         content[operation.answer_type] = {"schema": _name(operation.answer, schemas)}
     elif operation.answer_type != JSON:
-        content[operation.answer_type] = {"schema": {"type": "string"}}
+        content[operation.answer_type] = {"schema": {} if operation.answer_type == "*/*" else {"type": "string"}}
     if content and example is not None:
         content[operation.answer_type]["example"] = example
     for kind in filter(None, (operation.stream_type, *operation.other_types)):

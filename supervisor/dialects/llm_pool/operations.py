@@ -70,10 +70,10 @@ SECTION: Final = Section(
                 request(
                     {
                         "model": text(),
-                        "input": _CONTENT
-                        | {
+                        "input": {
+                            **_CONTENT,
                             "description": "One turn: a text, or a list of parts. Where all are texts, they are joined without "
-                            "anything between them."
+                            "anything between them.",
                         },
                         "messages": array(
                             request({"role": choice("user", "assistant"), "content": _CONTENT}, "role", "content"),
