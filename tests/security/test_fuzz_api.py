@@ -44,6 +44,7 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
     own = {"/messages", "/responses", "/audio/transcriptions"}  # which are translated, or echoed
     runs = {each.path for each in TRIED if each.method == "POST" and "default" in each.said["responses"]}
     endpoints = sorted(path for path in runs if path.removeprefix("/v1") not in own and not path.startswith("/api/"))
+    endpoints += ["GET /props", "GET /slots", "GET /lora-adapters"]
     models = {"chat": fake(endpoints=endpoints), "other": fake(endpoints=endpoints)}
     limits = {"keepalive_s": 0.5}
     with running(tmp_path_factory.mktemp("fuzz"), {"models": models, "limits": limits}) as daemon:
@@ -200,7 +201,8 @@ class TestEveryOperation:
     def test_what_is_broken(self, described, client, ids, data):
         """A body that is nearly JSON, or JSON of another shape."""
         if described.request is None:
-            odd = data.draw(st.dictionaries(st.sampled_from(("limit", "model", "after", "lines", "force")), st.text()))
+            names = st.sampled_from(("limit", "model", "after", "lines", "force")) | st.text(min_size=1)
+            odd = data.draw(st.dictionaries(names, st.text()))
             check(described, *ask(client, described, data.draw(path_of(described, ids)), params=odd))
             return
         kind, schema = described.request
