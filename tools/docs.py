@@ -33,7 +33,7 @@ from supervisor.cli import manual
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
-from tools import licences, reliability
+from tools import api_page, licences, reliability
 from tools.locks import ROOT
 
 DOCS: Final = ROOT / "docs"
@@ -270,6 +270,12 @@ def endpoints(registry: Registry) -> str:
     return table(("Endpoint", "Served by"), rows)
 
 
+@cache
+def api_blocks() -> Mapping[str, str]:
+    """What docs/api.md says of each dialect's operations, made once for all of them."""
+    return api_page.blocks()
+
+
 def parameters(known: Table) -> str:
     """What happens to each parameter of a request."""
     rows = [(f"`{name}`", found.fate, found.note or "–") for name, found in known.items()]
@@ -335,6 +341,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "transitions": transitions,
         "rooms": rooms,
         "endpoints": partial(endpoints, registry),
+        **{name: partial(api_blocks().__getitem__, name) for name in api_blocks()},
         "costs of tests": costs_of_tests,
         "faults": faults,
         "soak": reliability.soak,

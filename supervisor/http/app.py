@@ -24,7 +24,7 @@ from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, clients, extra_ports, jobs, leases, metrics, runtime_config, ui, watch
+from supervisor.http import admin, clients, extra_ports, jobs, leases, metrics, openapi, runtime_config, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.parked import park
 from supervisor.http.protocol import GuardedProtocol
@@ -66,6 +66,7 @@ class Application:
                 *jobs.routes(daemon),
                 metrics.route(daemon),
                 runtime_config.route(daemon),
+                openapi.route(),
                 *ui.routes(),
             ],
             exception_handlers={LlmuxError: _refused, HTTPException: self._not_routed, Exception: _left_to_the_server},

@@ -37,6 +37,8 @@ NOT_RUN = {
     r"\bpython -m bench\b": "needs nginx and a quiet machine",
     r"\btrain\.py\b": "somebody's own program; tests/e2e/cli/test_lease.py runs others",
     r"\bgpu-host\b": "asks another machine",
+    r"\bllmux token\b": "needs the keys of several people",
+    r"  # needs ": "needs what the comment says, which the demo doesn't have",
 }
 """What a block must not have in it to be run here, and why."""
 
@@ -51,7 +53,12 @@ BEFORE = {
 }
 """What readers of a page have done already."""
 
-RUNNING = {"docs/tasks.md": "llmux demo", "docs/terminal.md": "llmux demo", "docs/troubleshooting.md": "llmux serve"}
+RUNNING = {
+    "docs/api.md": "llmux demo",
+    "docs/tasks.md": "llmux demo",
+    "docs/terminal.md": "llmux demo",
+    "docs/troubleshooting.md": "llmux serve",
+}
 """Pages of a daemon that runs already, and how it was started."""
 
 SERVES = re.compile(r"(make run|llmux (serve|demo))( .*)?")

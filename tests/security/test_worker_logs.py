@@ -105,7 +105,7 @@ class TestInBand:
         for path in ("/v1/chat/completions", "/toy/say"):
             assert site.post("/v1/admin/models/mid-stream/load").status_code == 200
             body = {"model": "mid-stream", "stream": True, **ASKED["/v1/chat/completions"]}
-            body = body if path != "/toy/say" else {"to": "mid-stream", "say": "Hello", "live": True}
+            body = body if path != "/toy/say" else {"model": "mid-stream", "say": "Hello", "live": True}
             pieces: list[str] = []
             with site.client() as client, client.stream("POST", path, json=body) as answer:
                 assert answer.status_code == 200

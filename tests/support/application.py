@@ -31,6 +31,7 @@ ORIGIN = "https://chat.example.org"
 class Served:
     running: Front
     daemon: Daemon
+    application: Application
     logged: list[dict[str, object]]  # through structlog, as it is logged
 
     @property
@@ -53,7 +54,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     application = Application(daemon, Reloader(daemon, configuration, daemon.catalog.server.host))
     with structlog.testing.capture_logs() as logged:
         async with front(application) as running:
-            yield Served(running, daemon, logged)
+            yield Served(running, daemon, application, logged)
 
 
 def get(path: bytes, *fields: bytes, method: bytes = b"GET") -> bytes:

@@ -27,6 +27,7 @@ from supervisor.core.effects import Reject
 from supervisor.core.types import CrashClass, FootprintSource, RejectCode, TicketId
 from supervisor.daemon.ticket import rejection
 from supervisor.errors import LlmuxError
+from supervisor.http.openapi import sections
 
 ROOT = Path(supervisor.__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -38,7 +39,6 @@ SOURCES = sorted(path for top in ("supervisor", "runtimes") for path in (ROOT / 
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _ROW = re.compile(r"^\| (`.*?) \| (.*) \|$", re.MULTILINE)
-_CONVERTER = re.compile(r":\w+(?=})")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -172,27 +172,12 @@ class TestConfiguration:
 class TestApi:
     """Every endpoint and every field of the admin API is in docs/api.md."""
 
-    @staticmethod
-    def served() -> set[str]:
-        """Routes as they are written in the rooms that the application takes routes from."""
-        found = set()
-        for room in ("http", "dialects"):
-            for call in (
-                node
-                for path in (ROOT / "supervisor" / room).rglob("*.py")
-                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            ):
-                if isinstance(call, ast.Call) and named(call) == "Route" and (path := constant(call.args[0])):
-                    methods = next(keyword.value for keyword in call.keywords if keyword.arg == "methods")
-                    found |= {f"{method} {_CONVERTER.sub('', path)}" for method in ast.literal_eval(methods)}
-                elif isinstance(call, ast.Call) and named(call) == "Mount" and (path := constant(call.args[0])):
-                    found.add(f"GET {path}/{{path}}")
-        return found
-
-    def test_routes(self):
-        assert {"GET /health", "GET /v1/models"} <= self.served()
+    def test_operations(self):
+        """Those of the OpenAPI document, of which tests/unit/http/test_openapi.py knows that it is complete."""
+        told = [operation for section in sections() for operation in section.operations]
+        names = {f"{each.method} {path}" for each in told for path in (each.path, *each.aliases)}
         headings = "".join(re.findall(r"^### .*$", text("api.md"), re.MULTILINE))
-        assert self.served() == set(re.findall(r"`([A-Z]+ \S+)`", headings))
+        assert names == set(re.findall(r"`([A-Z]+ \S+)`", headings))
 
     def test_fields(self):
         source = (ROOT / "supervisor" / "daemon" / "views.py").read_text(encoding="utf-8")

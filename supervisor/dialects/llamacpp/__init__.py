@@ -55,7 +55,7 @@ class LlamaCpp(OpenAI):
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
         """`/props` of no model are the router's."""
-        return path == "/props" and not parse_qs(query).get(b"model")
+        return path == "/props" and not parse_qs(query.decode("latin-1")).get("model")
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """`GET /models`, `POST /models/load`, `POST /models/unload`, `GET /models/sse`, `GET /props`."""

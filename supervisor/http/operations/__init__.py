@@ -1,0 +1,1 @@
+"""What each module of routes in this room serves: see `supervisor.dialects.operation`."""

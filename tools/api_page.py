@@ -1,0 +1,113 @@
+"""The parts of docs/api.md that follow from what llmux serves: each operation with its fields and an example.
+
+An example is a command that runs against the demo, as it stands there, but for those that say what they need.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from supervisor.dialects.openai.schemas import X_FIELDS
+from supervisor.dialects.operation import FORM, JSON, Operation, Schema, Section
+from supervisor.http.openapi import answer_of, key_of, recorded, sections
+
+URL: Final = "http://127.0.0.1:8081"
+WIDTH: Final = 120
+MOST_LINES: Final = 24
+"""Of an answer; what is left out stands as "…"."""
+_SCOPES: Final = {None: "Open to all.", "admin": "Needs the scope `admin`.", "metrics": "Needs the scope `metrics`."}
+
+
+def blocks() -> dict[str, str]:
+    """The text of each section, by the name of its block."""
+    answers, told = recorded(), set[str]()
+    return {f"operations of {section.name}": _section(section, answers, told) for section in sections()}
+
+
+def _section(section: Section, answers: Mapping[str, Any], told: set[str]) -> str:
+    return "\n\n".join(
+        part
+        for operation in section.operations
+        for part in _operation(operation, answer_of(key_of(section, operation), operation.example, answers), told)
+    )
+
+
+def _operation(operation: Operation, answer: Any, told: set[str]) -> Iterator[str]:
+    paths = (operation.path, *operation.aliases)
+    yield "### " + ", ".join(f"`{operation.method} {path}`" for path in paths)
+    yield " ".join(filter(None, (operation.summary, _SCOPES.get(operation.scope))))
+    if operation.description:
+        yield operation.description
+    if operation.parameters:
+        yield _table("Parameter", {each.name: each.description for each in operation.parameters})
+    for head, schema in (("Field", operation.request), ("Of the answer", operation.answer)):
+        if rows := _described(schema, told):
+            yield _table(head, rows)
+    yield f"```sh\n{_command(operation)}\n```"
+    if answer is not None:
+        yield _shown(answer)
+
+
+def _described(schema: Schema | None, told: set[str]) -> dict[str, str]:
+    """The fields with a description, of an object or of the only list of objects in it."""
+    if schema is None or schema.get("title") in told:
+        return {}
+    told.update(filter(None, [schema.get("title")]))
+    fields: Mapping[str, Schema] = schema.get("properties", {})
+    rows = {
+        name: field["description"] for name, field in fields.items() if "description" in field and name not in X_FIELDS
+    }
+    lists = [field["items"] for field in fields.values() if field.get("type") == "array" and not rows]
+    return rows or next((found for items in lists if (found := _described(items, told))), {})
+
+
+def _table(head: str, rows: Mapping[str, str]) -> str:
+    """Names with the same meaning share a row."""
+    meanings: dict[str, list[str]] = {}
+    for name, meaning in rows.items():
+        meanings.setdefault(meaning, []).append(f"`{name}`")
+    lines = [f"| {', '.join(names)} | {meaning.replace('|', chr(92) + '|')} |" for meaning, names in meanings.items()]
+    return "\n".join((f"| {head} | Meaning |", "| --- | --- |", *lines))
+
+
+def _command(operation: Operation) -> str:
+    """The example as it is typed."""
+    example, method = operation.example, operation.method
+    words = ["curl", "-f", URL + (example.path or operation.path)]
+    if method == "HEAD":
+        words.append("-I")
+    elif method not in {"GET", "POST"} or (method == "POST" and example.body is None):
+        words += ["-X", method]
+    for name, value in example.headers.items():
+        words += ["-H", f"{name}: {value}"]
+    if operation.request_type == FORM:
+        words += (word for name, value in (example.body or {}).items() for word in ("-F", f"{name}={value}"))
+    elif example.body is not None:
+        words += ["-H", f"Content-Type: {JSON}", "-d", json.dumps(example.body, ensure_ascii=False)]
+    return shlex.join(words) + (f"  # needs {example.needs}" if example.needs else "")
+
+
+def _shown(answer: Any) -> str:
+    is_text = isinstance(answer, str)
+    lines = answer.rstrip("\n").split("\n") if is_text else [*_pretty(answer)]
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], "…"]
+    return "\n".join(("```" if is_text else "```json", *lines, "```"))
+
+
+def _pretty(value: Any, indent: str = "", before: str = "", after: str = "") -> Iterator[str]:
+    """JSON in lines that are not too long, where it can be."""
+    plain = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(before) + len(plain) + len(after) <= WIDTH or not isinstance(value, dict | list) or not value:
+        yield indent + before + plain + after
+        return
+    marks: Sequence[str] = "{}" if isinstance(value, dict) else "[]"
+    items = [*value.items()] if isinstance(value, dict) else [(None, each) for each in value]
+    yield indent + before + marks[0]
+    for at, (name, each) in enumerate(items, 1):
+        label = "" if name is None else json.dumps(name, ensure_ascii=False) + ": "
+        yield from _pretty(each, indent + "  ", label, "," if at < len(items) else "")
+    yield indent + marks[1] + after
