@@ -27,8 +27,8 @@ from supervisor.dialects.operation import (
 _ERROR: Final = named(record({"error": text("What is wrong, and what to do.")}), "OllamaError")
 _KEEP_ALIVE: Final = {
     "anyOf": [number(), text(pattern=r"^-?[0-9]{1,6}(s|m|h)$")],
-    "description": "For how long the model stays: seconds, or a duration such as `5m`. 0 with nothing to answer unloads it, "
-    "which needs the scope `admin`.",
+    "description": "For how long the model stays: seconds, or a duration such as `5m`. 0 with nothing to answer unloads it "
+    "after its running requests, which needs the scope `admin`.",
 }
 _OPTIONS: Final = request(
     {
@@ -100,6 +100,7 @@ _NAMED: Final = request({"model": text(), "name": text("What older clients call 
 
 
 def _refused(method: Method, path: str) -> Operation:
+    asked = path.replace("{digest}", "sha256:0")
     return Operation(
         method,
         path,
@@ -108,10 +109,12 @@ def _refused(method: Method, path: str) -> Operation:
         status=501,
         answer=_ERROR if method != "HEAD" else None,
         example=Example(
-            needs="Ollama itself",
-            path=path.replace("{digest}", "sha256:0"),
-            answer={
-                "error": f"{path} is not offered: the models come from llmux's configuration. Its operator adds one with "
+            needs="Ollama: it is refused here",
+            path=asked,
+            answer=None
+            if method == "HEAD"
+            else {
+                "error": f"{asked} is not offered: the models come from llmux's configuration. Its operator adds one with "
                 "`llmux add` and removes one with `llmux remove`."
             },
         ),
@@ -211,6 +214,7 @@ SECTION: Final = Section(
                 }
             ),
             {"model": "tiny-embed", "input": []},
+            description="Without a text it loads its model.",
         ),
         _run(
             "/api/embeddings",
@@ -227,6 +231,7 @@ SECTION: Final = Section(
             ),
             record({"embedding": array(number())}),
             {"model": "tiny-embed", "prompt": ""},
+            description="Without a text it loads its model.",
         ),
         Operation(
             "GET",

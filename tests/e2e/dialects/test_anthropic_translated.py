@@ -153,6 +153,14 @@ class TestErrors:
         assert ask(site, "plain", "/v1/messages/count_tokens").json()["error"]["code"] == "endpoint_not_supported"
 
 
+class TestThinking:
+    """It reaches only what knows such a switch; for others, clients that always ask for it are served all the same."""
+
+    def test_of_a_model_that_has_no_switch(self, site):
+        told = ask(site, "plain", thinking={"type": "disabled"})
+        assert (told.status_code, told.headers["x-llmux-ignored"]) == (200, "thinking")
+
+
 class TestModels:
     """The list of Anthropic's clients."""
 

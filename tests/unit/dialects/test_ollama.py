@@ -117,7 +117,9 @@ class TestRequests:
         ],
     )
     def test_thinking(self, think, told):
-        assert chat(think=think)[0]["chat_template_kwargs"] == told
+        asked = chat(think=think)[0]
+        assert asked["chat_template_kwargs"] == told
+        assert asked.get("reasoning_effort") == told.get("reasoning_effort")
 
     def test_formats(self):
         schema = {"type": "object", "properties": {"a": {"type": "string"}}}
