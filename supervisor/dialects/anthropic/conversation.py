@@ -24,6 +24,7 @@ Json = dict[str, object]
 
 _DROPPED: Final = frozenset({"thinking", "redacted_thinking"})
 _DATA: Final = "data:"
+PREFILL: Final = "prefill"  # a last turn of the assistant's own, which Anthropic's older models went on from
 
 
 class Source(msgspec.Struct):
@@ -104,7 +105,10 @@ def system_text(raw: msgspec.Raw) -> str:
 def without_effect(messages: msgspec.Raw, system: msgspec.Raw) -> Iterator[str]:
     """The fields of turns and of content blocks that nothing is made of. Both have been read."""
     yield from _unused(system, "system")
-    for turn in _turns.decode(messages):
+    turns = _turns.decode(messages)
+    if turns and _kind.decode(turns[-1]["role"]) == "assistant":
+        yield PREFILL
+    for turn in turns:
         yield from _others(turn, _TURN, "messages")
         yield from _unused(turn["content"], "messages.content")
 

@@ -168,3 +168,8 @@ class TestModels:
         told = site.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
         names = {row["id"] for row in told["data"]}
         assert names == {"failing", "dying", "slow", "caller", "broken"}  # virtual models stand for their own
+
+    @pytest.mark.parametrize(("name", "status"), [("caller", 200), ("words", 404)])
+    def test_has_entries_of_its_own(self, site, name, status):
+        told = site.get(f"/v1/models/{name}", headers={"anthropic-version": "2023-06-01"})
+        assert (told.status_code, told.json()["type"]) == (status, "model" if status == 200 else "error")

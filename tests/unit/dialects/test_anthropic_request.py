@@ -422,6 +422,9 @@ class TestNothingIsLost:
             "messages.content.content",
         ]
 
+    def test_a_beginning_of_the_answer(self):
+        assert mapped(messages=[*HELLO, assistant(text("{"))])[1] == ["prefill"]
+
     @pytest.mark.parametrize("end", ["", '"', "\\", '\\"', "é\n", "=", ":", "\u2028", "\x01"])
     def test_long_texts_of_a_large_body_come_through(self, end):
         """Only their beginnings are seen on the way, in the input of a call as elsewhere."""
