@@ -26,7 +26,7 @@ from supervisor.dialects.operation import (
 
 _ERROR: Final = named(record({"error": text("What is wrong, and what to do.")}), "OllamaError")
 _KEEP_ALIVE: Final = {
-    "anyOf": [number(), text(pattern=r"^-?[0-9]{1,6}(s|m|h)$")],
+    "anyOf": [number(), text(pattern=r"^-?([0-9]{1,6}(ms|s|m|h)){1,3}$|^-?[0-9]{1,6}$")],
     "description": "For how long the model stays: seconds, or a duration such as `5m`. 0 with nothing to answer unloads it "
     "after its running requests, which needs the scope `admin`.",
 }
@@ -39,7 +39,9 @@ _OPTIONS: Final = request(
     },
     more=True,
 )
-_PICTURES: Final = array(text("Base64, of a JPEG, PNG, WebP, GIF or BMP.", pattern="^(/9j/|iVBORw0KGgo|R0lGOD)"))
+_PICTURES: Final = array(
+    text("Base64, of a JPEG, PNG, WebP, GIF or BMP.", pattern="^(/9j/|iVBORw0KGgo|UklGR|R0lGOD|Qk)")
+)
 _THINK: Final = {"anyOf": [flag(), choice("low", "medium", "high")]}
 _COMMON: Final = {
     "model": text("A public name, also with `:latest`."),
@@ -56,11 +58,18 @@ _MESSAGE: Final = named(
             "content": text(),
             "thinking": text(),
             "images": _PICTURES,
-            "tool_name": text(),
+            "tool_name": text(
+                "Whose result it is; without it and `tool_call_id`, that of the oldest call that has none."
+            ),
+            "tool_call_id": text(),
             "tool_calls": array(
                 request(
-                    {"function": request({"name": text(), "arguments": mapping(anything())}, "name", "arguments")},
+                    {
+                        "id": text("What `tool_call_id` of its result says."),
+                        "function": request({"name": text(), "arguments": mapping(anything())}, "name", more=True),
+                    },
                     "function",
+                    more=True,
                 )
             ),
         },
