@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
 
-from runtimes.base import Endpoint
+from runtimes.base import Endpoint, Thinking
 from runtimes.endpoints import OTHER, aliases_of
 from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
@@ -41,6 +41,7 @@ from supervisor.proxy.translation import (
     AnswerTranslation,
     Chained,
     StreamTranslation,
+    Switched,
     TargetedTranslation,
     TargetModel,
     Translation,
@@ -150,6 +151,7 @@ class Targets:
         """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
         body, name, method, model = asked.body, asked.name, scope["method"], route.model.id
         endpoint, translation = self._served(method, asked, model), None
+        unused: Sequence[str] = ()
         if asked.translation is not None and endpoint is not None and _is_unheard(body, endpoint):
             endpoint = None
         if endpoint is not None and asked.required is not None:
@@ -157,7 +159,9 @@ class Targets:
         elif endpoint is None and asked.translation is not None:
             endpoint = self.table.get((method, asked.translation.path), _NONE).get(model)
             if endpoint is not None:
-                body, translation = body.translated(asked.translation)
+                switched = Switched(asked.translation, await _thinking(route))
+                body, translation = body.translated(switched)
+                unused = switched.ignored
                 body.rename(name)
                 context.demand = staying(context.demand, body)
         if endpoint is None:
@@ -195,7 +199,7 @@ class Targets:
             translation = chats if translation is None else Chained(chats, translation)
             rewrite = Rewrite()  # it is in the prompt
         completion = context.dialect.completion(name, stream=body.stream) if translation is None else None
-        context.ignored = (*(() if translation is None else translation.ignored), *told.ignored)
+        context.ignored = (*(() if translation is None else translation.ignored), *unused, *told.ignored)
         data = await body.rewritten(rewrite, endpoint)
         if ladder is None:
             rewritten = held.changed(data)
@@ -295,6 +299,12 @@ class Targets:
 def _is_unheard(body: Body, endpoint: Endpoint) -> bool:
     """Would the worker pass over a part of the request?"""
     return any(part in (body.raw(name) or b"") for name, part in endpoint.unheard)
+
+
+async def _thinking(route: Route) -> Thinking | None:
+    """How its reasoning is switched."""
+    is_known = route.model.known_capabilities is not None
+    return route.model.thinking if is_known else await asyncio.to_thread(lambda: route.model.thinking)
 
 
 async def _target_model(name: str, route: Route) -> TargetModel:

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import msgspec
+
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import UpstreamError
@@ -23,6 +25,8 @@ from supervisor.io.upstream import Headers, UpstreamResponse
 ANSWER_LIMIT: Final = 64 * 1024 * 1024
 KEPT_PIECES: Final = 4  # of the canonical answer's end, where its usage stands
 KEPT_BYTES: Final = 4096
+_TEMPLATE: Final = "chat_template_kwargs"
+_EFFORT: Final = "reasoning_effort"  # for models that have levels, whatever switches their reasoning
 _REPLACED: Final = (b"content-type", b"content-length", b"etag")
 
 
@@ -84,6 +88,38 @@ class TargetModel:
     multi_turn: bool | None = None  # None: it can't be told
     decoding: Mapping[str, Sequence[str]] = field(default_factory=dict)  # as `Adapter.decoding`
     translates: bool = False  # from one language into another, and does nothing else
+
+
+class Switched:
+    """A translation of one request, whose `chat_template_kwargs.enable_thinking` becomes what the model is switched by.
+
+    `ignored` has a name once a model was to be switched that can't be.
+    """
+
+    def __init__(self, translation: Translation, thinking: Thinking | None) -> None:
+        self.path = translation.path
+        self.ignored: tuple[str, ...] = ()
+        self._translation = translation
+        self._thinking = thinking
+
+    def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
+        """See Translation."""
+        canonical, answers = self._translation.request(fields)
+        if self._thinking == CHAT_TEMPLATE or _TEMPLATE not in canonical:
+            return canonical, answers
+        wanted = _switch(canonical.pop(_TEMPLATE)).enable_thinking
+        if self._thinking is None:
+            self.ignored = () if _EFFORT in canonical else ("thinking",)
+            return canonical, answers
+        switch = self._thinking.enabled if wanted else self._thinking.disabled
+        return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()} | canonical, answers
+
+
+class _Switch(msgspec.Struct):
+    enable_thinking: bool = True
+
+
+_switch: Final = msgspec.json.Decoder(_Switch).decode
 
 
 class Times(Protocol):

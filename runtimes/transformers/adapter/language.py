@@ -50,7 +50,9 @@ class Language(Kind):
 
     program = "runtimes.transformers.worker.chat"
     summary = "Language models."
-    all_endpoints = frozenset({Endpoint("/v1/chat/completions"), Endpoint("/v1/completions")})
+    all_endpoints = frozenset(
+        map(Endpoint, ("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/completions"))
+    )
     keys = frozenset(
         {"n_ctx", "quantization", "device_map", "gpus", "attention", "prefill_tokens"}
         | {"chat_template_file", "tool_format", "image_pixels"}

@@ -1,7 +1,8 @@
 """Anthropic's API: `/v1/messages`, its count of tokens, and its list of models.
 
 Workers that serve these paths get their requests untouched. For all other chat models `request` maps them to chat
-completions, and `answer` maps the answers and streams back; `errors` has the shape of errors. The list is where OpenAI's is: whoever sends `anthropic-version`, which Anthropic's clients always do, gets this one.
+completions, and `answer` maps the answers and streams back; `errors` has the shape of errors. The list is where OpenAI's is:
+whoever sends `anthropic-version`, which Anthropic's clients always do, gets this one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
 from supervisor.dialects.anthropic.answer import CountTokens, Messages
 from supervisor.dialects.openai import OpenAI
-from supervisor.errors import InvalidRequestError
+from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.proxy.dialect import after
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import Translation
@@ -75,6 +76,9 @@ class Anthropic(OpenAI):
         """`GET /v1/models` and `GET /v1/models/{id}`: the models that can be asked at `/v1/messages`."""
         created = datetime.fromtimestamp(int(daemon.wall_time(daemon.started)), UTC).isoformat().replace("+00:00", "Z")
 
+        def serves(entry: catalog.Route) -> bool:
+            return not _SERVING.isdisjoint(entry.model.paths)
+
         def view(entry: catalog.Route) -> Json:
             known = daemon.fleet.effective(entry.model.id).known_capabilities
             return {
@@ -87,12 +91,15 @@ class Anthropic(OpenAI):
 
         async def listing(request: Request) -> Response:
             await daemon.know_capabilities()
-            rows = [row for row in daemon.catalog.listing() if not _SERVING.isdisjoint(row.model.paths)]
+            rows = [row for row in daemon.catalog.listing() if serves(row)]
             return JSONResponse(_page([view(row) for row in rows], request))
 
         async def one(request: Request) -> Response:
             await daemon.know_capabilities()
-            return JSONResponse(view(daemon.catalog.resolve(request.path_params["name"])))
+            entry = daemon.catalog.resolve(request.path_params["name"])
+            if not serves(entry):
+                raise NotFoundError(f"{entry.name} can't be asked at {_PATH}; GET {_MODELS} lists what can.")
+            return JSONResponse(view(entry))
 
         return [_Route(_MODELS, listing, methods=["GET"]), _Route(f"{_MODELS}/{{name:path}}", one, methods=["GET"])]
 

@@ -9,11 +9,14 @@ Texts may hold marks (see `proxy.translation`), so they are joined by line break
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import Final
 
 import msgspec
 
+from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.anthropic.fields import NOTHING, decoded, is_set, refuse
 from supervisor.errors import InvalidRequestError
 
@@ -21,6 +24,7 @@ Json = dict[str, object]
 
 _DROPPED: Final = frozenset({"thinking", "redacted_thinking"})
 _DATA: Final = "data:"
+PREFILL: Final = "prefill"  # a last turn of the assistant's own, which Anthropic's older models went on from
 
 
 class Source(msgspec.Struct):
@@ -56,7 +60,19 @@ class Message(msgspec.Struct):
     content: Content
 
 
+_TURN: Final = frozenset(Message.__struct_fields__)
+_SOURCE: Final = frozenset(Source.__struct_fields__)
+_USED: Final[Mapping[str, AbstractSet[str]]] = {
+    "text": {"text"},
+    "image": {"source"},
+    "tool_use": {"id", "name", "input"},
+    "tool_result": {"tool_use_id", "content", "is_error"},
+}
+_ANYWHERE: Final = frozenset({"type", "cache_control"})
 _messages: Final = msgspec.json.Decoder(list[Message])
+_turns: Final = msgspec.json.Decoder(list[Fields])
+_fields: Final = msgspec.json.Decoder(Fields)
+_kind: Final = msgspec.json.Decoder(str)
 _content: Final = msgspec.json.Decoder(Content | None)
 _source: Final = msgspec.json.Decoder(Source)
 
@@ -84,6 +100,35 @@ def system_text(raw: msgspec.Raw) -> str:
     """The system prompt; empty without one. Raises InvalidRequestError."""
     blocks = _blocks(decoded(_content, raw, "system") or "")
     return "\n\n".join(_text(block, "system", "the system prompt") for block in blocks)
+
+
+def without_effect(messages: msgspec.Raw, system: msgspec.Raw) -> Iterator[str]:
+    """The fields of turns and of content blocks that nothing is made of. Both have been read."""
+    yield from _unused(system, "system")
+    turns = _turns.decode(messages)
+    if turns and _kind.decode(turns[-1]["role"]) == "assistant":
+        yield PREFILL
+    for turn in turns:
+        yield from _others(turn, _TURN, "messages")
+        yield from _unused(turn["content"], "messages.content")
+
+
+def _unused(content: msgspec.Raw, place: str) -> Iterator[str]:
+    if bytes(memoryview(content)[:1]) != b"[":
+        return
+    for block in _turns.decode(content):
+        kind = _kind.decode(block["type"])
+        if kind in _DROPPED:
+            continue
+        yield from _others(block, _ANYWHERE | _USED[kind], place)
+        if kind == "tool_result":
+            yield from _unused(block.get("content", NOTHING), f"{place}.content")
+        elif kind == "image":
+            yield from _others(_fields.decode(block["source"]), _SOURCE, f"{place}.source")
+
+
+def _others(fields: Fields, known: AbstractSet[str], place: str) -> Iterator[str]:
+    return (f"{place}.{name}" for name, value in fields.items() if name not in known and is_set(value))
 
 
 def _blocks(content: Content) -> list[Block]:

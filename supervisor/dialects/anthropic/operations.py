@@ -24,41 +24,35 @@ from supervisor.dialects.operation import (
     whole,
 )
 
-_TEXT: Final = request({"type": {"const": "text"}, "text": text()}, "type", "text")
+
+def _block(kind: str, fields: dict[str, Schema], *optional: str) -> Schema:
+    """A content block. What concerns caching may stand in each, and has no effect."""
+    needed = [name for name in fields if name not in optional]
+    cached = {"cache_control": mapping(anything(), null=True)}
+    return request({"type": {"const": kind}, **fields, **cached}, "type", *needed)
+
+
+_DATA: Final = {
+    "type": {"const": "base64"},
+    "media_type": choice("image/png", "image/jpeg", "image/gif", "image/webp"),
+    "data": text(pattern="^[A-Za-z0-9+/]+={0,2}$"),
+}
+_ADDRESS: Final = {"type": {"const": "url"}, "url": text("Where media may be loaded from addresses.")}
+_TEXT: Final = _block("text", {"text": text()})
 _SYSTEM: Final[Schema] = {"anyOf": [text(), array(_TEXT)]}
-_IMAGE: Final = request(
+_IMAGE: Final = _block("image", {"source": {"oneOf": [request(_DATA, *_DATA), request(_ADDRESS, *_ADDRESS)]}})
+_THOUGHT: Final = _block("thinking", {"thinking": text(), "signature": text()}, "signature")
+_HIDDEN: Final = _block("redacted_thinking", {"data": text()})
+_USE: Final = _block("tool_use", {"id": text(), "name": text(), "input": mapping(anything())})
+_RESULT: Final = _block(
+    "tool_result",
     {
-        "type": {"const": "image"},
-        "source": request(
-            {
-                "type": {"const": "base64"},
-                "media_type": choice("image/png", "image/jpeg", "image/gif", "image/webp"),
-                "data": text(pattern="^[A-Za-z0-9+/]+={0,2}$"),
-            },
-            "type",
-            "media_type",
-            "data",
-        ),
-    },
-    "type",
-    "source",
-)
-_USE: Final = request(
-    {"type": {"const": "tool_use"}, "id": text(), "name": text(), "input": mapping(anything())},
-    "type",
-    "id",
-    "name",
-    "input",
-)
-_RESULT: Final = request(
-    {
-        "type": {"const": "tool_result"},
         "tool_use_id": text(),
-        "content": {"anyOf": [text(), array(_TEXT)]},
+        "content": {"anyOf": [text(), array({"oneOf": [_TEXT, _IMAGE]})]},
         "is_error": flag(),
     },
-    "type",
-    "tool_use_id",
+    "content",
+    "is_error",
 )
 _MESSAGE: Final = {
     "oneOf": [
@@ -73,7 +67,7 @@ _MESSAGE: Final = {
         request(
             {
                 "role": {"const": "assistant"},
-                "content": {"anyOf": [text(), array({"oneOf": [_TEXT, _USE]}, minItems=1)]},
+                "content": {"anyOf": [text(), array({"oneOf": [_TEXT, _THOUGHT, _HIDDEN, _USE]}, minItems=1)]},
             },
             "role",
             "content",
@@ -92,7 +86,12 @@ _FIELDS: Final = {
             more=True,
         )
     ),
-    "tool_choice": request({"type": choice("auto", "any", "none")}, "type", more=True),
+    "tool_choice": {
+        "oneOf": [
+            request({"type": choice("auto", "any", "none"), "disable_parallel_tool_use": flag()}, "type"),
+            request({"type": {"const": "tool"}, "name": text(), "disable_parallel_tool_use": flag()}, "type", "name"),
+        ]
+    },
     "thinking": request({"type": choice("enabled", "disabled", "adaptive")}, "type", more=True),
 }
 _MODEL: Final = named(

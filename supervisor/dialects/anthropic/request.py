@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.anthropic.conversation import messages, system_text
+from supervisor.dialects.anthropic.conversation import messages, system_text, without_effect
 from supervisor.dialects.anthropic.fields import NOTHING, decoded, is_set, refuse
 from supervisor.errors import InvalidRequestError
 
@@ -117,8 +117,10 @@ class Canonical:
         if raw is None:
             raise InvalidRequestError("messages: the field is missing.", param="messages", code="missing_parameter")
         found = messages(raw)
-        if (raw := given.pop("system", None)) is not None and (text := system_text(raw)):
+        system = given.pop("system", NOTHING)
+        if is_set(system) and (text := system_text(system)):
             found.insert(0, {"role": "system", "content": text})
+        self._ignored += dict.fromkeys(without_effect(raw, system))
         self._set("messages", found)
 
     def _take_stream(self, given: Fields) -> None:
@@ -142,6 +144,10 @@ class Canonical:
             raise InvalidRequestError(
                 "tool_choice: its `type` is one of auto, any, none, and tool with a `name`.", param="tool_choice"
             )
+        self._ignore(
+            (n for n in decoded(_fields, raw, "tool_choice") if n not in _ToolChoice.__struct_fields__),
+            of="tool_choice",
+        )
         if choice.disable_parallel_tool_use is not None:
             self._set("parallel_tool_calls", not choice.disable_parallel_tool_use)
 

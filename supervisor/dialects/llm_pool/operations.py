@@ -53,6 +53,11 @@ _MS: Final = {
     "engine_output_tokens": "As the worker counts.",
     "engine_tokens_per_second": "Output tokens by `gpu_generate_total_ms`, or else by `backend_inference_wall_ms`.",
 }
+_LANGUAGES: Final = (
+    "For models with the [prompt format](configuration.md#prompt-formats) `translategemma_template`, and refused by all others: "
+    "codes such as `nl` or `pt-BR`. The target is required. Without a source, or with `auto` or `mixed`, the model is told to "
+    "detect the language of each segment."
+)
 _METRICS: Final = record({name: number(about, null=True) for name, about in _MS.items()}, "What isn't known is null.")
 
 SECTION: Final = Section(
@@ -72,22 +77,23 @@ SECTION: Final = Section(
                         "model": text(),
                         "input": {
                             **_CONTENT,
-                            "description": "One turn: a text, or a list of parts. Where all are texts, they are joined without "
-                            "anything between them.",
+                            "description": 'One turn: a text, or a list of `{"type": "text", "text": …}` and '
+                            '`{"type": "image_url", "image_url": {"url": …, "detail": …}}`. Where all are texts, they '
+                            "are joined without anything between them.",
                         },
                         "messages": array(
                             request({"role": choice("user", "assistant"), "content": _CONTENT}, "role", "content"),
-                            "Several turns instead; the last one is the user's. 400 `multi_turn_unsupported` for a model "
-                            "whose `capabilities.multi_turn` is false.",
+                            "Several turns instead: `role` `user` or `assistant`, `content` as `input`; the last one is the user's. "
+                            "400 `multi_turn_unsupported` for a model whose `capabilities.multi_turn` is false.",
                             minItems=1,
                         ),
-                        "instructions": text("The system prompt.", null=True),
+                        "instructions": text("The system prompt. Refused by translation models.", null=True),
                         "thinking": choice(
                             "default",
                             "enabled",
                             "disabled",
                             null=True,
-                            about="Switched as the model's runtime does it. 400 `thinking_unsupported` for what isn't in its "
+                            about="`default`, `enabled` or `disabled`, switched as the model's runtime does it. 400 `thinking_unsupported` for what isn't in its "
                             "`capabilities.thinking_modes`: a virtual model that switches thinking takes nothing else.",
                         ),
                         "decoding": request(
@@ -100,14 +106,14 @@ SECTION: Final = Section(
                                 "stop": array(null=True),
                                 "beam_size": whole(null=True, minimum=1),
                             },
-                            about="`temperature`, `top_p`, `top_k`, `repetition_penalty`, `max_tokens`, `stop` (a list), "
-                            "`beam_size`. What is left out is as [configured](configuration.md#virtual_models). What the "
+                            about="`temperature`, `top_p`, `top_k`, `repetition_penalty`, `max_tokens`, `stop` (a list, "
+                            "beside the strings of the model's [prompt format](configuration.md#prompt-formats)), `beam_size`. What is left out is as [configured](configuration.md#virtual_models). What the "
                             "model's runtime doesn't have stands in `x-llmux-ignored`: `beam_size`, and of "
                             "[remote](runtimes.md#openai_remote) models also `top_k` and `repetition_penalty`. Other names are "
                             "refused.",
                         ),
-                        "source_lang_code": text("Refused: no model here is a translation model.", null=True),
-                        "target_lang_code": text("Refused: no model here is a translation model.", null=True),
+                        "source_lang_code": text(_LANGUAGES, null=True),
+                        "target_lang_code": text(_LANGUAGES, null=True),
                         "stream": flag("As everywhere.", null=True),
                         "allow_remote": flag("As everywhere."),
                     },

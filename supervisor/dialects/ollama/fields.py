@@ -124,8 +124,10 @@ def thinking(fields: Fields) -> Fields:
     if isinstance(value, bool):
         return {"chat_template_kwargs": raw({"enable_thinking": value})}
     if isinstance(value, str) and value in _LEVELS:
-        # For the template alone: workers refuse a `reasoning_effort` of their own where the model has no levels.
-        return {"chat_template_kwargs": raw({"enable_thinking": True, "reasoning_effort": value})}
+        return {
+            "reasoning_effort": raw(value),
+            "chat_template_kwargs": raw({"enable_thinking": True, "reasoning_effort": value}),
+        }
     raise InvalidRequestError('"think" must be true, false, "low", "medium" or "high".', param="think")
 
 

@@ -7,6 +7,7 @@ for which a model computes as little as possible, so that it waits, counts and s
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ GENERATE: Final = "/api/generate"
 EMBED: Final = "/api/embed"
 EMBEDDINGS: Final = "/api/embeddings"
 _COMMON: Final = frozenset({"model", "options", "stream", "think", "format", "keep_alive", "logprobs"})
-_EMPTY: Final = frozenset({b'""', b"[]", b"{}"})
+_EMPTY: Final = re.compile(rb'""|\[\s*\]|\{\s*\}')
 
 
 def is_load(path: str, fields: Fields) -> bool:
@@ -49,7 +50,7 @@ def is_load(path: str, fields: Fields) -> bool:
 
 
 def _is_empty(value: msgspec.Raw) -> bool:
-    return bytes(memoryview(value)[:3]).replace(b" ", b"") in _EMPTY
+    return _EMPTY.match(memoryview(value)) is not None
 
 
 def is_unload(path: str, fields: Fields) -> bool:

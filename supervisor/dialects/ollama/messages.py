@@ -6,6 +6,7 @@ else by their order. Pictures are plain base64.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -25,28 +26,33 @@ _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Pending:
-    """The calls that no result was seen for, oldest first, and ids for those that have none."""
+    """The calls that no result was seen for, and ids for those that have none."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[str, str]] = []  # name, id
+        self._open = set[str]()  # of the ids in the queues, those without a result
+        self._all = deque[str]()  # oldest first
+        self._by_name = defaultdict[str, deque[str]](deque)
         self._made = 0
 
     def add(self, name: str, known: str | None) -> str:
         """A call, by its own id if it has one; its id."""
         found = known or self._new()
-        self._calls.append((name, found))
+        self._open.add(found)
+        self._all.append(found)
+        self._by_name[name].append(found)
         return found
 
     def answer(self, name: str, known: str | None) -> str:
         """The id of the call that a result belongs to: by id, else by name, else by order."""
-        by_id = (call for call in self._calls if known and call[1] == known)
-        by_name = (call for call in self._calls if call[0] == name)
-        by_order = iter(() if name else self._calls)
-        found = next((call for calls in (by_id, by_name, by_order) for call in calls), None)
-        if found is None or (known and found[1] != known):
-            return known or self._new()  # the worker says that there is no such call, if it minds
-        self._calls.remove(found)
-        return found[1]
+        if known:  # the worker says that there is no such call, if it minds
+            self._open.discard(known)
+            return known
+        queue = self._by_name[name] if name else self._all
+        while queue:
+            if (found := queue.popleft()) in self._open:
+                self._open.remove(found)
+                return found
+        return self._new()
 
     def _new(self) -> str:
         self._made += 1

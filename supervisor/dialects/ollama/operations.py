@@ -26,9 +26,9 @@ from supervisor.dialects.operation import (
 
 _ERROR: Final = named(record({"error": text("What is wrong, and what to do.")}), "OllamaError")
 _KEEP_ALIVE: Final = {
-    "anyOf": [number(), text(pattern=r"^-?[0-9]{1,6}(s|m|h)$")],
-    "description": "For how long the model stays: seconds, or a duration such as `5m`. 0 with nothing to answer unloads it, "
-    "which needs the scope `admin`.",
+    "anyOf": [number(), text(pattern=r"^-?([0-9]{1,6}(ms|s|m|h)){1,3}$|^-?[0-9]{1,6}$")],
+    "description": "For how long the model stays: seconds, or a duration such as `5m`. 0 with nothing to answer unloads it "
+    "after its running requests, which needs the scope `admin`.",
 }
 _OPTIONS: Final = request(
     {
@@ -39,7 +39,9 @@ _OPTIONS: Final = request(
     },
     more=True,
 )
-_PICTURES: Final = array(text("Base64, of a JPEG, PNG, WebP, GIF or BMP.", pattern="^(/9j/|iVBORw0KGgo|R0lGOD)"))
+_PICTURES: Final = array(
+    text("Base64, of a JPEG, PNG, WebP, GIF or BMP.", pattern="^(/9j/|iVBORw0KGgo|UklGR|R0lGOD|Qk)")
+)
 _THINK: Final = {"anyOf": [flag(), choice("low", "medium", "high")]}
 _COMMON: Final = {
     "model": text("A public name, also with `:latest`."),
@@ -56,11 +58,18 @@ _MESSAGE: Final = named(
             "content": text(),
             "thinking": text(),
             "images": _PICTURES,
-            "tool_name": text(),
+            "tool_name": text(
+                "Whose result it is; without it and `tool_call_id`, that of the oldest call that has none."
+            ),
+            "tool_call_id": text(),
             "tool_calls": array(
                 request(
-                    {"function": request({"name": text(), "arguments": mapping(anything())}, "name", "arguments")},
+                    {
+                        "id": text("What `tool_call_id` of its result says."),
+                        "function": request({"name": text(), "arguments": mapping(anything())}, "name", more=True),
+                    },
                     "function",
+                    more=True,
                 )
             ),
         },
@@ -100,6 +109,7 @@ _NAMED: Final = request({"model": text(), "name": text("What older clients call 
 
 
 def _refused(method: Method, path: str) -> Operation:
+    asked = path.replace("{digest}", "sha256:0")
     return Operation(
         method,
         path,
@@ -108,10 +118,12 @@ def _refused(method: Method, path: str) -> Operation:
         status=501,
         answer=_ERROR if method != "HEAD" else None,
         example=Example(
-            needs="Ollama itself",
-            path=path.replace("{digest}", "sha256:0"),
-            answer={
-                "error": f"{path} is not offered: the models come from llmux's configuration. Its operator adds one with "
+            needs="Ollama: it is refused here",
+            path=asked,
+            answer=None
+            if method == "HEAD"
+            else {
+                "error": f"{asked} is not offered: the models come from llmux's configuration. Its operator adds one with "
                 "`llmux add` and removes one with `llmux remove`."
             },
         ),
@@ -211,6 +223,7 @@ SECTION: Final = Section(
                 }
             ),
             {"model": "tiny-embed", "input": []},
+            description="Without a text it loads its model.",
         ),
         _run(
             "/api/embeddings",
@@ -227,6 +240,7 @@ SECTION: Final = Section(
             ),
             record({"embedding": array(number())}),
             {"model": "tiny-embed", "prompt": ""},
+            description="Without a text it loads its model.",
         ),
         Operation(
             "GET",

@@ -201,7 +201,7 @@ SECTION: Final = Section(
             scope="admin",
             answer=_TASK,
             errors=(404, 503),
-            example=Example(path="/v1/models/load/model-tiny-embed"),
+            example=Example(path="/v1/models/load/model-tiny-embed-model"),
         ),
         Operation(
             "POST",

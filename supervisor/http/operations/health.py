@@ -71,7 +71,7 @@ models have failed (`all_models_failed`), the queue is full (`queue_full`), or m
         Operation(
             "GET",
             "/openapi.json",
-            "What llmux serves, as an OpenAPI 3.1 document: everything on this page.",
+            "What llmux serves, as an OpenAPI 3.1 document.",
             "It has all paths that a configuration may serve.",
             answer=record({"openapi": text(), "info": mapping(anything()), "paths": mapping(anything())}, more=True),
             example=Example(
@@ -90,7 +90,7 @@ models have failed (`all_models_failed`), the queue is full (`queue_full`), or m
         Operation(
             "GET",
             "/ui",
-            "The same.",
+            "Redirects to the dashboard, at `/ui/`.",
             scope=None,
             status=307,
             example=Example(),

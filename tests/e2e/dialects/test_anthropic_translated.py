@@ -153,6 +153,14 @@ class TestErrors:
         assert ask(site, "plain", "/v1/messages/count_tokens").json()["error"]["code"] == "endpoint_not_supported"
 
 
+class TestThinking:
+    """It reaches only what knows such a switch; for others, clients that always ask for it are served all the same."""
+
+    def test_of_a_model_that_has_no_switch(self, site):
+        told = ask(site, "plain", thinking={"type": "disabled"})
+        assert (told.status_code, told.headers["x-llmux-ignored"]) == (200, "thinking")
+
+
 class TestModels:
     """The list of Anthropic's clients."""
 
@@ -160,3 +168,8 @@ class TestModels:
         told = site.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
         names = {row["id"] for row in told["data"]}
         assert names == {"failing", "dying", "slow", "caller", "broken"}  # virtual models stand for their own
+
+    @pytest.mark.parametrize(("name", "status"), [("caller", 200), ("words", 404)])
+    def test_has_entries_of_its_own(self, site, name, status):
+        told = site.get(f"/v1/models/{name}", headers={"anthropic-version": "2023-06-01"})
+        assert (told.status_code, told.json()["type"]) == (status, "model" if status == 200 else "error")

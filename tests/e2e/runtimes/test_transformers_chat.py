@@ -153,6 +153,29 @@ class TestChat:
         said, _, _, finish, usage = ask(model="qwen3", max_tokens=100, max_completion_tokens=8)
         assert (said, finish, usage.completion_tokens) == ("Hello from a", "length", 8)
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_prompts_are_counted(self, sdk, daemon, kind):
+        """The count is that of the answer's usage, with tools, and of other APIs too."""
+        body = {"model": kind, "messages": HELLO, "tools": [WEATHER]}
+        used = sdk.chat.completions.create(**body, max_tokens=1).usage.prompt_tokens
+        assert daemon.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"] == used
+        tool = WEATHER["function"]
+        tools = [{"name": tool["name"], "input_schema": tool["parameters"]}]
+        told = daemon.post("/v1/messages/count_tokens", json=body | {"tools": tools})
+        assert told.json() == {"input_tokens": used}
+
+    @pytest.mark.parametrize(("kind", "ignored"), [("gpt_oss", "thinking"), ("qwen3", None)])
+    def test_thinking_that_can_not_be_switched(self, daemon, kind, ignored):
+        body = {"model": kind, "max_tokens": 99, "messages": HELLO, "thinking": {"type": "adaptive"}}
+        told = daemon.post("/v1/messages", json=body)
+        assert (told.status_code, told.headers.get("x-llmux-ignored")) == (200, ignored)
+
+    @pytest.mark.parametrize("kind", ["gpt_oss", "qwen3"])
+    def test_levels_of_ollama(self, daemon, kind):
+        body = {"model": kind, "messages": HELLO, "think": "high", "stream": False}
+        told = daemon.post("/api/chat", json=body)
+        assert told.json()["message"]["thinking"] == THOUGHT, told.text
+
     def test_reasoning_effort(self, sdk, daemon):
         def prompt_tokens(model, **body):
             return sdk.chat.completions.create(model=model, messages=HELLO, **body).usage.prompt_tokens
@@ -504,6 +527,18 @@ class TestParameters:
         said, thought, _, finish, _ = ask(model="qwen3", stop=stop)
         first = min(ANSWER.find(text) for text in ([stop] if isinstance(stop, str) else stop) if text in ANSWER)
         assert (said, thought, finish) == (ANSWER[:first], THOUGHT, "stop")
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_the_stop_string_is_told(self, daemon, stream):
+        body = {
+            "model": "qwen3",
+            "max_tokens": 99,
+            "messages": HELLO,
+            "stop_sequences": ["zzz", " tiny"],
+            "stream": stream,
+        }
+        told = daemon.post("/v1/messages", json=body).text
+        assert '"stop_reason":"stop_sequence","stop_sequence":" tiny"' in told
 
     def test_a_stop_string_among_the_thoughts_doesnt_count(self, ask):
         assert ask(model="qwen3", stop=["pond"])[0] == ANSWER

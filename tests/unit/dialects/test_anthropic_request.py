@@ -404,6 +404,27 @@ class TestNothingIsLost:
             assert (PLACES.get(name) in canonical) != (name in ignored), name
         assert canonical.keys() <= set(PLACES.values()) | {"stream_options"}
 
+    def test_fields_of_turns_and_blocks(self):
+        """Those that are null say nothing, and thoughts are left out with all that they have."""
+        odd = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL, "dpi": 72}}
+        turns = [
+            user(text("a", citations=None, tone="kind"), text("b", tone="kind"), odd) | {"name": "Ada"},
+            assistant({"type": "thinking", "thinking": "Hm.", "signature": "x"}, CALL | {"caller": {"type": "direct"}}),
+            user(result([text("c", lang="en")]), text("d", content=[5])),
+        ]
+        assert mapped(messages=turns, system=[text("s", title="t")])[1] == [
+            "system.title",
+            "messages.name",
+            "messages.content.tone",
+            "messages.content.source.dpi",
+            "messages.content.caller",
+            "messages.content.content.lang",
+            "messages.content.content",
+        ]
+
+    def test_a_beginning_of_the_answer(self):
+        assert mapped(messages=[*HELLO, assistant(text("{"))])[1] == ["prefill"]
+
     @pytest.mark.parametrize("end", ["", '"', "\\", '\\"', "é\n", "=", ":", "\u2028", "\x01"])
     def test_long_texts_of_a_large_body_come_through(self, end):
         """Only their beginnings are seen on the way, in the input of a call as elsewhere."""

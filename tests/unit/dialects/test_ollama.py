@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 
 import msgspec
 import pytest
@@ -117,7 +118,9 @@ class TestRequests:
         ],
     )
     def test_thinking(self, think, told):
-        assert chat(think=think)[0]["chat_template_kwargs"] == told
+        asked = chat(think=think)[0]
+        assert asked["chat_template_kwargs"] == told
+        assert asked.get("reasoning_effort") == told.get("reasoning_effort")
 
     def test_formats(self):
         schema = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -182,6 +185,39 @@ class TestRequests:
         ]
         assistant, result = chat(messages=turns)[0]["messages"]
         assert assistant["tool_calls"][0]["id"] == result["tool_call_id"] == "mine"
+
+    def test_results_find_calls_in_any_order(self):
+        def call(name, **more):
+            return {"function": {"name": name}, **more}
+
+        calls = [call("a"), call("b"), call("a", id="mine"), call("b")]
+        results = [{"tool_name": "b"}, {"tool_call_id": "mine"}, {"tool_name": "a"}, {}, {"tool_name": "c"}, {}]
+        turns = [{"role": "assistant", "tool_calls": calls}, *({"role": "tool", **result} for result in results)]
+        assistant, *told = chat(messages=turns)[0]["messages"]
+        ids = [one["id"] for one in assistant["tool_calls"]]
+        found = [one["tool_call_id"] for one in told]
+        assert found[:4] == [ids[1], "mine", ids[0], ids[3]]
+        assert len({*ids, *found[4:]}) == 6, "no call is left for the last ones"
+
+    def test_many_calls_take_no_longer_each(self):
+        def steps(count):
+            turns = [{"role": "assistant", "tool_calls": [CALL] * count}, *[{"role": "tool", "tool_name": "x"}] * count]
+            taken = 0
+
+            def trace(*_):
+                nonlocal taken
+                taken += 1
+                return trace
+
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                chat(messages=turns)
+            finally:
+                sys.settrace(before)
+            return taken
+
+        assert steps(400) < 2.5 * steps(200)
 
     def test_a_prompt(self):
         told, answers = generate(system="be brief", context=[], raw=False, truncate=True)

@@ -1,4 +1,4 @@
-"""The worker program for language models: `/v1/chat/completions` and `/v1/completions`."""
+"""The worker program for language models: `/v1/chat/completions`, the count of its tokens, and `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ class ChatWorker(Worker):
 
     def routes(self) -> Mapping[str, Endpoint]:
         """The endpoints that the adapter lists (adapter/language.py)."""
-        return {"POST /v1/chat/completions": self.chat, "POST /v1/completions": self.completions}
+        return {
+            "POST /v1/chat/completions": self.chat,
+            "POST /v1/chat/completions/input_tokens": self.input_tokens,
+            "POST /v1/completions": self.completions,
+        }
 
     async def chat(self, request: Request) -> Response:
         """A conversation's next turn."""
@@ -71,6 +75,19 @@ class ChatWorker(Worker):
             return self._begin("chat", prompt, parser, generation, cancel, guide=guide, parallel=choice.parallel)
 
         return await self._answered(generation, begin)
+
+    async def input_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a conversation has; the answer is llama.cpp's."""
+        body = await Body.of(request)
+        parameters.check(CHAT, body.values)
+        choice = tools.wanted(body, self.loaded)
+        arguments = requests.template_arguments(body, self.loaded)
+
+        def count(_cancel: Cancel) -> int:
+            prompt = prompts.chat(self.loaded, body.values.get("messages"), choice.offered, arguments)
+            return len(prompt.tokens)
+
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": await self.pool.run(count)})
 
     async def completions(self, request: Request) -> Response:
         """A text's continuation."""

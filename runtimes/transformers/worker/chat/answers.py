@@ -40,7 +40,8 @@ class Answer:
             begun = True
             for piece in brought:
                 yield self._chunk(_delta(piece), self._taken(piece))
-        last: Json = self._chunk({}, self._taken(None), self.builder.outcome.finish)
+        last = self._chunk({}, self._taken(None), self.builder.outcome.finish)
+        last["choices"][0] |= self._stop()
         yield last
         if self.usage:
             yield {**self._head(chunk=True), "choices": [], "usage": usage(self.prompt, self.builder.outcome)}
@@ -50,6 +51,7 @@ class Answer:
         everything = [piece for brought in pieces for piece in brought]
         said = "".join(piece.text for piece in everything if isinstance(piece, Text))
         choice: Json = {"index": 0, "finish_reason": self.builder.outcome.finish, "logprobs": self._taken(None)}
+        choice |= self._stop()
         if self.kind == "text":
             choice["text"] = said
         else:
@@ -62,6 +64,11 @@ class Answer:
                 message["tool_calls"] = calls
             choice["message"] = message
         return {**self._head(chunk=False), "choices": [choice], "usage": usage(self.prompt, self.builder.outcome)}
+
+    def _stop(self) -> Json:
+        """The stop string that ended it, as vLLM tells it."""
+        stop = self.builder.outcome.stop
+        return {} if stop is None else {"stop_reason": stop}
 
     def _head(self, *, chunk: bool) -> Json:
         prefix, name = "cmpl", "text_completion"

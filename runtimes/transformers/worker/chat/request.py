@@ -73,7 +73,7 @@ def template_arguments(body: Body, loaded: Loaded) -> dict[str, object]:
         known = {name: value for name, value in arguments.items() if has_switch or name != "enable_thinking"}
         return {"reasoning_effort": effort, **known}
     if has_switch and (effort == "none" or "enable_thinking" in arguments):
-        return {"enable_thinking": False, **arguments}
+        return {"enable_thinking": False, **{name: arguments[name] for name in arguments if name != "reasoning_effort"}}
     raise unsupported("reasoning_effort", "this model has no such levels")
 
 

@@ -50,9 +50,10 @@ def parser_of(loaded: Loaded, tools: Tools, *, thinking: bool) -> Parser:
 
 @dataclass(slots=True)
 class Outcome:
-    """Finish reason and token counts."""
+    """Finish reason, the stop string that was found, and token counts."""
 
     finish: Finish = "stop"
+    stop: str | None = None
     tokens: int = 0
     reasoning_tokens: int = 0
 
@@ -100,6 +101,7 @@ class ResponseBuilder:
                 break
         if not enough.is_set:
             yield merged(self._rest(text, stops))
+        self.outcome.stop = stops.hit
         if called and self.outcome.finish == "stop":
             self.outcome.finish = "tool_calls"
 

@@ -1,0 +1,47 @@
+"""A translated request switches the model's reasoning as the model is switched."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from runtimes.base import CHAT_TEMPLATE, Thinking
+from supervisor.dialects.anthropic import ANTHROPIC
+from supervisor.dialects.ollama import OLLAMA
+from supervisor.proxy.translation import Switched
+
+EFFORT = Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"})
+MESSAGES = ("/v1/messages", ANTHROPIC, {"max_tokens": 5})
+OLLAMA_CHAT = ("/api/chat", OLLAMA, {})
+
+
+def switched(api, switch, **fields):
+    """What of the canonical request switches, and what has no effect."""
+    path, dialect, rest = api
+    request = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **rest, **fields}
+    raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in request.items()}
+    translation = Switched(dialect.translation("POST", path), switch)
+    canonical, _ = translation.request(raw)
+    found = {name: json.loads(bytes(canonical[name])) for name in canonical if "effort" in name or "kwargs" in name}
+    return found, translation.ignored
+
+
+@pytest.mark.parametrize(
+    ("api", "asked", "thinking", "found", "ignored"),
+    [
+        (MESSAGES, {"thinking": {"type": "disabled"}}, CHAT_TEMPLATE,
+         {"chat_template_kwargs": {"enable_thinking": False}}, ()),
+        (MESSAGES, {"thinking": {"type": "disabled"}}, EFFORT, {"reasoning_effort": "none"}, ()),
+        (MESSAGES, {"thinking": {"type": "adaptive"}}, EFFORT, {"reasoning_effort": "medium"}, ()),
+        (MESSAGES, {"thinking": {"type": "adaptive"}}, None, {}, ("thinking",)),
+        (MESSAGES, {}, EFFORT, {}, ()),
+        (MESSAGES, {}, None, {}, ()),
+        (OLLAMA_CHAT, {"think": "high"}, None, {"reasoning_effort": "high"}, ()),
+        (OLLAMA_CHAT, {"think": "high"}, EFFORT, {"reasoning_effort": "high"}, ()),
+        (OLLAMA_CHAT, {"think": False}, None, {}, ("thinking",)),
+    ],
+)  # fmt: skip
+def test_thinking(api, asked, thinking, found, ignored):
+    assert switched(api, thinking, **asked) == (found, ignored)
