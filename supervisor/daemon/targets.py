@@ -43,6 +43,7 @@ from supervisor.proxy.translation import (
     StreamTranslation,
     TargetedTranslation,
     TargetModel,
+    TimedTranslation,
     Translation,
 )
 
@@ -157,7 +158,10 @@ class Targets:
         elif endpoint is None and asked.translation is not None:
             endpoint = self.table.get((method, asked.translation.path), _NONE).get(model)
             if endpoint is not None:
-                body, translation = body.translated(asked.translation)
+                mapped = asked.translation
+                body, translation = body.translated(
+                    mapped.timed(context) if isinstance(mapped, TimedTranslation) else mapped
+                )
                 body.rename(name)
                 context.demand = staying(context.demand, body)
         if endpoint is None:

@@ -53,7 +53,7 @@ _MS: Final = {
     "engine_output_tokens": "As the worker counts.",
     "engine_tokens_per_second": "Output tokens by `gpu_generate_total_ms`, or else by `backend_inference_wall_ms`.",
 }
-_METRICS: Final = record({name: number(about, null=True) for name, about in _MS.items()}, "What isn't known is null.")
+METRICS: Final = record({name: number(about, null=True) for name, about in _MS.items()}, "What isn't known is null.")
 
 SECTION: Final = Section(
     "llm-pool",
@@ -106,8 +106,11 @@ SECTION: Final = Section(
                             "[remote](runtimes.md#openai_remote) models also `top_k` and `repetition_penalty`. Other names are "
                             "refused.",
                         ),
-                        "source_lang_code": text("Refused: no model here is a translation model.", null=True),
-                        "target_lang_code": text("Refused: no model here is a translation model.", null=True),
+                        "source_lang_code": text(
+                            "Of translation models alone; without it, or with `auto` or `mixed`, the model finds it out.",
+                            null=True,
+                        ),
+                        "target_lang_code": text("Of translation models alone, which need it.", null=True),
                         "stream": flag("As everywhere.", null=True),
                         "allow_remote": flag("As everywhere."),
                     },
@@ -123,7 +126,7 @@ SECTION: Final = Section(
                         "model": text(),
                         "output": array(record({"type": {"const": "output_text"}, "text": text()})),
                         "output_text": text(),
-                        "metrics": _METRICS,
+                        "metrics": METRICS,
                     }
                 ),
                 "LlmPoolResponse",

@@ -69,6 +69,15 @@ def texts(items) -> list[tuple[str, str]]:
     return [(item.role, item.content[0].text) for item in items if item.type == "message"]
 
 
+def test_a_model_that_never_comes_is_an_event_for_the_sdk(tmp_path):
+    """Its `stream()` takes nothing before `response.created`."""
+    models = {"never": fake("--start-delay=1", "--exit-code=1", endpoints=[CHAT])}
+    with running(tmp_path, {"models": models, "limits": {"keepalive_s": 0.1}}) as site, sdk_of(site) as sdk:
+        with sdk.responses.stream(model="never", input="Hi") as stream:
+            kinds = [event.type for event in stream]
+        assert kinds == ["response.created", "error"]
+
+
 class TestConversation:
     """A response goes on from an earlier one."""
 
