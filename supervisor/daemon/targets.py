@@ -298,7 +298,9 @@ class Targets:
 
 def _is_unheard(body: Body, endpoint: Endpoint) -> bool:
     """Would the worker pass over a part of the request?"""
-    return any(part in (body.raw(name) or b"") for name, part in endpoint.unheard)
+    return any(
+        (raw := body.raw(name)) is not None and raw != b"null" and part in raw for name, part in endpoint.unheard
+    )
 
 
 async def _target_model(name: str, route: Route) -> TargetModel:

@@ -79,7 +79,8 @@ class CreateResponse:
 
 def _logprobs(asked: Asked) -> Json:
     """Where `include` asks for them."""
-    include = [text(one, "include") for one in a_list(asked.take("include") or [], "include")]
+    given = asked.take("include")
+    include = [] if given is None else [text(one, "include") for one in a_list(given, "include")]
     top = asked.take("top_logprobs")
     asked.ignore(*(f"include[{one}]" for one in include if one != _LOGPROBS))
     if top is not None:

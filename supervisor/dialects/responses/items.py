@@ -219,7 +219,7 @@ def _thoughts(item: Json, where: str) -> list[str]:
     for key in ("content", "summary"):
         places = [
             (part, f"{where}.{key}[{index}]")
-            for index, part in enumerate(a_list(item.get(key) or [], f"{where}.{key}"))
+            for index, part in enumerate([] if item.get(key) is None else a_list(item[key], f"{where}.{key}"))
         ]
         if found := [text(an_object(part, place).get("text"), f"{place}.text") for part, place in places]:
             return found

@@ -59,7 +59,7 @@ def flat_name(namespace: JsonValue, own: str) -> str:
 def tools_of(given: JsonValue, choice: JsonValue) -> Tools:
     """By a request's `tools` and `tool_choice`. Raises InvalidRequestError for what no chat can do."""
     functions, ignored = list[_Function](), list[str]()
-    for index, tool in enumerate(a_list(given or [], "tools")):
+    for index, tool in enumerate([] if given is None else a_list(given, "tools")):
         where = f"tools[{index}]"
         found = [*_functions(an_object(tool, where), where)]
         functions += [one for one in found if isinstance(one, _Function)]

@@ -243,7 +243,7 @@ class TestTools:
     @pytest.mark.parametrize(
         ("fields", "param"),
         [
-            ({"tools": {}}, None),
+            ({"tools": {}}, "tools"),
             ({"tools": "all"}, "tools"),
             ({"tools": ["time"]}, "tools[0]"),
             ({"tools": [{"type": "function"}]}, "tools[0].name"),
@@ -252,10 +252,7 @@ class TestTools:
         ],
     )
     def test_wrong(self, fields, param):
-        if param is None:
-            assert mapped(**fields) == ({}, [])
-        else:
-            assert (refused(**fields).param, refused(**fields).code) == (param, "invalid_request")
+        assert (refused(**fields).param, refused(**fields).code) == (param, "invalid_request")
 
     def test_a_namespace_goes_with_its_functions_there_and_back(self):
         space = {"type": "namespace", "name": "crm", "description": "d", "tools": [TIME | {"defer_loading": True}]}
