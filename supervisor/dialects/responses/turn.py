@@ -224,10 +224,13 @@ class ResponseTurn:
             self._first_at = time.monotonic()
         if self._log is None and not self._rest and piece.endswith(_FRAME) and _RESPONSE not in piece:
             return piece  # as nearly all are
-        if b"\r" in piece or len(self._rest) > EVENT_LIMIT:  # other ends of lines: no event would be seen to end
+        text = self._rest + piece
+        if b"\r" in text:  # many Python servers end lines so
+            text = text.replace(b"\r\n", b"\n")
+        if b"\r" in text[:-1] or len(self._rest) > EVENT_LIMIT:  # no event would be seen to end
             self._is_stream = False
-            return self._rest + piece
-        *frames, self._rest = (self._rest + piece).split(_FRAME)
+            return text
+        *frames, self._rest = text.split(_FRAME)
         told = b"".join([self._event(frame) + _FRAME for frame in frames])
         return told + self._rest if is_last else told
 
@@ -262,7 +265,10 @@ class ResponseTurn:
 
 def _usage(raw: msgspec.Raw | None) -> Usage | None:
     """A response's, as a chat completion has it."""
-    found = None if raw is None else _counts(raw)
+    try:
+        found = None if raw is None else _counts(raw)
+    except msgspec.MsgspecError:  # it has none of OpenAI's
+        return None
     return None if found is None else Usage(found.input_tokens, found.output_tokens)
 
 

@@ -196,6 +196,28 @@ class TestAnswer:
         assert b"metrics" in bytes((await store.find("resp_2", "ann")).response)
         assert not stream or b"metrics" not in got[: len(pieces[0] + pieces[1])]
 
+    @pytest.mark.parametrize("size", [1, 30, 10_000])
+    async def test_a_stream_with_other_ends_of_lines(self, store, size):
+        """Python servers send such."""
+        events = framed(
+            {"type": "response.created", "response": ANSWER}, {"type": "response.completed", "response": ANSWER}
+        )
+        stream = b"".join(events).replace(b"\n", b"\r\n")
+        pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+        _, _, turn = await asked(store, input="Hi")
+        assert (await told(turn, EVENTS, *pieces))[1] == b"".join(events)
+        assert json.loads(bytes((await store.find("resp_2", "ann")).response)) == ANSWER
+
+    @pytest.mark.parametrize("usage", [None, {"input_tokens": None}, {"input_tokens": 1.5}, []])
+    async def test_an_odd_usage_loses_nothing_else(self, store, usage):
+        body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
+        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
+        _, turn = await turn_of(body, memory, is_counted=False)
+        answer = ANSWER | {"usage": usage}
+        _, got = await told(turn, JSON, json.dumps(answer).encode())
+        assert json.loads(got).pop("metrics")["engine_prompt_tokens"] is None
+        assert await store.find("resp_2", "ann") is not None
+
     async def test_one_that_broke_off_is_not_kept(self, store):
         _, _, turn = await asked(store, input="Hi")
         stream = framed({"type": "response.created", "response": ANSWER}, {"type": "error", "message": "Broken."})
@@ -207,7 +229,7 @@ class TestAnswer:
         [
             (EVENTS, b'data: {"type":"response.completed","response":5}\n\n'),
             (EVENTS, b'data: {"type":"response.completed"\n\nrest'),
-            (EVENTS, b'data: {"type":"response.completed","response":{"id":"resp_2"}}\r\n\r\n'),
+            (EVENTS, b'data: {"type":"response.completed","response":{"id":"resp_2"}}\r\r'),
             (JSON, b"no JSON"),
             (JSON, b'{"object": "list"}'),
             (JSON, b'{"object": "response"}'),
