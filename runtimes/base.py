@@ -160,7 +160,8 @@ class Endpoint:
     upstream_path: str | None = None  # where it differs from the public path
     meaning: Meaning = field(default=OTHER, compare=False)  # known by itself for a well-known path
     unheard: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
-    """Fields that its workers pass over where their JSON contains this: the request is translated then, if it can be."""
+    """Fields that its workers pass over, or take wrongly, where their JSON isn't null and contains this: the request is
+    translated then, if it can be."""
 
     def __post_init__(self) -> None:
         if self.meaning is OTHER:

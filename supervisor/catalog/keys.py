@@ -42,6 +42,10 @@ class Scope(StrEnum):
     METRICS = "metrics"
 
 
+Shape = Literal["openai", "llm-pool"]
+"""Of requests to `/v1/responses`, and of their answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """A key as it is stored: with its digest, never its secret."""
@@ -56,6 +60,7 @@ class Key:
     tenant: str = ""  # for whom its requests come; empty: its name is the tenant
     for_others: bool = False  # its requests may name another tenant
     limits: TenantLimits = NO_LIMITS
+    responses: Shape = "openai"  # of its requests to /v1/responses that don't show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class _KeyConfig(Limited):
     priority_ceiling: Priority = MOST_URGENT
     tenant: str = Field(default="", max_length=TENANT_LIMIT)
     for_others: bool = False
+    responses: Shape = "openai"
 
     @model_validator(mode="after")
     def _complete(self) -> _KeyConfig:
@@ -170,6 +176,7 @@ def load_keys(path: Path) -> Keyring:
             config.tenant,
             config.for_others,
             config.tenant_limits,
+            config.responses,
         )
         if key.name in keys:
             problems.append(Problem(node.place, trail, f'a second key named "{key.name}"'))

@@ -40,6 +40,7 @@ class Listed(TypedDict):
     request_rate: str | None
     token_rate: str | None
     concurrency: int | None
+    responses: str
     state: str
 
 
@@ -103,6 +104,7 @@ def listing(path: Path) -> list[Listed]:
             "request_rate": None if key.limits.requests is None else str(key.limits.requests),
             "token_rate": None if key.limits.tokens is None else str(key.limits.tokens),
             "concurrency": key.limits.concurrency,
+            "responses": key.responses,
             "state": "expired" if key.expires is not None and key.expires <= now else "valid",
         }
         for key in (load_keys(path).keys if path.exists() else ())

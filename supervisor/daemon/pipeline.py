@@ -117,6 +117,8 @@ class Pipeline:
         Raises OrderError for one that the daemon answers itself, by its body; `context.waiting` is that.
         """
         context.path = scope["path"]
+        if context.key is not None:
+            context.dialect = context.dialect.spoken_with(context.key)
         held = HeldBody(self._bodies)
         target: Target | None = None
         turn: Turn | None = None
@@ -185,7 +187,7 @@ class Pipeline:
     def _memory(self, context: RequestContext) -> Memory:
         key = context.key
         owner, is_admin = (None, True) if key is None else (key.name, KeyScope.ADMIN in key.scopes)
-        return Memory(self._responses, self._bodies, owner, is_admin, context.response)
+        return Memory(self._responses, self._bodies, owner, is_admin, context.response, context)
 
     def _tell_limits(self, context: RequestContext, taking: int = 0) -> None:
         """Let every response say what is left; a stream that waits for its model may begin before it is charged."""

@@ -44,6 +44,7 @@ from supervisor.proxy.translation import (
     Switched,
     TargetedTranslation,
     TargetModel,
+    TimedTranslation,
     Translation,
 )
 
@@ -159,7 +160,10 @@ class Targets:
         elif endpoint is None and asked.translation is not None:
             endpoint = self.table.get((method, asked.translation.path), _NONE).get(model)
             if endpoint is not None:
-                switched = Switched(asked.translation, await _thinking(route))
+                mapped = asked.translation
+                if isinstance(mapped, TimedTranslation):
+                    mapped = mapped.timed(context)
+                switched = Switched(mapped, await _thinking(route))
                 body, translation = body.translated(switched)
                 unused = switched.ignored
                 body.rename(name)
@@ -298,7 +302,9 @@ class Targets:
 
 def _is_unheard(body: Body, endpoint: Endpoint) -> bool:
     """Would the worker pass over a part of the request?"""
-    return any(part in (body.raw(name) or b"") for name, part in endpoint.unheard)
+    return any(
+        (raw := body.raw(name)) is not None and raw != b"null" and part in raw for name, part in endpoint.unheard
+    )
 
 
 async def _thinking(route: Route) -> Thinking | None:

@@ -11,10 +11,9 @@ from typing import Final
 import msgspec
 
 from supervisor.errors import UpstreamError
+from supervisor.proxy.frames import FrameStream
 
 PATH: Final = "/v1/chat/completions"
-EVENT_LIMIT: Final = 16 * 1024 * 1024
-_FRAME: Final = b"\n\n"
 
 
 class Function(msgspec.Struct):
@@ -124,11 +123,11 @@ def whole(body: bytes) -> Answer:
     return answer
 
 
-class ChatStream(abc.ABC):
+class ChatStream(FrameStream):
     """A streamed chat completion, taken apart; a `StreamTranslation` but for what becomes of its parts."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        super().__init__()
         self._is_over = False  # an error ended it
 
     @abc.abstractmethod
@@ -143,23 +142,14 @@ class ChatStream(abc.ABC):
     def over(self) -> bytes:
         """What ends the stream."""
 
-    def feed(self, piece: bytes) -> bytes:
-        """See StreamTranslation. Raises UpstreamError for what is no chat completion."""
-        *frames, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(_FRAME)
-        if len(self._rest) > EVENT_LIMIT:
-            raise UpstreamError("The worker's stream has an event that is too large to be translated.")
-        return b"".join(map(self._frame, frames))
-
     def end(self) -> bytes:
         """See StreamTranslation."""
-        last, self._rest = self._rest, b""
-        found = self._frame(last) if last.strip() else b""
+        found = super().end()
         return found if self._is_over else found + self.over()
 
-    def _frame(self, frame: bytes) -> bytes:
-        lines = [line[5:].strip() for line in frame.split(b"\n") if line.startswith(b"data:")]
-        data = b"\n".join(lines)
-        if not data or data == b"[DONE]" or self._is_over:
+    def frame(self, data: bytes) -> bytes:
+        """See FrameStream."""
+        if data == b"[DONE]" or self._is_over:
             return b""
         try:
             answer = _answer(data)

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from supervisor.catalog.keys import Key
 from supervisor.catalog.rewrite import Fields
 from supervisor.io.upstream import Headers
 from supervisor.proxy.body import Body
@@ -65,6 +66,10 @@ class Dialect(abc.ABC):
     def scope_for(self, path: str) -> str | None:
         """The key scope that one of its paths needs; None where the path is open to all."""
         return "inference"
+
+    def spoken_with(self, key: Key) -> Dialect:
+        """What the clients of this key speak on its paths."""
+        return self
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
         """Does the daemon answer this request itself, though workers serve its path as well?"""

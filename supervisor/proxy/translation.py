@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -138,6 +138,14 @@ class Times(Protocol):
         """At the worker that answers."""
 
 
+@runtime_checkable
+class TimedTranslation(Translation, Protocol):
+    """A `Translation` whose answers say how long they took."""
+
+    def timed(self, times: Times) -> Translation:
+        """For one request. `times` are read when the answer comes."""
+
+
 class TargetedTranslation(Protocol):
     """How requests to one path are mapped that no worker understands, whichever serves it. Stateless."""
 
@@ -237,12 +245,12 @@ class TranslatedResponse:
             return self._whole
         found = b""
         while not found and not self.drained:
+            if self._response.drained:  # apart, since it may fail, and the piece before it is good
+                self.drained = True
+                return self._stream.end()
             piece = await self._response.next_chunk()
             self.canonical.append(piece[-KEPT_BYTES:])
             found = self._stream.feed(piece)
-            if self._response.drained:
-                self.drained = True
-                found += self._stream.end()
         return found
 
     async def read(self, limit: int) -> bytes:

@@ -11,6 +11,7 @@ from typing import Protocol
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.response_store import ResponseStore
 from supervisor.proxy.disconnect import Send
+from supervisor.proxy.translation import Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Memory:
     owner: str | None  # its key's name
     is_admin: bool  # all may be found
     response: str | None = None  # the name of the one that it generates in the background
+    times: Times | None = None  # of the request
 
 
 class Turn(Protocol):

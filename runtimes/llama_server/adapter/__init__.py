@@ -57,6 +57,20 @@ _ALWAYS = frozenset(
     {Endpoint("/tokenize"), Endpoint("/detokenize")}
     | {Endpoint(path, "GET") for path in ("/props", "/slots", "/lora-adapters")}
 )
+_UNHEARD = (
+    ("text", b'"json_'),
+    ("tools", b"{"),  # some kinds are left out, and so is the choice of one
+    ("input", b'"assistant"'),  # refused unless it is in parts
+    ("input", b'"item_reference"'),  # refused without a reason
+    ("max_output_tokens", b""),  # an answer that is cut short passes for complete
+    ("include", b"logprobs"),
+    ("top_logprobs", b""),
+    ("reasoning", b'"minimal"'),
+    ("truncation", b'"auto"'),
+    ("conversation", b""),
+    ("prompt", b""),
+)
+"""Of responses."""
 _TEXT = frozenset(
     Endpoint(path)
     for path in (
@@ -64,14 +78,14 @@ _TEXT = frozenset(
         "/v1/chat/completions/input_tokens",
         "/v1/chat/completions/control",
         "/v1/completions",
-        "/v1/responses/input_tokens",
         "/v1/messages/count_tokens",
         "/completion",
         "/infill",
         "/apply-template",
     )
 ) | {
-    Endpoint("/v1/responses", unheard=(("text", b'"json_'),)),
+    Endpoint("/v1/responses", unheard=_UNHEARD),
+    Endpoint("/v1/responses/input_tokens", unheard=_UNHEARD),
     Endpoint(
         "/v1/messages", unheard=(("thinking", b'"disabled"'), ("output_config", b'"format"'), ("output_format", b"{"))
     ),

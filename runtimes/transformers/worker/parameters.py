@@ -65,6 +65,7 @@ COMPLETIONS: Final[Table] = {
     "logprobs": used(
         "a number: so many likely tokens with each, up to 20; text_offset counts characters of the answer"
     ),
+    "skip_special_tokens": used("false: special tokens stand in the text, but for those that end it"),
     "best_of": refused("this runtime gives one answer a request", 1),
     "echo": refused("the prompt's own text isn't given back", False),
     "suffix": refused("this runtime only continues texts", ""),

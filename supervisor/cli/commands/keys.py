@@ -75,6 +75,11 @@ def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) ->
 @click.option("--requests-per-minute", type=_AMOUNT, help="Requests it may send. Default: any number.")
 @click.option("--tokens-per-minute", type=_AMOUNT, help="Tokens its requests may take. Default: any number.")
 @click.option("--concurrency", type=_AMOUNT, help="Requests it may have waiting and running. Default: any number.")
+@click.option(
+    "--responses",
+    type=click.Choice(["openai", "llm-pool"]),
+    help="Whose requests to /v1/responses it sends, where their fields don't show it. Default: openai.",
+)
 @file_options
 @json_option
 def keys_add(
@@ -89,6 +94,7 @@ def keys_add(
     requests_per_minute: int | None,
     tokens_per_minute: int | None,
     concurrency: int | None,
+    responses: str | None,
     config: Path | None,
     path: Path | None,
     as_json: bool,
@@ -121,6 +127,7 @@ def keys_add(
         "request_rate": None if requests_per_minute is None else f"{requests_per_minute}/min",
         "token_rate": None if tokens_per_minute is None else f"{tokens_per_minute}/min",
         "concurrency": concurrency,
+        "responses": responses,
     }
     added = files.add(path, name, wanted, expires, **more)
     click.echo(f"Added {name} to {path}. This is the only time its key is shown. To use it: llmux reload", err=True)

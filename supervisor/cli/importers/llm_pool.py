@@ -230,6 +230,8 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
                 draft.lose(at, "requests are passed on as they are", model=name)
         else:
             draft.lose(at, "openai_remote has no such key", model=name)
+    if values.get("remote_api_kind") in (None, "chat_completions"):
+        model["endpoints"] = ["/v1/chat/completions"]  # all that llm-pool asks there; the rest is translated to it
     if isinstance(values.get("enable_thinking"), bool):
         model["thinking_field"] = "thinking"
         _think(draft, name, values["enable_thinking"], SWITCHES["thinking"])

@@ -68,13 +68,8 @@ class Events(chat.ChatStream):
 
     def event(self, answer: chat.Answer) -> bytes:
         """See ChatStream."""
-        measured = self._measured
-        measured.usage = answer.usage or measured.usage
-        measured.timings = answer.timings or measured.timings
-        delta = answer.choices[0].delta if answer.choices else chat.Message()
-        text = _text(delta)
-        if measured.first_at is None and (text or delta.thought):
-            measured.first_at = self._clock()
+        self._measured.add(answer, self._clock)
+        text = _text(answer.choices[0].delta) if answer.choices else ""
         if not text:
             return self._begin()
         self._texts.append(text)

@@ -1,4 +1,4 @@
-"""The times and tokens in an answer of llm-pool's.
+"""The times and tokens in an answer: llm-pool's metrics, which responses of OpenAI's shape have as well.
 
 Its timers lie within each other: the backend's in the engine's, that in the pool's. Here the backend is the worker, from
 the admission of the request on; the engine's time begins in the queue of the model, the pool's when the request arrives.
@@ -6,6 +6,7 @@ the admission of the request on; the engine's time begins in the queue of the mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from supervisor.dialects import chat
@@ -21,6 +22,14 @@ class Measured:
     usage: chat.Usage | None = None
     timings: chat.Timings | None = None
     first_at: float | None = None
+
+    def add(self, event: chat.Answer, clock: Callable[[], float]) -> None:
+        """What the next event of a stream tells, which came just now."""
+        self.usage, self.timings = event.usage or self.usage, event.timings or self.timings
+        if self.first_at is None and event.choices:
+            said = event.choices[0].delta
+            if said.content or said.thought or said.refusal or said.tool_calls:
+                self.first_at = clock()
 
     def metrics(self, times: Times | None, now: float) -> Metrics:
         """At the end of the answer. What can't be told is None; milliseconds but for tokens."""

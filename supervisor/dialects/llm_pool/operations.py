@@ -58,7 +58,7 @@ _LANGUAGES: Final = (
     "codes such as `nl` or `pt-BR`. The target is required. Without a source, or with `auto` or `mixed`, the model is told to "
     "detect the language of each segment."
 )
-_METRICS: Final = record({name: number(about, null=True) for name, about in _MS.items()}, "What isn't known is null.")
+METRICS: Final = record({name: number(about, null=True) for name, about in _MS.items()}, "What isn't known is null.")
 
 SECTION: Final = Section(
     "llm-pool",
@@ -129,7 +129,7 @@ SECTION: Final = Section(
                         "model": text(),
                         "output": array(record({"type": {"const": "output_text"}, "text": text()})),
                         "output_text": text(),
-                        "metrics": _METRICS,
+                        "metrics": METRICS,
                     }
                 ),
                 "LlmPoolResponse",

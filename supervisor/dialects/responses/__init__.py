@@ -24,18 +24,21 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
+from supervisor.catalog.keys import Key
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
 from supervisor.dialects.openai import OpenAI
 from supervisor.dialects.responses import background, stored
+from supervisor.dialects.responses.answer import Envelope
 from supervisor.dialects.responses.completion import NUMBER, Completion
 from supervisor.dialects.responses.count import CountTokens
-from supervisor.dialects.responses.create import CreateResponse
+from supervisor.dialects.responses.create import CreateResponse, echo_of
+from supervisor.dialects.responses.request import Asked
 from supervisor.dialects.responses.state import is_for_background
-from supervisor.dialects.responses.turn import turn_of
+from supervisor.dialects.responses.turn import event, turn_of
 from supervisor.proxy.body import Body, Bytes
-from supervisor.proxy.dialect import after
+from supervisor.proxy.dialect import Dialect, after
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
 from supervisor.proxy.turn import Memory, Turn
@@ -54,13 +57,22 @@ class Responses(OpenAI):
     name = "responses"
     has_turns = True
 
+    def __init__(self, *, is_llm_pools: bool = False) -> None:
+        """`is_llm_pools`: all requests for a response are llm-pool's, not only those with its fields."""
+        self._is_llm_pools = is_llm_pools
+
+    def spoken_with(self, key: Key) -> Dialect:
+        """See Dialect."""
+        return _LLM_POOLS if key.responses == "llm-pool" else self
+
     def owns(self, path: str) -> bool:
         """The path of a response, whatever is before it, and of the count of its tokens."""
         return path.endswith(("/responses", _COUNTED))
 
     def order_scope(self, path: str, fields: Fields) -> str | None:
         """A response in the background is a job of the daemon's."""
-        return "inference" if path in _PATHS and is_for_background(fields) and not is_llm_pool(fields) else None
+        is_order = path in _PATHS and is_for_background(fields) and not self._is_other(path, fields)
+        return "inference" if is_order else None
 
     async def obey(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Generate it in the background. Raises LlmuxError."""
@@ -68,6 +80,8 @@ class Responses(OpenAI):
 
     async def turn(self, path: str, body: Body, memory: Memory) -> tuple[Body, Turn | None]:
         """See Dialect."""
+        if self._is_other(path, body.fields):
+            return body, None
         return await turn_of(body, memory, is_counted=path.endswith(_COUNTED))
 
     def routes(self, daemon: Daemon) -> list[Route]:
@@ -82,24 +96,28 @@ class Responses(OpenAI):
 
     def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
         """See Dialect: llm-pool's requests, which come to the same path."""
-        return LLM_POOL if method == "POST" and path in _PATHS and is_llm_pool(fields) else None
+        return LLM_POOL if method == "POST" and self._is_other(path, fields) else None
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """See Dialect."""
         error = msgspec.json.decode(body)["error"]
         numbers = NUMBER.findall(sent)
-        event = {
-            "type": "error",
-            "code": error.get("code"),
-            "message": error.get("message"),
-            "param": error.get("param"),
-            "sequence_number": int(numbers[-1]) + 1 if numbers else 0,
-        }
-        return after(sent, b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n")
+        at = int(numbers[-1]) + 1 if numbers else 0
+        begun = b""
+        if not sent:  # OpenAI's own SDKs raise at any event before this one
+            begun = event("response.created", at, response=Envelope.of(echo_of(Asked({}))).response("in_progress"))
+            at += 1
+        told = {field: error.get(field) for field in ("code", "message", "param")}
+        return begun + after(sent, event("error", at, **told))
 
     def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
         """See Dialect."""
         return Completion(model) if stream else None
 
+    def _is_other(self, path: str, fields: Fields) -> bool:
+        """Is this one of llm-pool's requests?"""
+        return path in _PATHS and (self._is_llm_pools or is_llm_pool(fields))
+
 
 RESPONSES: Final = Responses()
+_LLM_POOLS: Final = Responses(is_llm_pools=True)

@@ -11,7 +11,9 @@ from typing import Final, Literal
 from pydantic import JsonValue
 
 from supervisor.dialects import chat
+from supervisor.dialects.llm_pool.metrics import Measured
 from supervisor.dialects.responses.checks import Json
+from supervisor.proxy.translation import Times
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed"]
 Kind = Literal["reasoning", "text", "refusal"]
@@ -114,11 +116,12 @@ class Envelope:
     id: str
     created_at: int  # Unix seconds
     echo: Json
+    times: Times | None = None  # of its request
 
     @classmethod
-    def of(cls, echo: Json) -> Envelope:
+    def of(cls, echo: Json, times: Times | None = None) -> Envelope:
         """For a response that is asked for now."""
-        return cls(new_id("resp"), int(time.time()), echo)
+        return cls(new_id("resp"), int(time.time()), echo, times)
 
     def response(
         self,
@@ -126,12 +129,12 @@ class Envelope:
         output: Sequence[Json] = (),
         *,
         model: str = "",
-        usage: chat.Usage | None = None,
+        measured: Measured | None = None,
         incomplete: str | None = None,
         error: Json | None = None,
     ) -> Json:
-        """The response object. `model`: its name where the request has none."""
-        return {
+        """The response object. `model`: its name where the request has none; `measured`: set iff it is over."""
+        found: Json = {
             "id": self.id,
             "object": "response",
             "created_at": self.created_at,
@@ -146,8 +149,11 @@ class Envelope:
             "previous_response_id": None,
             "service_tier": "default",
             "store": False,
-            "usage": _usage(usage),
+            "usage": None if measured is None else _usage(measured.usage),
         }
+        if measured is not None and self.times is not None:
+            found["metrics"] = {**measured.metrics(self.times, time.monotonic())}
+        return found
 
     def whole(self, answer: chat.Answer, spaces: Spaces) -> Json:
         """The response object for a whole chat completion, which has a choice."""
@@ -157,6 +163,6 @@ class Envelope:
             "completed" if incomplete is None else "incomplete",
             _output(choice, spaces),
             model=answer.model,
-            usage=answer.usage,
+            measured=Measured(answer.usage, answer.timings),
             incomplete=incomplete,
         )

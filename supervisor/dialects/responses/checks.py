@@ -29,6 +29,11 @@ def shown(value: JsonValue) -> str:
     return ascii(value[:_SHOWN] if isinstance(value, str) else value)[: 2 * _SHOWN]
 
 
+def others(value: Json, where: str, *known: str) -> list[str]:
+    """The places of an object's further fields: they have no effect. One that is null is absent."""
+    return [f"{where}.{key}" for key, inner in value.items() if inner is not None and key not in known]
+
+
 def text(value: JsonValue, where: str) -> str:
     """A string."""
     if not isinstance(value, str):

@@ -13,6 +13,7 @@ from supervisor.dialects.responses.answer import Envelope, Spaces
 from supervisor.dialects.responses.checks import Json, a_list, count, flag, text
 from supervisor.dialects.responses.request import Asked, conversation, encoded
 from supervisor.dialects.responses.stream import ResponseStream
+from supervisor.proxy.translation import Times
 
 _ONLY_TOLD: Final = ("safety_identifier", "prompt_cache_key", "max_tool_calls")
 """They say something to whoever runs the API, or about tools that are not called here. The answer repeats them."""
@@ -44,9 +45,16 @@ class ResponseAnswers:
 
 
 class CreateResponse:
-    """See `Translation`."""
+    """See `TimedTranslation`. Its answers have no metrics where their times aren't known."""
 
     path = chat.PATH
+
+    def __init__(self, times: Times | None = None) -> None:
+        self._times = times
+
+    def timed(self, times: Times) -> CreateResponse:
+        """See `TimedTranslation`."""
+        return CreateResponse(times)
 
     def request(self, fields: Fields) -> tuple[Fields, ResponseAnswers]:
         """See `Translation`."""
@@ -65,13 +73,14 @@ class CreateResponse:
         asked.ignore_rest("stream_options", options, *(["include_obfuscation"] if is_plain else []))
         asked.ignore(*(field for field in _ONLY_TOLD if asked.take(field) is not None))
         asked.ignore(*(["service_tier"] if asked.take("service_tier") not in (None, "auto", "default") else []))
-        envelope = Envelope.of(echo_of(asked))
+        envelope = Envelope.of(echo_of(asked), self._times)
         return encoded(request), ResponseAnswers(envelope, tools.spaces, asked.ignored)
 
 
 def _logprobs(asked: Asked) -> Json:
     """Where `include` asks for them."""
-    include = [text(one, "include") for one in a_list(asked.take("include") or [], "include")]
+    given = asked.take("include")
+    include = [] if given is None else [text(one, "include") for one in a_list(given, "include")]
     top = asked.take("top_logprobs")
     asked.ignore(*(f"include[{one}]" for one in include if one != _LOGPROBS))
     if top is not None:

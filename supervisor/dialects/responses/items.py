@@ -7,22 +7,40 @@ message, because many chat templates take a system prompt only there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import JsonValue
 
-from supervisor.dialects.responses.checks import Json, a_list, an_object, name, shown, text, unsupported, wrong
+from supervisor.dialects.responses.checks import Json, a_list, an_object, name, others, shown, text, unsupported, wrong
 from supervisor.dialects.responses.tools import flat_name
 
 _SYSTEM: Final = frozenset({"system", "developer"})
 _KNOWN: Final = "message, function_call, function_call_output and reasoning"
+_OF_ALL: Final = ("type", "id", "status")
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "message": ("role", "content"),
+    "reasoning": ("summary", "content"),
+    "function_call": ("call_id", "name", "namespace", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+_OF_TEXTS: Final = ("text", "annotations", "logprobs")  # the last two are what an answer says of itself
+_OF_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "input_text": _OF_TEXTS,
+    "output_text": _OF_TEXTS,
+    "text": _OF_TEXTS,
+    "refusal": ("refusal",),
+    "input_image": ("image_url", "detail"),
+    "input_audio": ("input_audio",),
+}
 _GAP: Final = "\n\n"
 
 
-def messages_of(given: JsonValue, instructions: JsonValue = None) -> list[Json]:
+def messages_of(given: JsonValue, instructions: JsonValue = None) -> tuple[list[Json], list[str]]:
     """The messages for `input` (a text, or a list of items) after `instructions`; null stands for none of it.
 
+    Beside them the places of fields that have no effect.
     Raises InvalidRequestError, whose `param` names the item, for what can't be said in a chat.
     """
     chat = _Chat()
@@ -35,7 +53,7 @@ def messages_of(given: JsonValue, instructions: JsonValue = None) -> list[Json]:
             raise wrong("input", "a text or a list of items")
         for index, item in enumerate(given):
             _add(chat, an_object(item, f"input[{index}]"), f"input[{index}]")
-    return chat.finished()
+    return chat.finished(), chat.ignored
 
 
 @dataclass
@@ -67,6 +85,7 @@ class _Chat:
     """The messages so far."""
 
     def __init__(self) -> None:
+        self.ignored: list[str] = []
         self._system: list[Json] = []  # parts of the message at the beginning
         self._messages: list[Json] = []
         self._turn = _Turn()
@@ -123,10 +142,10 @@ class _Chat:
 
 
 def _add(chat: _Chat, item: Json, where: str) -> None:
-    match item.get("type"):
+    kind = "message" if item.get("type") is None and "role" in item else item.get("type")
+    chat.ignored += others(item, where, *_OF_ALL, *_FIELDS.get(str(kind), ()))
+    match kind:
         case "message":
-            _add_message(chat, item, where)
-        case None if "role" in item:
             _add_message(chat, item, where)
         case "reasoning":
             chat.add_thoughts(_thoughts(item, where))
@@ -136,18 +155,18 @@ def _add(chat: _Chat, item: Json, where: str) -> None:
             call_id = name(item.get("call_id"), f"{where}.call_id")
             chat.add_call({"id": call_id, "type": "function", "function": {"name": called, "arguments": arguments}})
         case "function_call_output":
-            parts = _parts(item.get("output"), f"{where}.output")
+            parts = _parts(chat, item.get("output"), f"{where}.output")
             chat.add_result(name(item.get("call_id"), f"{where}.call_id"), _content(parts))
         case "item_reference" | None:
             raise unsupported(where, "items can't be referred to here. Send the item itself, or previous_response_id.")
-        case kind:
+        case _:
             raise unsupported(
                 where, f"{shown(kind)} is no item that this model takes. Leave it out; it takes {_KNOWN}."
             )
 
 
 def _add_message(chat: _Chat, item: Json, where: str) -> None:
-    role, parts = item.get("role"), _parts(item.get("content"), f"{where}.content")
+    role, parts = item.get("role"), _parts(chat, item.get("content"), f"{where}.content")
     if role == "assistant":
         chat.add_text(parts)
     elif role == "user" or role in _SYSTEM:
@@ -156,16 +175,19 @@ def _add_message(chat: _Chat, item: Json, where: str) -> None:
         raise wrong(f"{where}.role", "one of user, assistant, system, developer")
 
 
-def _parts(content: JsonValue, where: str) -> list[Json]:
+def _parts(chat: _Chat, content: JsonValue, where: str) -> list[Json]:
     if isinstance(content, str):
         return [_text_part(content)]
     if not isinstance(content, list):
         raise wrong(where, "a text or a list of parts")
-    return [_part(an_object(part, f"{where}[{index}]"), f"{where}[{index}]") for index, part in enumerate(content)]
+    return [
+        _part(chat, an_object(part, f"{where}[{index}]"), f"{where}[{index}]") for index, part in enumerate(content)
+    ]
 
 
-def _part(part: Json, where: str) -> Json:
+def _part(chat: _Chat, part: Json, where: str) -> Json:
     """A part of a message, as chats have it."""
+    chat.ignored += others(part, where, "type", *_OF_PARTS.get(str(part.get("type")), ()))
     match part.get("type"):
         case "input_text" | "output_text" | "text":
             return _text_part(text(part.get("text"), f"{where}.text"))
@@ -197,7 +219,7 @@ def _thoughts(item: Json, where: str) -> list[str]:
     for key in ("content", "summary"):
         places = [
             (part, f"{where}.{key}[{index}]")
-            for index, part in enumerate(a_list(item.get(key) or [], f"{where}.{key}"))
+            for index, part in enumerate([] if item.get(key) is None else a_list(item[key], f"{where}.{key}"))
         ]
         if found := [text(an_object(part, place).get("text"), f"{place}.text") for part, place in places]:
             return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from supervisor.dialects.llm_pool.operations import METRICS
 from supervisor.dialects.openai.schemas import X_FIELDS
 from supervisor.dialects.operation import (
     EVENTS,
@@ -126,9 +127,10 @@ _RESPONSE: Final = named(
             ),
             "error": anything("Null, or why it failed."),
             "incomplete_details": anything("Null, or why the model ended early."),
+            "metrics": METRICS,
         },
         more=True,
-        optional=("usage", "error", "incomplete_details"),
+        optional=("usage", "error", "incomplete_details", "metrics"),
     ),
     "Response",
 )

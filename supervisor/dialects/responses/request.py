@@ -11,7 +11,7 @@ import msgspec
 from pydantic import JsonValue
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.responses.checks import Json, an_object, flag, name, one_of, shown, unsupported
+from supervisor.dialects.responses.checks import Json, an_object, flag, name, one_of, others, shown, unsupported
 from supervisor.dialects.responses.items import messages_of
 from supervisor.dialects.responses.state import FIELDS as STATE_FIELDS
 from supervisor.dialects.responses.state import stateless
@@ -56,7 +56,7 @@ class Asked:
 
     def ignore_rest(self, field: str, value: Json, *known: str) -> None:
         """All of an object has none but what is known."""
-        self.ignore(*(f"{field}.{key}" for key, inner in value.items() if key not in known and inner is not None))
+        self.ignore(*others(value, field, *known))
 
     def echo(self, field: str) -> JsonValue:
         """The value as the answer repeats it: not if parts of it are elsewhere while the body is read."""
@@ -81,7 +81,8 @@ def conversation(asked: Asked) -> tuple[Json, Tools]:
     request: Json = {}
     if (model := asked.take("model")) is not None:
         request["model"] = model
-    messages = messages_of(asked.take("input"), asked.take("instructions"))
+    messages, unused = messages_of(asked.take("input"), asked.take("instructions"))
+    asked.ignore(*unused)
     if not messages:
         raise InvalidRequestError("input is missing: send a text, or a list of items.", param="input")
     request["messages"] = [*messages]
@@ -113,6 +114,8 @@ def _text(asked: Asked) -> Json:
     if (found := value.get("format")) is None:
         return {}
     given = an_object(found, "text.format")
+    known = ("type", "name", "schema", "description", "strict") if given.get("type") == "json_schema" else ("type",)
+    asked.ignore_rest("text.format", given, *known)
     match given.get("type"):
         case "text":
             return {}
@@ -126,8 +129,8 @@ def _text(asked: Asked) -> Json:
             schema |= {key: given[key] for key in ("description", "strict") if given.get(key) is not None}
             return {"response_format": {"type": "json_schema", "json_schema": schema}}
         case kind:
-            known = "it can be text, json_object or json_schema"
-            raise unsupported("text.format", f"{shown(kind)} is no format of answers here; {known}.")
+            message = f"{shown(kind)} is no format of answers here; it can be text, json_object or json_schema."
+            raise unsupported("text.format", message)
 
 
 def _reasoning(asked: Asked) -> Json:

@@ -6,12 +6,14 @@ Each event has its number, which stands at its end: there it is found when an er
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import msgspec
 from pydantic import JsonValue
 
 from supervisor.dialects import chat
+from supervisor.dialects.llm_pool.metrics import Measured
 from supervisor.dialects.responses.answer import (
     Envelope,
     Kind,
@@ -151,12 +153,12 @@ class ResponseStream(chat.ChatStream):
         self._output: list[Json] = []
         self._open: _Text | _Call | None = None
         self._finish_reason: str | None = None
-        self._usage: chat.Usage | None = None
+        self._measured = Measured()
 
     def event(self, answer: chat.Answer) -> bytes:
         """See ChatStream."""
         found = self._begun(answer.model)
-        self._usage = answer.usage or self._usage
+        self._measured.add(answer, time.monotonic)
         for choice in answer.choices[:1]:
             said = choice.delta
             found += self._text("reasoning", said.thought)
@@ -176,7 +178,7 @@ class ResponseStream(chat.ChatStream):
             "failed",
             output,
             model=self._model,
-            usage=self._usage,
+            measured=self._measured,
             error={"code": "server_error" if told.code == _UNNAMED else told.code, "message": told.message},
         )
         return self._sent([*found, {"type": "response.failed", "response": self.response}])
@@ -187,7 +189,7 @@ class ResponseStream(chat.ChatStream):
         status: Status = "completed" if incomplete is None else "incomplete"
         found = self._begun() + self._ended(status)
         self.response = self._envelope.response(
-            status, self._output, model=self._model, usage=self._usage, incomplete=incomplete
+            status, self._output, model=self._model, measured=self._measured, incomplete=incomplete
         )
         return self._sent([*found, {"type": f"response.{status}", "response": self.response}])
 

@@ -14,7 +14,17 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from supervisor.dialects.responses.checks import Json, a_list, an_object, name, one_of, shown, unsupported, wrong
+from supervisor.dialects.responses.checks import (
+    Json,
+    a_list,
+    an_object,
+    name,
+    one_of,
+    others,
+    shown,
+    unsupported,
+    wrong,
+)
 
 _LEFT_OUT: Final = ("web_search", "image_generation", "local_shell", "tool_search")
 _CUSTOM_LEFT_OUT: Final = "apply_patch"  # Codex's, which writes files with its shell as well
@@ -49,11 +59,11 @@ def flat_name(namespace: JsonValue, own: str) -> str:
 def tools_of(given: JsonValue, choice: JsonValue) -> Tools:
     """By a request's `tools` and `tool_choice`. Raises InvalidRequestError for what no chat can do."""
     functions, ignored = list[_Function](), list[str]()
-    for index, tool in enumerate(a_list(given or [], "tools")):
+    for index, tool in enumerate([] if given is None else a_list(given, "tools")):
         where = f"tools[{index}]"
         found = [*_functions(an_object(tool, where), where)]
         functions += [one for one in found if isinstance(one, _Function)]
-        ignored += [f"tools[{one}]" for one in found if isinstance(one, str)]
+        ignored += [one for one in found if isinstance(one, str)]
     chosen, mode = _chosen(functions, "auto" if choice is None else choice)
     if not chosen:
         if mode not in {"auto", "none"}:
@@ -65,23 +75,25 @@ def tools_of(given: JsonValue, choice: JsonValue) -> Tools:
 
 
 def _functions(tool: Json, where: str, namespace: str | None = None) -> Iterator[_Function | str]:
-    """The functions that a tool is, or what is left out of it."""
+    """The functions that a tool is, and the places of what is left out of it."""
     kind = tool.get("type")
     if kind == "function":
         own = name(tool.get("name"), f"{where}.name")
         flat = flat_name(namespace, own)
         function: Json = {"name": flat}
         function |= {key: tool[key] for key in _PASSED if tool.get(key) is not None}
+        yield from others(tool, where, "type", "name", *_PASSED)
         yield _Function(flat, (namespace, own), {"type": "function", "function": function})
     elif kind == "namespace" and namespace is None:
         space = name(tool.get("name"), f"{where}.name")
+        yield from others(tool, where, "type", "name", "tools")
         for index, inner in enumerate(a_list(tool.get("tools"), f"{where}.tools")):
             place = f"{where}.tools[{index}]"
             yield from _functions(an_object(inner, place), place, space)
     elif kind == "custom" and tool.get("name") == _CUSTOM_LEFT_OUT:
-        yield _CUSTOM_LEFT_OUT
+        yield f"tools[{_CUSTOM_LEFT_OUT}]"
     elif isinstance(kind, str) and kind.startswith(_LEFT_OUT):
-        yield next(one for one in _LEFT_OUT if kind.startswith(one))
+        yield f"tools[{next(one for one in _LEFT_OUT if kind.startswith(one))}]"
     elif kind == "custom":
         raise unsupported(where, "this model calls functions only. Make the custom tool a function with one text.")
     else:

@@ -7,14 +7,15 @@ worker or the translation gives it, but for the fields that only llmux knows: `s
 from __future__ import annotations
 
 import re
+import time
 from typing import Final
 
 import msgspec
 from pydantic import JsonValue
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.chat import EVENT_LIMIT
-from supervisor.dialects.llm_pool import is_llm_pool
+from supervisor.dialects.chat import Usage
+from supervisor.dialects.llm_pool.metrics import Measured
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.kept import earlier, joined, response_of
 from supervisor.dialects.responses.state import wish_of
@@ -23,6 +24,7 @@ from supervisor.io.response_store import EventLog, Kept
 from supervisor.proxy.body import Body
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.disconnect import Message, Send
+from supervisor.proxy.frames import EVENT_LIMIT
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.translation import ANSWER_LIMIT
 from supervisor.proxy.turn import Memory, Turn
@@ -33,6 +35,15 @@ _RESPONSE: Final = b'"response"'  # as a name; within a text its quotes are esca
 _TOLD: Final = re.compile(rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed)"')
 _FINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _BEGUN: Final = "response.created"
+_DELTA: Final = b'.delta"'
+
+
+class _Counts(msgspec.Struct):
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+_counts: Final = msgspec.json.Decoder(_Counts | None).decode
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
 _text: Final = msgspec.json.Decoder(str).decode
@@ -40,7 +51,7 @@ _text: Final = msgspec.json.Decoder(str).decode
 
 async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body, Turn | None]:
     """See `Dialect.turn`. `is_counted`: its tokens are, and nothing is generated."""
-    if not memory.store.is_on or not isinstance(body, JsonBody) or is_llm_pool(body.fields):
+    if not memory.store.is_on or not isinstance(body, JsonBody):
         return body, None
     if memory.response is not None:
         return body, await _in_background(memory.response, memory)
@@ -109,6 +120,7 @@ class ResponseTurn:
             self._items.expect(len(items))
             self._items.keep(items)
             self._items.wait()  # for the answer
+        self._first_at: float | None = None  # the first piece of a stream's text, or of what else its model says
         self._finished: tuple[str, bytes] | None = None  # the response's name and object, once it is over
         self._head: Message | None = None  # of a whole answer, until it is there
         self._whole = bytearray()
@@ -167,19 +179,22 @@ class ResponseTurn:
             fields = _fields(data)
             if _text(fields["object"]) != "response":
                 return data
-            fields, data = self._changed(fields, data)
+            fields, data = self._changed(fields, data, is_over=True)
             self._finished = _text(fields["id"]), data
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             pass  # whatever it is, it is no response
         return data
 
-    def _changed(self, fields: Fields, data: bytes) -> tuple[Fields, bytes]:
+    def _changed(self, fields: Fields, data: bytes, *, is_over: bool) -> tuple[Fields, bytes]:
         """With what only llmux knows."""
         changes = {
             key: value
             for key, value in self._told.items()
             if (key in fields or self._is_told) and bytes(fields.get(key, b"")) != bytes(value)
         }
+        if is_over and (times := self._memory.times) is not None and "metrics" not in fields:  # no translation's
+            measured = Measured(_usage(fields.get("usage")), first_at=self._first_at)
+            changes["metrics"] = msgspec.Raw(_encode(measured.metrics(times, time.monotonic())))
         if not changes:
             return fields, data
         fields = fields | changes
@@ -205,12 +220,17 @@ class ResponseTurn:
 
     def _fed(self, piece: bytes, *, is_last: bool) -> bytes:
         """What a piece of a stream becomes: the events that are complete."""
+        if self._first_at is None and _DELTA in piece:
+            self._first_at = time.monotonic()
         if self._log is None and not self._rest and piece.endswith(_FRAME) and _RESPONSE not in piece:
             return piece  # as nearly all are
-        if b"\r" in piece or len(self._rest) > EVENT_LIMIT:  # other ends of lines: no event would be seen to end
+        text = self._rest + piece
+        if b"\r" in text:  # many Python servers end lines so
+            text = text.replace(b"\r\n", b"\n")
+        if b"\r" in text[:-1] or len(self._rest) > EVENT_LIMIT:  # no event would be seen to end
             self._is_stream = False
-            return self._rest + piece
-        *frames, self._rest = (self._rest + piece).split(_FRAME)
+            return text
+        *frames, self._rest = text.split(_FRAME)
         told = b"".join([self._event(frame) + _FRAME for frame in frames])
         return told + self._rest if is_last else told
 
@@ -225,7 +245,7 @@ class ResponseTurn:
             changed: Fields = {}
             if response is not None:
                 whole = bytes(response)
-                changed, data = self._changed(_fields(whole), whole)
+                changed, data = self._changed(_fields(whole), whole, is_over=kind in _FINAL)
                 if data is not whole:
                     event["response"] = msgspec.Raw(data)
             if self._log is not None:
@@ -241,6 +261,15 @@ class ResponseTurn:
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return frame
         return frame
+
+
+def _usage(raw: msgspec.Raw | None) -> Usage | None:
+    """A response's, as a chat completion has it."""
+    try:
+        found = None if raw is None else _counts(raw)
+    except msgspec.MsgspecError:  # it has none of OpenAI's
+        return None
+    return None if found is None else Usage(found.input_tokens, found.output_tokens)
 
 
 # -------------------------------------------------------------------------------------------------- events in background

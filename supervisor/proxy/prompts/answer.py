@@ -11,10 +11,9 @@ import msgspec
 from runtimes.model_config import PromptFormatName
 from supervisor.catalog.prompt_format import PromptFormat
 from supervisor.errors import UpstreamError
+from supervisor.proxy.frames import FrameStream
 from supervisor.proxy.translation import StreamTranslation
 
-EVENT_LIMIT: Final = 16 * 1024 * 1024
-_FRAME: Final = b"\n\n"
 _encode: Final = msgspec.json.Encoder().encode
 _MARKS: Final[Mapping[PromptFormatName, tuple[str, str]]] = {
     "qwen3_template": ("<think>", "</think>"),
@@ -109,30 +108,16 @@ class Chats:
         return {**_others(choice), "message": message}
 
 
-class Events:
+class Events(FrameStream):
     """One stream."""
 
     def __init__(self, chats: Chats) -> None:
+        super().__init__()
         self._chats = chats
-        self._rest = b""
         self._thoughts: dict[int, Thoughts] = {}  # of each answer that has begun
 
-    def feed(self, piece: bytes) -> bytes:
-        """See StreamTranslation. Raises UpstreamError for what is no completion."""
-        *frames, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(_FRAME)
-        if len(self._rest) > EVENT_LIMIT:
-            raise UpstreamError("The worker's stream has an event that is too large to be translated.")
-        return b"".join(map(self._frame, frames))
-
-    def end(self) -> bytes:
-        """See StreamTranslation."""
-        last, self._rest = self._rest, b""
-        return self._frame(last) if last.strip() else b""
-
-    def _frame(self, frame: bytes) -> bytes:
-        data = b"\n".join(line[5:].strip() for line in frame.split(b"\n") if line.startswith(b"data:"))
-        if not data:
-            return b""
+    def frame(self, data: bytes) -> bytes:
+        """See FrameStream. Raises UpstreamError for what is no completion."""
         if data == b"[DONE]":
             return b"data: [DONE]\n\n"
         fields = _object(data)

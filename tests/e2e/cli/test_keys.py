@@ -125,6 +125,12 @@ class TestKeys:
         data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
         assert [entry["load_feedback"] for entry in data] == [False, False, False, True]
 
+    def test_a_key_of_llm_pools(self, alone, path):
+        assert alone("keys", "add", "pool", "--responses", "llm-pool", "--file", str(path)).returncode == ExitCode.DONE
+        assert yaml.safe_load(path.read_text())["keys"][-1]["responses"] == "llm-pool"
+        data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
+        assert [entry["responses"] for entry in data] == ["openai", "openai", "openai", "llm-pool"]
+
     def test_a_key_with_a_priority_for_a_gateway(self, alone, path):
         options = ("--priority", "LOW", "--priority-ceiling", "50", "--tenant", "chat", "--for-others")
         assert alone("keys", "add", "gate", *options, "--file", str(path)).returncode == ExitCode.DONE

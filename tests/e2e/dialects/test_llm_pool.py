@@ -11,6 +11,7 @@ from tests.support.daemon import fake, gguf, running
 from tests.support.fake_worker import WORDS
 
 CHAT = ["/v1/chat/completions"]
+SECRET = "sk-%s-0123456789"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 
 
@@ -109,10 +110,10 @@ class TestLlamaCpp:
         assert metrics["engine_tokens_per_second"] > 0
 
     def test_openais_requests_are_its_own(self, site):
-        told = ask(site, max_output_tokens=30).json()
-        assert "metrics" not in told
+        told = ask(site, temperature=0, store=False).json()
+        assert "metrics" not in told, "the bytes are the worker's"
         assert told["output"][-1]["type"] == "message"
-        assert "x-llmux-ignored" not in ask(site, max_output_tokens=30).headers
+        assert "x-llmux-ignored" not in ask(site, temperature=0).headers
 
 
 class TestStream:
@@ -193,3 +194,37 @@ class TestCapabilities:
         assert rows["chat"]["thinking_modes"] == ["default", "enabled", "disabled"]
         assert (rows["chat"]["modalities"], rows["chat"]["multi_turn"]) == (["text"], True)
         assert rows["fake"]["thinking_modes"] == ["default"]
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llm-pool-keys")
+    keys = [{"name": name, "key": SECRET % name, "responses": name} for name in ("openai", "llm-pool")]
+    (folder / "keys.yaml").write_text(json.dumps(keys))
+    (folder / "keys.yaml").chmod(0o600)
+    models = {"fake": fake(endpoints=CHAT), "chat": gguf()}
+    with running(folder, {"models": models, "server": {"api_keys": str(folder / "keys.yaml")}}) as daemon:
+        yield daemon
+
+
+class TestKeys:
+    """A key can say that all of its requests are llm-pool's."""
+
+    @pytest.mark.parametrize("model", ["fake", "chat"])
+    def test_the_shape_of_an_answer(self, keyed, model):
+        def told(name, **fields):
+            headers = {"authorization": f"Bearer {SECRET % name}"}
+            return keyed.post(
+                "/v1/responses", json={"model": model, "input": "Hello", **fields}, headers=headers
+            ).json()
+
+        assert [item["type"] for item in told("llm-pool")["output"]] == ["output_text"]
+        assert told("llm-pool", background=True)["output_text"]
+        ours = told("openai")
+        assert ours["output"][-1]["content"][-1]["type"] == "output_text"
+        assert (
+            ours["metrics"].keys()
+            == told("llm-pool")["metrics"].keys()
+            == told("openai", decoding={})["metrics"].keys()
+        )
+        assert "output_text" in told("openai", decoding={})

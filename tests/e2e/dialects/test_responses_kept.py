@@ -69,6 +69,57 @@ def texts(items) -> list[tuple[str, str]]:
     return [(item.role, item.content[0].text) for item in items if item.type == "message"]
 
 
+def test_a_model_that_never_comes_is_an_event_for_the_sdk(tmp_path):
+    """Its `stream()` takes nothing before `response.created`."""
+    models = {"never": fake("--start-delay=1", "--exit-code=1", endpoints=[CHAT])}
+    with running(tmp_path, {"models": models, "limits": {"keepalive_s": 0.1}}) as site, sdk_of(site) as sdk:
+        with sdk.responses.stream(model="never", input="Hi") as stream:
+            kinds = [event.type for event in stream]
+        assert kinds == ["response.created", "error"]
+
+
+class TestWorkersOfTheirOwn:
+    """What a worker that speaks Responses passes over, or takes wrongly, is translated for it."""
+
+    def ask(self, sdk, given="Hi", **fields):
+        return sdk.responses.create(model="native", input=given, store=False, **fields)
+
+    def test_an_answer_that_is_cut_short(self, sdk):
+        told = self.ask(sdk, max_output_tokens=1)
+        assert (told.status, told.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        *_, last = self.ask(sdk, max_output_tokens=1, stream=True)
+        assert last.type == "response.incomplete"
+
+    def test_what_the_assistant_said(self, sdk):
+        given = [{"role": role, "content": "Hi"} for role in ("user", "assistant", "user")]
+        assert self.ask(sdk, given).output_text == ANSWER
+        counted = sdk.responses.input_tokens.count(model="native", input=given)
+        assert counted.input_tokens > sdk.responses.input_tokens.count(model="native", input="Hi").input_tokens
+
+    def test_less_thinking(self, sdk):
+        told = [self.ask(sdk, reasoning={"effort": effort}).output for effort in ("minimal", "high")]
+        assert [[item.type for item in output] for output in told] == [["message"], ["reasoning", "message"]]
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"conversation": "conv_1"}, "conversation"),
+            ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+            ({"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}, "tools[0]"),
+            ({"given": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ],
+    )
+    def test_what_nobody_can_do(self, sdk, fields, param):
+        with pytest.raises(openai.BadRequestError) as refused:
+            self.ask(sdk, **fields)
+        assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
+
+    def test_null_is_nothing(self, site):
+        nulls = dict.fromkeys(["max_output_tokens", "conversation", "prompt", "top_logprobs"])
+        told = site.post("/v1/responses", json={"model": "native", "input": "Hi", "store": False, **nulls}).json()
+        assert "metrics" not in told, "the bytes are the worker's"
+
+
 class TestConversation:
     """A response goes on from an earlier one."""
 

@@ -675,6 +675,17 @@ class TestCompletions:
         for token, offset in zip(tokens[:6], offsets[:6], strict=True):
             assert text[offset:].startswith(token)
 
+    def test_special_tokens(self, sdk):
+        """They belong to no text, unless a request says so."""
+        vocabulary = json.loads((tiny_language.model() / "tokenizer.json").read_text())["added_tokens"]
+        plan = next(token["id"] for token in vocabulary if token["content"] == "<|plan|>")
+        body = {"model": "qwen3", "prompt": "Say!", "max_tokens": 1, "temperature": 0, "logit_bias": {str(plan): 100}}
+        texts = [
+            sdk.completions.create(**body, extra_body=more).choices[0].text
+            for more in ({}, {"skip_special_tokens": True}, {"skip_special_tokens": False})
+        ]
+        assert texts == ["", "", "<|plan|>"]
+
     def test_tokens(self, sdk):
         assert sdk.completions.create(model="qwen3", prompt=[72, 73, 74], max_tokens=1).usage.prompt_tokens == 3
 

@@ -133,6 +133,12 @@ more: 1
         ).keys
         assert (told.load_feedback, silent.load_feedback) == (True, False)
 
+    def test_whose_requests_for_responses(self, folder):
+        pools, silent = keyring(
+            folder, f"- {{name: a, key: {PLAIN}, responses: llm-pool}}\n- {{name: b, key_sha256: {'0' * 64}}}"
+        ).keys
+        assert (pools.responses, silent.responses) == ("llm-pool", "openai")
+
     def test_readable_by_others(self, folder):
         assert keyring(folder, f"- {{name: a, key: {PLAIN}}}").warnings == ()
         (warning,) = keyring(folder, f"- {{name: a, key: {PLAIN}}}", mode=0o640).warnings

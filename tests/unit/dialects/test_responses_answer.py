@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import msgspec
 import pytest
@@ -365,3 +366,49 @@ class TestFailures:
             for frame in (sent + error).decode().split("\n\n")
             if frame
         ] == [0, 1, 2, 3, 4, 5]
+
+    def test_what_comes_before_any_event_is_no_first_one(self):
+        """OpenAI's own SDKs raise at any event before `response.created`."""
+        created, error = read(error_event(UpstreamError("It never began."), RESPONSES))
+        assert (created["type"], created["response"]["object"], created["response"]["output"]) == (
+            "response.created",
+            "response",
+            [],
+        )
+        assert (error["type"], error["message"], error["param"]) == ("error", "It never began.", None)
+
+
+class Times:
+    """Of a request that came half a second before its worker got it."""
+
+    def __init__(self):
+        self.admitted_at = time.monotonic()
+        self.entered_at = self.arrived_at = self.admitted_at - 0.5
+
+
+class TestMetrics:
+    """llm-pool's stand beside OpenAI's fields, where the times are known."""
+
+    def asked(self):
+        fields = {"model": msgspec.Raw(b'"asked"'), "input": msgspec.Raw(b'"Hi"')}
+        return RESPONSES.translation("POST", "/v1/responses").timed(Times()).request(fields)[1]
+
+    def test_of_a_whole_answer(self):
+        body = {
+            "choices": [{"message": {"content": "Hello"}}],
+            "usage": USAGE,
+            "timings": {"prompt_ms": 3, "predicted_ms": 4},
+        }
+        metrics = json.loads(self.asked().answer(json.dumps(body).encode()))["metrics"]
+        assert (metrics["engine_queue_wait_ms"], metrics["engine_output_tokens"]) == (500, 5)
+        assert (metrics["gpu_time_to_first_token_ms"], metrics["gpu_generate_total_ms"]) == (3, 7)
+        assert metrics["engine_tokenize_ms"] is None
+        assert "metrics" not in whole({"content": "Hello"})
+
+    def test_of_a_stream(self):
+        stream = self.asked().stream()
+        events = read(stream.feed(deltas({"content": "Hello"})) + stream.end())
+        assert [("metrics" in event.get("response", {})) for event in events] == [False] * (len(events) - 1) + [True]
+        metrics = events[-1]["response"]["metrics"]
+        assert metrics["engine_prompt_tokens"] == 10
+        assert None not in (metrics["gpu_time_to_first_token_ms"], metrics["backend_inference_wall_ms"])

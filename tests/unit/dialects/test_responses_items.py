@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.dialects.responses.items import messages_of
+from supervisor.dialects.responses import items
 from supervisor.errors import InvalidRequestError
+
+
+def messages_of(*given):
+    return items.messages_of(*given)[0]
 
 
 def user(content):
@@ -164,6 +168,33 @@ class TestTurns:
         for space in ("crm", "crm__"):
             (message,) = messages_of([call("find", namespace=space)])
             assert message["tool_calls"][0]["function"]["name"] == "crm__find"
+
+
+class TestIgnored:
+    """Fields of items and parts that no chat has are named."""
+
+    def test_none_of_those_that_openai_s_answers_have(self):
+        part = {"type": "output_text", "text": "A", "annotations": [], "logprobs": []}
+        answer = {"id": "msg", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+        given = [thought("t", status=None, encrypted_content=None), answer, call("a", status="completed"), result("a")]
+        assert items.messages_of(given)[1] == []
+
+    def test_all_others(self):
+        parts = [{"type": "input_text", "text": "A", "color": "red"}]
+        given = [
+            {"role": "user", "name": "Ann", "content": parts, "phase": None},
+            thought("t", encrypted_content="gAAAA"),
+            call("a", caller="x"),
+            {**result("a", [{"type": "text", "text": "B", "size": 1}]), "outcome": 1},
+        ]
+        assert items.messages_of(given)[1] == [
+            "input[0].name",
+            "input[0].content[0].color",
+            "input[1].encrypted_content",
+            "input[2].caller",
+            "input[3].outcome",
+            "input[3].output[0].size",
+        ]
 
 
 class TestRefusals:

@@ -124,6 +124,23 @@ class TestFields:
     def test_ignored(self, fields, ignored):
         assert mapped(**fields) == ({}, ignored)
 
+    def test_fields_within_others_that_are_ignored(self):
+        tool = {"type": "function", "name": "f", "defer_loading": True, "strict": None}
+        space = {"type": "namespace", "name": "n", "description": "Some.", "tools": [tool]}
+        schema = {"type": "json_schema", "name": "s", "schema": {}, "color": "red"}
+        fields = {
+            "tools": [tool, space],
+            "text": {"format": schema},
+            "input": [{"role": "user", "content": "a", "x": 1}],
+        }
+        assert translated(PLAIN | fields)[1].ignored == [
+            "input[0].x",
+            "tools[0].defer_loading",
+            "tools[1].description",
+            "tools[1].tools[0].defer_loading",
+            "text.format.color",
+        ]
+
     def test_names_of_ignored_fields_fit_into_a_header(self):
         ignored = mapped(**{"a\r\nset-cookie: b": 1, "ü": 1, "x" * 1000: 1})[1]
         assert ignored == ["a\\r\\nset-cookie: b", "\\xfc", "x" * 64]
@@ -226,7 +243,7 @@ class TestTools:
     @pytest.mark.parametrize(
         ("fields", "param"),
         [
-            ({"tools": {}}, None),
+            ({"tools": {}}, "tools"),
             ({"tools": "all"}, "tools"),
             ({"tools": ["time"]}, "tools[0]"),
             ({"tools": [{"type": "function"}]}, "tools[0].name"),
@@ -235,10 +252,7 @@ class TestTools:
         ],
     )
     def test_wrong(self, fields, param):
-        if param is None:
-            assert mapped(**fields) == ({}, [])
-        else:
-            assert (refused(**fields).param, refused(**fields).code) == (param, "invalid_request")
+        assert (refused(**fields).param, refused(**fields).code) == (param, "invalid_request")
 
     def test_a_namespace_goes_with_its_functions_there_and_back(self):
         space = {"type": "namespace", "name": "crm", "description": "d", "tools": [TIME | {"defer_loading": True}]}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import msgspec
 import pytest
 
+from supervisor.dialects.responses import RESPONSES
 from supervisor.dialects.responses.turn import turn_of
 from supervisor.errors import InvalidRequestError
 from supervisor.io.held_body import BodyBudget
@@ -18,6 +20,14 @@ EVENTS = [(b"content-type", b"text/event-stream")]
 JSON = [(b"content-type", b"application/json"), (b"content-length", b"1")]
 ANSWER = {"id": "resp_2", "object": "response", "status": "completed", "output": [{"type": "message", "id": "msg_2"}]}
 OUTPUT = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "One!"}]}
+
+
+class Times:
+    """Of a request that came half a second before its worker got it."""
+
+    def __init__(self):
+        self.admitted_at = time.monotonic()
+        self.entered_at = self.arrived_at = self.admitted_at - 0.5
 
 
 @pytest.fixture
@@ -94,9 +104,11 @@ class TestRequest:
         given, body, turn = await asked(store, input="Hi", **fields)
         assert (body is given, turn is None) == (True, False)
 
-    @pytest.mark.parametrize("fields", [{"store": False}, {"messages": [{"role": "user", "content": "Hi"}]}])
-    async def test_one_that_is_not_kept_costs_nothing(self, store, fields):
-        assert (await asked(store, input=None, **fields))[2] is None
+    async def test_one_that_is_not_kept_costs_nothing(self, store):
+        assert (await asked(store, input="Hi", store=False))[2] is None
+        other = await JsonBody.open(b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}')
+        memory = Memory(store, BodyBudget(), "ann", False)
+        assert (await RESPONSES.turn("/v1/responses", other, memory))[1] is None
 
     async def test_only_the_tokens_of_one_that_goes_on(self, store):
         assert (await asked(store, input="Hi", is_counted=True))[2] is None
@@ -165,6 +177,47 @@ class TestAnswer:
         assert [each.get("response", {}).get("previous_response_id") for each in found] == ["resp_1", None, "resp_1"]
         assert (found[1], found[2]["response"]["store"]) == (delta, False)
 
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_metrics_stand_beside_a_workers_own_fields(self, store, stream):
+        body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
+        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
+        _, turn = await turn_of(body, memory, is_counted=False)
+        answer = ANSWER | {"usage": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}}
+        begun = {"type": "response.created", "response": answer}
+        delta = {"type": "response.output_text.delta", "delta": "Hi"}
+        pieces = framed(begun, delta, {"type": "response.completed", "response": answer})
+        _, got = await told(turn, EVENTS, *pieces) if stream else await told(turn, JSON, json.dumps(answer).encode())
+        found = json.loads(got.split(b"\n\n")[-2].partition(b"data: ")[2])["response"] if stream else json.loads(got)
+        metrics = found.pop("metrics")
+        assert found == answer
+        assert (metrics["engine_prompt_tokens"], metrics["engine_output_tokens"]) == (3, 4)
+        assert metrics["engine_total_wall_ms"] >= 500
+        assert (metrics["gpu_time_to_first_token_ms"] is None) is not stream
+        assert b"metrics" in bytes((await store.find("resp_2", "ann")).response)
+        assert not stream or b"metrics" not in got[: len(pieces[0] + pieces[1])]
+
+    @pytest.mark.parametrize("size", [1, 30, 10_000])
+    async def test_a_stream_with_other_ends_of_lines(self, store, size):
+        """Python servers send such."""
+        events = framed(
+            {"type": "response.created", "response": ANSWER}, {"type": "response.completed", "response": ANSWER}
+        )
+        stream = b"".join(events).replace(b"\n", b"\r\n")
+        pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+        _, _, turn = await asked(store, input="Hi")
+        assert (await told(turn, EVENTS, *pieces))[1] == b"".join(events)
+        assert json.loads(bytes((await store.find("resp_2", "ann")).response)) == ANSWER
+
+    @pytest.mark.parametrize("usage", [None, {"input_tokens": None}, {"input_tokens": 1.5}, []])
+    async def test_an_odd_usage_loses_nothing_else(self, store, usage):
+        body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
+        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
+        _, turn = await turn_of(body, memory, is_counted=False)
+        answer = ANSWER | {"usage": usage}
+        _, got = await told(turn, JSON, json.dumps(answer).encode())
+        assert json.loads(got).pop("metrics")["engine_prompt_tokens"] is None
+        assert await store.find("resp_2", "ann") is not None
+
     async def test_one_that_broke_off_is_not_kept(self, store):
         _, _, turn = await asked(store, input="Hi")
         stream = framed({"type": "response.created", "response": ANSWER}, {"type": "error", "message": "Broken."})
@@ -176,7 +229,7 @@ class TestAnswer:
         [
             (EVENTS, b'data: {"type":"response.completed","response":5}\n\n'),
             (EVENTS, b'data: {"type":"response.completed"\n\nrest'),
-            (EVENTS, b'data: {"type":"response.completed","response":{"id":"resp_2"}}\r\n\r\n'),
+            (EVENTS, b'data: {"type":"response.completed","response":{"id":"resp_2"}}\r\r'),
             (JSON, b"no JSON"),
             (JSON, b'{"object": "list"}'),
             (JSON, b'{"object": "response"}'),

@@ -95,9 +95,11 @@ class ChatWorker(Worker):
         parameters.check(COMPLETIONS, body.values)
         logprobs = body.whole("logprobs", None, 0, requests.MAX_LOGPROBS)
         generation = requests.generation(body, self.loaded, logprobs)
+        shows_special = not body.flag("skip_special_tokens", default=True)
 
         def begin(cancel: Cancel) -> Begun:
-            return self._begin("text", Prompt(self._prompt_tokens(body)), Plain(), generation, cancel)
+            prompt = Prompt(self._prompt_tokens(body))
+            return self._begin("text", prompt, Plain(), generation, cancel, shows_special=shows_special)
 
         return await self._answered(generation, begin)
 
@@ -131,6 +133,7 @@ class ChatWorker(Worker):
         *,
         guide: Guide | None = None,
         parallel: bool = True,
+        shows_special: bool = False,
     ) -> Begun:
         """Submit the prompt to the decoder."""
         param = "messages" if kind == "chat" else "prompt"
@@ -138,7 +141,7 @@ class ChatWorker(Worker):
         limit = requests.room(generation.max_tokens, size, self.options.n_ctx, param)
         job = Job(prompt.tokens, limit, generation.sampling, cancel, self.loaded.ends, prompt.pictures, guide)
         self.decoder.submit(job)
-        builder = ResponseBuilder(self.loaded, parser, generation.stops, parallel)
+        builder = ResponseBuilder(self.loaded, parser, generation.stops, parallel, shows_special)
         logprobs = generation.sampling.logprobs is not None
         answer = Answer(kind, self.settings.model, self.loaded, builder, size, logprobs, generation.usage)
         return answer, builder.read(job.results(), job.enough)

@@ -69,6 +69,7 @@ class ResponseBuilder:
     parser: Parser
     stops: Sequence[str] = ()
     parallel: bool = True
+    shows_special: bool = False  # tokens stand in the text that belong to none otherwise
     outcome: Outcome = field(default_factory=Outcome)
     logprobs: list[tuple[int, Token]] = field(default_factory=list)
 
@@ -76,13 +77,14 @@ class ResponseBuilder:
         """The pieces of each token, perhaps none. Sets `enough` when no more tokens are needed."""
         text, stops = Detokenizer(self.loaded.decode), Stops(self.stops)
         called, begin = False, 0
+        skipped = self.loaded.ends if self.shows_special else self.loaded.ends | self.loaded.hidden
         for item in results:
             if isinstance(item, str):
                 self.outcome.finish = item
                 break
             self.outcome.tokens += 1
             self.outcome.reasoning_tokens += self.parser.thinking
-            if item.id in self.loaded.ends or item.id in self.loaded.hidden:
+            if item.id in skipped:
                 continue
             new = text.feed(item.id)
             pieces = list(self._stopped(self.parser.feed(new), stops))

@@ -1,0 +1,47 @@
+"""Streams of server-sent events, taken apart: what all translations of them have in common."""
+
+from __future__ import annotations
+
+import abc
+from typing import Final
+
+from supervisor.errors import UpstreamError
+
+EVENT_LIMIT: Final = 16 * 1024 * 1024
+_FRAME: Final = b"\n\n"
+
+
+class FrameStream(abc.ABC):
+    """A `StreamTranslation`, but for what becomes of one frame."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    @abc.abstractmethod
+    def frame(self, data: bytes) -> bytes:
+        """What the data of one frame becomes, possibly nothing. Raises UpstreamError for what can't be translated."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """See StreamTranslation. What came before a frame that fails is given first: the error comes with the next call."""
+        *frames, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(_FRAME)
+        if len(self._rest) > EVENT_LIMIT:
+            raise UpstreamError("The worker's stream has an event that is too large to be translated.")
+        found = list[bytes]()
+        for at, frame in enumerate(frames):
+            try:
+                found.append(self._read(frame))
+            except UpstreamError:
+                if not any(found):
+                    raise
+                self._rest = _FRAME.join((*frames[at:], self._rest))
+                break
+        return b"".join(found)
+
+    def end(self) -> bytes:
+        """See StreamTranslation."""
+        rest, self._rest = self._rest, b""
+        return b"".join(map(self._read, rest.split(_FRAME)))
+
+    def _read(self, frame: bytes) -> bytes:
+        data = b"\n".join(line[5:].strip() for line in frame.split(b"\n") if line.startswith(b"data:"))
+        return self.frame(data) if data else b""

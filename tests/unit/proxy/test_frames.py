@@ -1,0 +1,65 @@
+"""Events that translations read: nothing is lost of what came before one that fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.errors import UpstreamError
+from supervisor.proxy.frames import FrameStream
+from supervisor.proxy.translation import TranslatedResponse
+
+
+class Loud(FrameStream):
+    """Says what it gets in capitals, and takes no numbers."""
+
+    def frame(self, data):
+        if data.isdigit():
+            raise UpstreamError("A number.")
+        return data.upper() + b";"
+
+
+class Worker:
+    """An upstream's response: these pieces."""
+
+    status, headers = 200, ()
+
+    def __init__(self, *pieces):
+        self.pieces = [*pieces]
+
+    @property
+    def drained(self):
+        return not self.pieces
+
+    async def next_chunk(self):
+        return self.pieces.pop(0)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_frames_are_read_wherever_they_are_split(end):
+    text = b": comment\n\nevent: x\ndata: a\ndata: b\n\ndata:c\n\ndata: d".replace(b"\n", end)
+    for at in range(len(text) + 1):
+        stream = Loud()
+        assert stream.feed(text[:at]) + stream.feed(text[at:]) + stream.end() == b"A\nB;C;D;"
+
+
+def test_what_came_before_one_that_fails_is_given_first():
+    stream = Loud()
+    assert stream.feed(b"data: a\n\ndata: b\n\ndata: 1\n\ndata: c\n\n") == b"A;B;"
+    with pytest.raises(UpstreamError):
+        stream.feed(b"")
+    stream = Loud()
+    assert stream.feed(b"data: a\n\ndata: 1\n\n") == b"A;"
+    with pytest.raises(UpstreamError):
+        stream.end()
+
+
+async def test_a_response_gives_it_to_its_client():
+    response = TranslatedResponse(Worker(b"data: a\n\ndata: 1\n\n"), b"text/event-stream", Loud())
+    assert (await response.next_chunk(), response.drained) == (b"A;", False)
+    with pytest.raises(UpstreamError):
+        await response.next_chunk()
+
+
+async def test_a_response_ends_with_the_streams_end():
+    response = TranslatedResponse(Worker(b"data: a\n\n", b"data: b"), b"text/event-stream", Loud())
+    assert [await response.next_chunk(), await response.next_chunk(), response.drained] == [b"A;", b"B;", True]
