@@ -78,7 +78,7 @@ _CAPABILITIES: Final = named(
                     "gpuMemoryTotalMB": whole(),
                     "gpuMemoryUsedMB": whole(null=True),
                     "gpuMemoryFreeMB": whole(null=True),
-                    "gpuUtilization": number("It isn't measured.", null=True),
+                    "gpuUtilization": number("Of all GPUs, the share of time that they computed lately.", null=True),
                     "kvCacheSizeMB": whole("As computed for the loaded models.", null=True),
                     "kvCacheUtilization": number("As their workers say; vLLM does.", null=True),
                 },
