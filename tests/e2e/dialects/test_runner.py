@@ -296,6 +296,6 @@ class TestGpus:
         gpu = Gpu(tmp_path, count=2)
         gpu.write(gpu={"busy": 50}, first={"busy": 84})
         with running(tmp_path, {"devices": "auto", "models": {"one": fake()}}, env=gpu.env) as daemon:
-            told = daemon.get("/v1/capabilities").json()["resources"]
+            told = wait_until(lambda: daemon.get("/v1/capabilities").json().get("resources"))
             assert (told["gpuIds"], told["gpuUtilization"], told["gpuMemoryTotalMB"]) == ([0, 1], 0.67, 32768)
             assert 'vllm_gpu_memory_used{gpu="1"} 0.0' in daemon.get("/metrics").text
