@@ -34,7 +34,7 @@ from supervisor.proxy.body import read_body
 from supervisor.proxy.dialect import OrderError
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.proxy.error_response import error_body
-from supervisor.proxy.event_stream import EventStream
+from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.parameters import number
 
@@ -191,14 +191,14 @@ def _progress(daemon: Daemon, job: Job) -> dict[str, Any] | None:
 
 
 async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
-    """Each change of it, the last one when it is over."""
-    told = None
+    """Each change of it, the last one when it is over. A daemon that ends or hands over cuts it short."""
+    told, told_at = None, 0.0
     while True:
         view = _view(daemon, job)
-        if view != told:
-            told = view
-            yield b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
-        if job.is_over:
+        if view != told or time.monotonic() - told_at > KEEPALIVE_S:
+            yield b"" if view == told else b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
+            told, told_at = view, time.monotonic()
+        if job.is_over or daemon.jobs.is_paused:
             return
         await daemon.jobs.changed(LOOK_S)
 

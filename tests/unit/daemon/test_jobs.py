@@ -233,6 +233,13 @@ class TestTrouble:
             await until(lambda: job.is_over)
             assert (job.state, job.result_bytes, job.error["code"]) == ("failed", None, "job_not_kept")
 
+    async def test_a_folder_that_is_gone(self, tmp_path):
+        async with opened(tmp_path) as jobs:
+            (tmp_path / "jobs").rmdir()
+            with pytest.raises(NotSavedError):
+                await add(jobs)
+            assert not jobs.listing(None, is_admin=True)
+
     async def test_a_folder_that_cannot_be_used(self, tmp_path):
         (tmp_path / "jobs").touch()
         async with opened(tmp_path, Worker()) as jobs:
