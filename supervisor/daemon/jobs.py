@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,14 +232,13 @@ class Jobs:
             return
         free = max(0, self.config.jobs_running - len(self._running))
         busy = Counter(self._all[job].owner for job in self._running if job in self._all)
-        waiting = [
-            job
-            for job in self._all.values()
-            if job.state == "queued" and job.id not in self._running and job.id not in self._resting
-        ]
-        for _ in range(min(free, len(waiting))):
-            job = min(waiting, key=lambda each: busy[each.owner])  # the oldest of them
-            waiting.remove(job)
+        waiting: dict[str | None, deque[Job]] = {}  # by key
+        for job in self._all.values():
+            if job.state == "queued" and job.id not in self._running and job.id not in self._resting:
+                waiting.setdefault(job.owner, deque()).append(job)
+        for _ in range(min(free, sum(map(len, waiting.values())))):
+            oldest = (line[0] for line in waiting.values() if line)
+            job = waiting[min(oldest, key=lambda one: (busy[one.owner], one.created_at)).owner].popleft()
             busy[job.owner] += 1
             running = self._running[job.id] = _Running()
             running.task = asyncio.create_task(self._run(job, running, self._send))

@@ -170,7 +170,19 @@ SECTION: Final = Section(
             scope="admin",
             answer=_TASK,
             errors=(404, 503),
-            example=Example(path="/v1/models/load/load-1"),
+            example=Example(
+                path="/v1/models/load/load-1",
+                needs="a load",
+                answer={
+                    "taskId": "load-1",
+                    "status": "completed",
+                    "modelId": "qwen3-8b",
+                    "progress": 1.0,
+                    "eta": 0,
+                    "gpuMemoryUsedMB": 5120,
+                    "loadTimeMs": 4200,
+                },
+            ),
         ),
         Operation(
             "GET",
@@ -201,7 +213,17 @@ SECTION: Final = Section(
             scope="admin",
             answer=_TASK,
             errors=(404, 503),
-            example=Example(path="/v1/models/load/model-tiny-embed"),
+            example=Example(
+                path="/v1/models/load/model-tiny-embed",
+                needs="a model that somebody loads",
+                answer={
+                    "taskId": "model-tiny-embed",
+                    "modelId": "tiny-embed",
+                    "progress": 0.0,
+                    "eta": 2.5,
+                    "status": "loading",
+                },
+            ),
         ),
         Operation(
             "POST",
