@@ -25,7 +25,7 @@ from runtimes.model_config import PATIENCE, Modality, ModelConfig
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing
 from supervisor.catalog.clients import DEFAULT, NOBODY, ClientConfig
-from supervisor.catalog.document import Place, Problem, Trail
+from supervisor.catalog.document import Layer, Place, Problem, Trail
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.prompt_format import PromptFormat, written_here
 from supervisor.catalog.rewrite import Rewrite
@@ -301,6 +301,12 @@ class Catalog:
     def wanted_devices(self) -> Literal["auto"] | list[DeviceWanted]:
         """What the daemon is to open."""
         return "auto" if self.devices == "auto" else [device.wanted for device in self.devices]
+
+    @property
+    def devices_variable(self) -> str:
+        """The variable that says so; empty: none does."""
+        place = self.origin("devices")
+        return place.source.label if place is not None and place.source.layer is Layer.ENVIRONMENT else ""
 
     @property
     def policy(self) -> Policy:

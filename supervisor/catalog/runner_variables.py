@@ -30,6 +30,9 @@ _WORDS: Final = {
     "off": False,
 }
 
+_LEVELS: Final = {"trace": "debug", "warn": "warning", "critical": "error", "fatal": "error"}
+"""Other programs' names of levels: the variable is not llmux's alone."""
+
 Read = Callable[[str], JsonValue]
 
 
@@ -47,7 +50,7 @@ def _seconds(text: str) -> float:
 
 
 def _level(text: str) -> str:
-    return {"warn": "warning"}.get(text.lower(), text.lower())
+    return _LEVELS.get(text.lower(), text.lower())
 
 
 def _format(text: str) -> str:

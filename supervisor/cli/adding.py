@@ -207,7 +207,7 @@ def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo:
 
 
 def _devices(catalog: Catalog) -> Sequence[DeviceInfo]:
-    return asyncio.run(open_sampler(catalog.wanted_devices, margin_mib=None)).devices
+    return asyncio.run(open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)).devices
 
 
 def _installed(model: CatalogModel, runtimes_dir: Path, echo: Echo) -> None:

@@ -199,7 +199,7 @@ async def _closing(stores: Iterable[Store]) -> AsyncIterator[None]:
 
 
 async def _open_devices(catalog: Catalog) -> Opened:
-    opened = await open_sampler(catalog.wanted_devices)
+    opened = await open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)
     for note in opened.notes:
         log.info("devices.note", message=note)
     return opened

@@ -45,7 +45,7 @@ class OnThisMachine:
 def on_this_machine(catalog: Catalog) -> OnThisMachine:
     """Look at the devices and the models' files. Takes seconds where a GPU has to be woken; never fails."""
     try:
-        devices = asyncio.run(open_sampler(catalog.wanted_devices)).devices
+        devices = asyncio.run(open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)).devices
     except ConfigError as error:
         return OnThisMachine(catalog, (), (), error.problems)
     known = tuple(device.spec for device in devices)

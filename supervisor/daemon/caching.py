@@ -20,6 +20,7 @@ from pydantic import JsonValue
 
 from runtimes.prompt_cache import PromptCache
 from supervisor.core.types import ModelId
+from supervisor.daemon.identity import PRIORITY_HEADER, TENANT_HEADER
 from supervisor.errors import InvalidRequestError
 from supervisor.io.store import Entry, NotSavedError, Store
 from supervisor.io.upstream import Headers
@@ -29,6 +30,8 @@ log = structlog.get_logger("llmux.cache")
 MODE_HEADER: Final = "X-Cache-Mode"
 TAG_HEADER: Final = "X-Cache-Tag"
 _NAMES: Final = {b"x-cache-mode": MODE_HEADER, b"x-cache-tag": TAG_HEADER}
+_OTHERS: Final = frozenset({PRIORITY_HEADER, TENANT_HEADER})
+"""A runner's client sends them, and looks for what is said of caches in the answer."""
 TAG_LIMIT: Final = 64
 MOST_FLUSHED: Final = 4096
 """So many flushed models, tenants and tags are kept apart."""
@@ -48,14 +51,19 @@ class CacheWish:
 
 
 def wish_of(headers: Headers) -> CacheWish | None:
-    """None where they say nothing. Raises InvalidRequestError."""
+    """None where they say nothing, and have none of a runner's other headers either. Raises InvalidRequestError."""
     found: dict[str, str] = {}
+    is_runners = False
     for name, value in headers:
-        if name[:8] == b"x-cache-" and (header := _NAMES.get(name)) is not None:
+        if (header := _NAMES.get(name)) is not None:
             if header in found:
                 raise InvalidRequestError(f"The request has several {header} headers; send one.", param=header)
             found[header] = value.decode("utf-8", "replace").strip()
-    return _wish(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, "")) if found else None
+        elif name in _OTHERS:
+            is_runners = True
+    if found:
+        return _wish(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, ""))
+    return CacheWish() if is_runners else None
 
 
 def _wish(mode: str, tag: str) -> CacheWish:

@@ -1,8 +1,9 @@
 """Jobs: inference requests whose clients don't wait. They are kept on disk, with their results, over restarts.
 
 A job waits until one of `jobs_running` places is free; then its request goes the way of all others, with its client's priority
-and limits. What was running when the daemon ended is run again. What is refused for now, by a full queue or a rate limit, is
-tried again. An ended job goes after `jobs_keep_s`, or when the disk that jobs may take is full, the oldest first.
+and limits. The next place is for the key that has the fewest. What was running when the daemon ended is run again. What is
+refused for now, by a full queue or a rate limit, gives its place back and is tried again. An ended job goes after `jobs_keep_s`,
+or when the disk that jobs may take is full, the oldest first.
 """
 
 from __future__ import annotations
@@ -11,100 +12,48 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 import msgspec
 import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.job_limits import JobsConfig
-from supervisor.catalog.keys import Key, Scope
+from supervisor.daemon.job import Answer, Job, JobFullError, JobInterruptedError, Send, State
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.io.files import replacing
 from supervisor.io.store import Entry, NotSavedError, Store
-
-State = Literal["queued", "running", "completed", "failed", "cancelled"]
-Json = dict[str, JsonValue]
 
 TRIES: Final = 20
 """So often a job is sent whose answer says `retry-after`."""
 LONGEST_PAUSE_S: Final = 60.0
 MESSAGE_LIMIT: Final = 1000
-KEY: Final = "key"  # where the ASGI scope's state has the request's key
-KEPT_HEADERS: Final = ("x-priority", "x-tenant-id", "x-allow-remote", "x-timeout", "anthropic-version")
-"""Of the request that makes a job: they hold for its own."""
+MOST_ENDED: Final = 10_000
+"""So many jobs that have ended are remembered, with or without a result."""
+SWEEP_S: Final = 60.0
 _COLLECTION: Final = "jobs"
 _FOLDER: Final = "jobs"
 
 log = structlog.get_logger("llmux.jobs")
 
 
-class JobInterruptedError(Exception):
-    """The daemon ends, or another one takes over: the job is to be run again."""
-
-
-class JobFullError(UnavailableError):
-    """No further job is taken now."""
-
-    code = "queue_full"
-
-
-@dataclass(slots=True)
-class Job:
-    """One job. Times are seconds since the epoch."""
-
-    id: str
-    endpoint: str  # path
-    model: str | None
-    headers: dict[str, str]  # of its request
-    owner: str | None  # the key's name; None: no key was needed
-    created_at: float
-    state: State = "queued"
-    started_at: float | None = None  # the last time
-    ended_at: float | None = None
-    tries: int = 0
-    status: int | None = None  # of the answer
-    content_type: str = ""
-    result_bytes: int | None = None  # set iff there is a result
-    request_bytes: int = 0
-    error: dict[str, Any] | None = None  # as its endpoint's clients get it
-    request_id: str = ""  # of its last try
-    response: str | None = None  # the name of the kept response that it generates; then it goes when it is over
-
-    @property
-    def is_over(self) -> bool:
-        """Has it ended, one way or the other?"""
-        return self.state not in {"queued", "running"}
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of sending a job's request once."""
-
-    status: int
-    content_type: str
-    body: bytes
-    error: dict[str, Any] | None = None  # set iff it failed
-    retry_after_s: float | None = None  # set iff it may be sent again
-
-
-def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Whose things a request may see, by its scope's state: the key's name, and whether all."""
-    key: Key | None = state.get(KEY)
-    return (None, True) if key is None else (key.name, Scope.ADMIN in key.scopes)
-
-
-Send = Callable[[Job, bytes], Awaitable[Answer]]
-"""Sends a job's request, with its body. Raises JobInterruptedError. Cancelled, it gives the worker up at once."""
-
-
 @dataclass(slots=True)
 class _Running:
-    task: asyncio.Task[None]
+    is_sending: bool = False
+    is_stopped: bool = False
     is_cancelled: bool = False  # by its client, not by the daemon's end
+    task: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """Cuts it only while it is sent: what came of it is kept, and the task ends by itself."""
+        self.is_stopped = True
+        if self.is_sending and self.task is not None:
+            self.is_sending = False
+            self.task.cancel()
 
 
 @dataclass(slots=True)
@@ -117,17 +66,27 @@ class Jobs:
     _store: Store | None = None
     _send: Send | None = None
     _all: dict[str, Job] = field(default_factory=dict)  # oldest first
+    _coming: dict[str, int] = field(default_factory=dict)  # bytes of those that are being written
     _running: dict[str, _Running] = field(default_factory=dict)
+    _resting: set[str] = field(default_factory=set)  # that were refused for now
+    _places: dict[str, int] | None = None  # of those that wait, in their line; None: not counted yet
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _sweeping: asyncio.Task[None] | None = None
     is_paused: bool = True
     """None begins, nor goes on: the daemon is about to end, or to hand over."""
 
     # -------------------------------------------------------------------------------------------------- begin and end
 
     def open(self, store: Store, folder: Path) -> None:
-        """Go on with the jobs that are kept. Blocks on a folder."""
-        self._store, self.folder = store, folder / _FOLDER
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Go on with the jobs that are kept. Blocks on a folder. One that can't be used is logged, and no jobs are taken."""
+        folder /= _FOLDER
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files = {path.name: path for path in folder.iterdir()}
+        except OSError as error:
+            log.warning("jobs.unusable", folder=str(folder), reason=str(error), consequence="no jobs are taken")
+            return
+        self._store, self.folder = store, folder
         found = []
         for name, kept in store.items(_COLLECTION).items():
             try:
@@ -135,12 +94,15 @@ class Jobs:
             except msgspec.ValidationError as error:
                 log.warning("job.unreadable", job=name, reason=str(error))
         for job in sorted(found, key=lambda job: (job.created_at, job.id)):
-            if job.state == "running":  # when the daemon ended
-                job.state = "queued"
+            if not job.is_over:
+                job.state = "queued"  # if it was running when the daemon ended
+            elif job.result_bytes is not None and self._path(job, "result").name not in files:
+                job.result_bytes = None
+            files.pop(self._path(job, "result" if job.is_over else "request").name, None)
             self._all[job.id] = job
-        for path in self.folder.iterdir():
-            if path.stem not in self._all:
-                path.unlink(missing_ok=True)
+        for path in files.values():
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def start(self, send: Send) -> None:
         """Send the requests of those that wait, now and later."""
@@ -154,15 +116,20 @@ class Jobs:
     def go_on(self) -> None:
         """Begin those for which there is a place, also after a pause."""
         self.is_paused = False
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweep(), name="jobs")
         self._fill()
 
     async def close(self) -> None:
         """Stop all that run: they are run again after the next `open` or `go_on`."""
         self.pause()
-        tasks = [running.task for running in self._running.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        for running in self._running.values():
+            running.stop()
+        if tasks := [running.task for running in self._running.values() if running.task is not None]:
+            await asyncio.wait(tasks)
 
     def configure(self, config: JobsConfig) -> None:
         """New numbers."""
@@ -182,26 +149,27 @@ class Jobs:
         response: str | None = None,
     ) -> Job:
         """A new job. Raises JobFullError, and NotSavedError."""
+        if self.folder is None:
+            raise UnavailableError("Jobs can't be kept; the log says why.")
         await self.expire()
-        waiting = sum(not job.is_over for job in self._all.values())
+        waiting = sum(not job.is_over for job in self._all.values()) + len(self._coming)
         if waiting >= self.config.jobs_waiting + self.config.jobs_running or self.config.jobs_waiting == 0:
             raise JobFullError(f"{waiting} jobs wait already (limits.jobs_waiting).", retry_after_s=LONGEST_PAUSE_S)
-        job = Job(
-            f"job_{secrets.token_hex(12)}",
-            endpoint,
-            model,
-            headers,
-            owner,
-            round(time.time(), 3),
-            request_bytes=len(body),
-            response=response,
-        )
         self._make_room(len(body))
-        await self._write(job, "request", body)
-        await self._save(job)
+        job = Job(f"job_{secrets.token_hex(12)}", endpoint, model, headers, owner, round(time.time(), 3))
+        job.request_bytes, job.response = len(body), response
+        self._coming[job.id] = len(body)
+        try:
+            await self._write(job, "request", body)
+            await self._save(job)
+        except BaseException:
+            self._path(job, "request").unlink(missing_ok=True)
+            raise
+        finally:
+            del self._coming[job.id]
         self._all[job.id] = job
-        self._fill()
         self._tell()
+        self._fill()
         return job
 
     def find(self, job_id: str, owner: str | None, *, is_admin: bool) -> Job:
@@ -220,9 +188,11 @@ class Jobs:
         return [job for job in reversed(self._all.values()) if is_admin or job.owner == owner]
 
     def ahead(self, job: Job) -> int:
-        """How many jobs wait before it."""
-        ids = [other.id for other in self._all.values() if other.state == "queued"]
-        return ids.index(job.id) if job.id in ids else 0
+        """How many of those that wait are older."""
+        if self._places is None:
+            waiting = (other.id for other in self._all.values() if other.state == "queued")
+            self._places = {name: place for place, name in enumerate(waiting)}
+        return self._places.get(job.id, 0)
 
     async def result(self, job: Job) -> bytes:
         """The body of the answer. Raises NotFoundError if it is gone."""
@@ -232,12 +202,13 @@ class Jobs:
             raise NotFoundError(f"The result of {job.id} is gone.", code="job_result_gone") from error
 
     async def cancel(self, job: Job) -> None:
-        """End it, wherever it stands; one that is over stays as it is."""
+        """End it, wherever it stands; one that is over, or has its answer already, stays as it is."""
         running = self._running.get(job.id)
         if running is not None:
             running.is_cancelled = True
-            running.task.cancel()
-            await asyncio.gather(running.task, return_exceptions=True)
+            running.stop()
+            assert running.task is not None
+            await asyncio.wait([running.task])  # which leaves it alone if this one is cancelled
         elif not job.is_over:
             await self._end(job, "cancelled")
 
@@ -250,7 +221,8 @@ class Jobs:
         """Wait until a job has changed, or so long."""
         event = self._changed
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(event.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
 
     # --------------------------------------------------------------------------------------------------------- their way
 
@@ -259,75 +231,126 @@ class Jobs:
         if self._send is None or self.is_paused:
             return
         free = max(0, self.config.jobs_running - len(self._running))
-        for job in [job for job in self._all.values() if job.state == "queued" and job.id not in self._running][:free]:
-            self._running[job.id] = _Running(asyncio.create_task(self._run(job, self._send)))
+        busy = Counter(self._all[job].owner for job in self._running if job in self._all)
+        waiting: dict[str | None, deque[Job]] = {}  # by key
+        for job in self._all.values():
+            if job.state == "queued" and job.id not in self._running and job.id not in self._resting:
+                waiting.setdefault(job.owner, deque()).append(job)
+        for _ in range(min(free, sum(map(len, waiting.values())))):
+            oldest = (line[0] for line in waiting.values() if line)
+            job = waiting[min(oldest, key=lambda one: (busy[one.owner], one.created_at)).owner].popleft()
+            busy[job.owner] += 1
+            running = self._running[job.id] = _Running()
+            running.task = asyncio.create_task(self._run(job, running, self._send))
 
-    async def _run(self, job: Job, send: Send) -> None:
-        job.state, job.started_at = "running", round(time.time(), 3)
-        self._tell()
+    async def _run(self, job: Job, running: _Running, send: Send) -> None:
         try:
-            answer = await self._sent(job, send)
-            job.status, job.content_type, job.error = answer.status, answer.content_type, answer.error
-            if answer.error is None:
-                self._make_room(len(answer.body))
-                await self._write(job, "result", answer.body)
-                job.result_bytes = len(answer.body)
-            await self._end(job, "completed" if answer.error is None else "failed")
-        except (asyncio.CancelledError, JobInterruptedError):
-            if self._running[job.id].is_cancelled:
+            answer = None if running.is_stopped else await self._answer(job, running, send)
+            if running.is_cancelled:
                 await self._end(job, "cancelled")
-            else:
+            elif answer is None:
                 job.state = "queued"
-        except (OSError, NotSavedError, JobFullError) as error:
-            job.error = {"message": f"Its result can't be kept: {error}"[:MESSAGE_LIMIT], "code": "job_not_kept"}
-            await self._end(job, "failed")
+            elif answer.retry_after_s is not None and job.tries < TRIES:
+                self._rest(job, min(answer.retry_after_s, LONGEST_PAUSE_S))
+            else:
+                await self._keep(job, answer)
         finally:
             del self._running[job.id]
+            self._tell()
             self._fill()
 
-    async def _sent(self, job: Job, send: Send) -> Answer:
-        """The answer, of several tries where the first ones are refused for now. Raises JobInterruptedError in a pause."""
-        body = await asyncio.to_thread(self._path(job, "request").read_bytes)
-        while True:
+    async def _answer(self, job: Job, running: _Running, send: Send) -> Answer | None:
+        """None: it was stopped."""
+        job.state, job.started_at = "running", round(time.time(), 3)
+        self._tell()
+        running.is_sending = True
+        try:
+            body = await asyncio.to_thread(self._path(job, "request").read_bytes)
             job.tries += 1
             answer = await send(job, body)
-            if self.is_paused and answer.error is not None:  # perhaps because the daemon ends
-                raise JobInterruptedError
-            if answer.retry_after_s is None or job.tries >= TRIES:
-                return answer
-            await asyncio.sleep(min(answer.retry_after_s, LONGEST_PAUSE_S))
+        except JobInterruptedError:
+            return None
+        except asyncio.CancelledError:
+            if not running.is_stopped:
+                raise
+            return None
+        except OSError as error:
+            message = f"Its request can't be read: {error.strerror or error}"
+            return Answer(500, "", b"", {"message": message, "code": "job_not_kept"})
+        except Exception as error:
+            log.exception("job.broke", job=job.id, reason=str(error))
+            return Answer(
+                500, "", b"", {"message": "llmux could not send it; its log says why.", "code": "internal_error"}
+            )
+        finally:
+            running.is_sending = False
+        return None if self.is_paused and answer.error is not None else answer  # perhaps because the daemon ends
+
+    def _rest(self, job: Job, pause_s: float) -> None:
+        def over() -> None:
+            self._resting.discard(job.id)
+            self._fill()
+
+        job.state = "queued"
+        self._resting.add(job.id)
+        asyncio.get_running_loop().call_later(pause_s, over)
+
+    async def _keep(self, job: Job, answer: Answer) -> None:
+        """It has ended with this."""
+        job.status, job.content_type, job.error = answer.status, answer.content_type, answer.error
+        if answer.error is None:
+            try:
+                self._make_room(len(answer.body))
+                job.result_bytes = len(answer.body)  # at once: others look for room while it is written
+                await self._write(job, "result", answer.body)
+            except (NotSavedError, JobFullError) as error:
+                job.result_bytes = None
+                message = f"Its result can't be kept: {error.message}"[:MESSAGE_LIMIT]
+                job.error = {"message": message, "code": "job_not_kept"}
+        await self._end(job, "completed" if job.error is None else "failed")
 
     async def _end(self, job: Job, state: State) -> None:
         job.state, job.ended_at = state, round(time.time(), 3)
-        self._path(job, "request").unlink(missing_ok=True)
-        job.request_bytes = 0
         log.info("job.ended", job=job.id, state=state, endpoint=job.endpoint, model=job.model, tries=job.tries)
         for listener in self.on_end:
             await listener(job)
         if job.response is not None:
             await self._forget([job])
             return
+        size, job.request_bytes = job.request_bytes, 0
         try:
             await self._save(job)
         except NotSavedError as error:
+            job.request_bytes = size  # after a restart it is run again
             log.warning("job.not_kept", job=job.id, reason=error.message)
+        else:
+            self._path(job, "request").unlink(missing_ok=True)
         self._tell()
 
     def _tell(self) -> None:
+        self._places = None
         self._changed.set()
         self._changed = asyncio.Event()
 
     # -------------------------------------------------------------------------------------------------------------- disk
 
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.expire()
+
     async def expire(self) -> None:
-        """Forget what has been kept long enough."""
+        """Forget what has been kept long enough, and of too many the oldest."""
         before = time.time() - self.config.jobs_keep_s
-        await self._forget([job for job in self._all.values() if job.ended_at is not None and job.ended_at <= before])
+        over = [job for job in self._all.values() if job.ended_at is not None]
+        surplus = len(over) - MOST_ENDED
+        await self._forget([job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before])
 
     def _make_room(self, size: int) -> None:
         """Raises JobFullError where there is none: what waits and runs stays."""
         budget = self.config.jobs_mib << 20
         taken = sum(job.request_bytes + (job.result_bytes or 0) for job in self._all.values())
+        taken += sum(self._coming.values())
         for job in [job for job in self._all.values() if job.is_over and job.result_bytes]:
             if taken + size <= budget:
                 return
@@ -352,22 +375,25 @@ class Jobs:
         assert self.folder is not None
         return self.folder / f"{job.id}.{kind}"
 
-    async def _save(self, *jobs: Job) -> None:
-        if self._store is not None:
-            async with self._store.transaction() as changes:
-                changes.update({(_COLLECTION, job.id): msgspec.to_builtins(job) for job in jobs})
+    async def _save(self, job: Job) -> None:
+        await self._change({(_COLLECTION, job.id): msgspec.to_builtins(job)})
+
+    async def _change(self, entries: dict[Entry, JsonValue]) -> None:
+        assert self._store is not None
+        async with self._store.transaction() as changes:
+            changes.update(entries)
 
     async def _forget(self, jobs: Iterable[Job]) -> None:
         changed: dict[Entry, JsonValue] = {}
         for job in jobs:
             self._all.pop(job.id, None)
-            self._path(job, "result").unlink(missing_ok=True)
+            for kind in ("request", "result"):
+                self._path(job, kind).unlink(missing_ok=True)
             changed[_COLLECTION, job.id] = None
-        if self._store is not None and changed:
-            try:
-                async with self._store.transaction() as changes:
-                    changes.update(changed)
-            except NotSavedError as error:
-                log.warning("job.not_kept", reason=error.message)
-        if changed:
-            self._tell()
+        if not changed:
+            return
+        try:
+            await self._change(changed)
+        except NotSavedError as error:
+            log.warning("job.not_kept", reason=error.message)
+        self._tell()

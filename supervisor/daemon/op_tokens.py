@@ -1,9 +1,9 @@
 """Operation tokens: M of N signers agreed to this very operation, a short time ago, and it is carried out once.
 
-A token is `{"opToken": {"operation", "issuedAt", "signers", "nonce", …}, "signature": HEX}`, or the same in base64url without
-line breaks. What is signed is the canonical `opToken`: JSON with sorted keys, without blanks, in UTF-8. A signature is its
-HMAC-SHA256. With one shared key `signers` is what the holder of the key claims. With a key for each signer the token has
-`signatures`, one for each of its signers, instead.
+A token is `{"opToken": {"operation", "issuedAt", "signers", "nonce", …}, "signature": HEX}`, or its text, plain or in
+base64url without line breaks. What is signed is the canonical `opToken`: JSON with sorted keys, without blanks, in UTF-8. A
+signature is its HMAC-SHA256. With one shared key `signers` is what the holder of the key claims. With a key for each signer the
+token has `signatures`, one for each of its signers, instead.
 
 Besides those four, `opToken` has every field of the request that has an effect, with the same value. Whoever sends a token that
 is refused learns nothing but that; the log says why.
@@ -125,11 +125,14 @@ def verify(
 
 
 def opened(token: JsonValue) -> Json:
-    """A token as it is sent: an object, or one in base64url. Raises RefusedError."""
+    """A token as it is sent: an object, or the text of one, as it is or in base64url. Raises RefusedError."""
     if isinstance(token, str) and len(token) <= TOKEN_LIMIT:
+        text = token.strip()
         try:
             token = msgspec.json.decode(
-                base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+                text
+                if text.startswith("{")
+                else base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             )
         except (binascii.Error, ValueError, RecursionError) as error:
             raise RefusedError("it is neither JSON nor JSON in base64url") from error

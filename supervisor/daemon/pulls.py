@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -104,7 +105,8 @@ class Pulls:
         pull = self._pulls[str(self._last)] = Pull(str(self._last), model)
         if len(self._pulls) > KEPT:  # which is more than may wait
             del self._pulls[next(number for number, old in self._pulls.items() if old.took_s is not None)]
-        self._tasks[model] = asyncio.create_task(self._run(pull, then), name=f"pull of {model}")
+        task = self._tasks[model] = asyncio.create_task(self._run(pull, then), name=f"pull of {model}")
+        task.add_done_callback(partial(self._over, pull))  # not in the task: one that is cancelled at once never runs
         return pull
 
     def find(self, number: str) -> Pull | None:
@@ -135,16 +137,16 @@ class Pulls:
             pull.state = "done"
         except LlmuxError as error:
             pull.state, pull.error = "failed", error.message
-        except asyncio.CancelledError:
-            pull.state, pull.error = "failed", "it was cancelled"
-            raise
         except Exception as error:
             pull.state, pull.error = "failed", "llmux could not start or follow the pull; its log says why"
             log.exception("pull.broke", model=pull.model, reason=str(error))
-        finally:
-            del self._tasks[pull.model]
-            pull.took_s = round(time.monotonic() - pull.asked_at, 3)
-            log.info("pull.ended", model=pull.model, state=pull.state, error=pull.error, took_s=pull.took_s)
+
+    def _over(self, pull: Pull, task: asyncio.Task[None]) -> None:
+        del self._tasks[pull.model]
+        if task.cancelled():
+            pull.state, pull.error = "failed", "it was cancelled"
+        pull.took_s = round(time.monotonic() - pull.asked_at, 3)
+        log.info("pull.ended", model=pull.model, state=pull.state, error=pull.error, took_s=pull.took_s)
 
     async def _fetch(self, pull: Pull) -> None:
         """Raises UnavailableError with the program's last words."""

@@ -17,7 +17,7 @@ from starlette.routing import Match, Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.handover import Handover
-from supervisor.daemon.jobs import KEY, Answer, Job
+from supervisor.daemon.job import KEY, Answer, Job
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext

@@ -9,28 +9,32 @@ import asyncio
 import base64
 import binascii
 import secrets
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from supervisor.catalog.keys import Key, Scope
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.jobs import KEPT_HEADERS, Answer, Job, JobInterruptedError, owner_of
+from supervisor.daemon.job import KEPT_HEADERS, Answer, Job, JobInterruptedError, State, owner_of
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import dialect_of
+from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.http.request_id import STATE_KEY
+from supervisor.io.held_body import HeldBody
 from supervisor.proxy.body import read_body
 from supervisor.proxy.dialect import OrderError
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.proxy.error_response import error_body
-from supervisor.proxy.event_stream import EventStream
+from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.parameters import number
 
@@ -39,6 +43,7 @@ FORMS: Final = frozenset(
 )
 """What takes a form: fields that hold a data URL are sent as files."""
 LOOK_S: Final = 1.0
+_ORDER: Final = "This request asks something of llmux itself, which is no job."
 _FIELDS: Final = frozenset({"endpoint", "body"})
 _NOT_OFFERED: Final = "identity"  # workloads of the program whose jobs these are modelled on
 _Decoded = dict[str, Any]
@@ -48,15 +53,21 @@ def routes(daemon: Daemon) -> list[Route]:
     """Create, list, look at, watch, cancel and remove jobs, and get their results."""
 
     async def create(request: Request) -> Response:
-        endpoint, model, body = await _asked(daemon, request)
         headers = {name: value for name in KEPT_HEADERS if (value := request.headers.get(name)) is not None}
         owner, _ = owner_of(request.scope["state"])
-        job = await daemon.jobs.add(endpoint, model, headers, body, owner)
+        held = HeldBody(daemon.bodies)
+        try:
+            endpoint, model, body = await _asked(daemon, request, held)
+            job = await daemon.jobs.add(endpoint, model, headers, body, owner)
+        finally:
+            held.release()
         return JSONResponse(_view(daemon, job), 202, {"location": f"/v1/jobs/{job.id}"})
 
     async def listing(request: Request) -> Response:
         await daemon.jobs.expire()
         most, state = number(request, "limit", 100, 1000), request.query_params.get("status")
+        if state is not None and state not in get_args(State):
+            raise InvalidRequestError(f"status is one of {', '.join(get_args(State))}.", param="status")
         owner, is_admin = owner_of(request.scope["state"])
         found = [job for job in daemon.jobs.listing(owner, is_admin=is_admin) if state in {None, job.state}]
         return JSONResponse(
@@ -99,14 +110,17 @@ def routes(daemon: Daemon) -> list[Route]:
 # ----------------------------------------------------------------------------------------------------------- what is asked
 
 
-async def _asked(daemon: Daemon, request: Request) -> tuple[str, str | None, bytes]:
+async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str, str | None, bytes]:
     """Endpoint, model and body. Raises LlmuxError."""
     limit = daemon.catalog.limits.body_mib * 1024 * 1024
-    opened = await JsonBody.open(await read_body(request.scope, request.receive, limit))
+    opened = await JsonBody.open(await read_body(request.scope, request.receive, limit, held))
     if unknown := sorted(opened.fields.keys() - _FIELDS):
         raise InvalidRequestError(f"{unknown[0][:100]}: unknown; there is endpoint and body.", param=unknown[0][:100])
     raw = await opened.field("endpoint")
-    endpoint = msgspec.json.decode(raw) if raw is not None else None
+    try:
+        endpoint = msgspec.json.decode(raw or b"null")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        endpoint = None
     if not isinstance(endpoint, str):
         raise InvalidRequestError(
             'The body must be {"endpoint": "/v1/chat/completions", "body": {…}}, with the path of an endpoint.',
@@ -123,6 +137,8 @@ async def _asked(daemon: Daemon, request: Request) -> tuple[str, str | None, byt
     inner = await JsonBody.open(bytes(raw))
     if inner.stream:
         raise InvalidRequestError("A job's result comes in one piece: leave stream out.", param="body.stream")
+    if dialect_of(scope).order_scope(endpoint, inner.fields) is not None:
+        raise InvalidRequestError(_ORDER, param="body")
     if inner.name is not None:
         daemon.catalog.resolve(inner.name)
     return endpoint, inner.name, bytes(raw)
@@ -175,14 +191,14 @@ def _progress(daemon: Daemon, job: Job) -> dict[str, Any] | None:
 
 
 async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
-    """Each change of it, the last one when it is over."""
-    told = None
+    """Each change of it, the last one when it is over. A daemon that ends or hands over cuts it short."""
+    told, told_at = None, 0.0
     while True:
         view = _view(daemon, job)
-        if view != told:
-            told = view
-            yield b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
-        if job.is_over:
+        if view != told or time.monotonic() - told_at > KEEPALIVE_S:
+            yield b"" if view == told else b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
+            told, told_at = view, time.monotonic()
+        if job.is_over or daemon.jobs.is_paused:
             return
         await daemon.jobs.changed(LOOK_S)
 
@@ -194,7 +210,10 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     """See `daemon.jobs.Send`."""
     content_type = b"application/json"
     if job.endpoint in FORMS:
-        content_type, body = await asyncio.to_thread(_as_form, body)
+        try:
+            content_type, body = await asyncio.to_thread(_as_form, body)
+        except LlmuxError as error:
+            return Answer(int(error.status), "", b"", _error(error_body(error, OPENAI)))
     headers = [(name.encode(), value.encode("latin-1")) for name, value in job.headers.items()]
     headers += [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     disconnect = Disconnect(lambda: None)
@@ -214,17 +233,16 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
-        context.key = next((key for key in daemon.keyring.keys if key.name == job.owner), None)
+        context.key = _key(daemon, job.owner)
         if context.key is None:
-            message = f"Its key {job.owner!r} is no longer there."
+            message = f"Its key {job.owner!r} is no longer there, or allows no inference."
             return Answer(401, "", b"", {"message": message, "code": "invalid_api_key"})
     try:
         if not daemon.pipeline.serves("POST", job.endpoint, dialect):
             raise InvalidRequestError(f"No configured model serves POST {job.endpoint} any more.")
         await daemon.pipeline(scope, response.receive, response.send, context)
     except OrderError:
-        message = "This request asks something of llmux itself, which is no job."
-        return Answer(400, "", b"", {"message": message, "code": "invalid_request"})
+        return Answer(400, "", b"", {"message": _ORDER, "code": "invalid_request"})
     except HandedOverError as handed_over:
         raise JobInterruptedError from handed_over
     except LlmuxError as error:
@@ -232,8 +250,20 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         return Answer(int(error.status), "", b"", _error(error_body(error, dialect)), retry_after_s)
     except ResponseOverError as error:
         return Answer(502, "", b"", _error(error_body(UpstreamError(str(error)), dialect)))
+    finally:
+        if context.waiting is not None:  # nobody else sends it
+            context.waiting.release()
     answer = response.answer()
     return answer if job.response is None else replace(answer, body=b"")  # it is kept where it is looked for
+
+
+def _key(daemon: Daemon, name: str) -> Key | None:
+    """The key of this name, if it still opens what the job asks for."""
+    for key in (*daemon.keyring.keys, daemon.local_key):
+        if key is not None and key.name == name:
+            is_open = Scope.INFERENCE in key.scopes and (key.expires is None or key.expires > time.time())
+            return key if is_open else None
+    return None
 
 
 class _Response:
@@ -280,11 +310,15 @@ def _error(body: bytes) -> _Decoded:
 
 
 def _as_form(body: bytes) -> tuple[bytes, bytes]:
-    """A JSON body as a multipart form, and its content type."""
+    """A JSON body as a multipart form, and its content type. A null is left out. Raises InvalidRequestError."""
     boundary = secrets.token_hex(16).encode()
     parts = []
-    for name, value in msgspec.json.decode(body).items():
-        for each in value if isinstance(value, list) else [value]:
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    for name, value in fields.items():
+        for each in value if isinstance(value, list) else [] if value is None else [value]:
             data, head = _part(name, each)
             parts.append(b"--%b\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (boundary, head, data))
     return b"multipart/form-data; boundary=" + boundary, b"".join(parts) + b"--%b--\r\n" % boundary
@@ -298,8 +332,9 @@ def _part(name: str, value: object) -> tuple[bytes, bytes]:
         if comma and about.endswith(";base64"):
             try:
                 data = base64.b64decode(text, validate=True)
-            except (binascii.Error, ValueError):
-                data = b""
+            except (binascii.Error, ValueError) as error:
+                message = f"The data: URL of {name[:100]} is not valid base64."
+                raise InvalidRequestError(message, param=name[:100]) from error
             kind = about.removesuffix(";base64").split(";")[0] or "application/octet-stream"
             extension = "".join(c for c in kind.rpartition("/")[2] if c.isalnum()) or "bin"
             file = b'; filename="file.%b"\r\nContent-Type: %b' % (extension.encode(), kind.encode("ascii", "replace"))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import structlog
@@ -90,6 +90,7 @@ class Reading:
 
     devices: tuple[DeviceSample, ...]
     workers: tuple[WorkerSample, ...]
+    busy: Mapping[DeviceId, float] = field(default_factory=dict)  # see `MemorySampler.busy`
 
 
 class MemoryReader(Protocol):
@@ -135,6 +136,10 @@ class MemorySampler(Protocol):
 
     def devices(self) -> tuple[DeviceInfo, ...]: ...
 
+    def busy(self) -> Mapping[DeviceId, float]:
+        """The share of time, 0 to 1, that devices computed before they were last read; of those whose driver says it."""
+        ...
+
     async def sample(self, holders: Holders) -> MemorySampled:
         """Free memory of every device, and what each of `holders` takes. Bounded in time; never fails (see `stale`)."""
         ...
@@ -159,10 +164,14 @@ class ThreadedSampler:
         self._clock = clock
         self._running: asyncio.Future[MemorySampled] | None = None
         self._last: MemorySampled | None = None
+        self._busy: Mapping[DeviceId, float] = {}
         self._trouble: str | None = None
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return self._reader.devices()
+
+    def busy(self) -> Mapping[DeviceId, float]:
+        return self._busy if self._trouble is None else {}
 
     async def sample(self, holders: Holders) -> MemorySampled:
         if self._running is None:
@@ -184,6 +193,7 @@ class ThreadedSampler:
     def _read(self, holders: Holders) -> MemorySampled:
         taken_at = self._clock()
         reading = self._reader.read(holders)
+        self._busy = reading.busy
         return MemorySampled(reading.devices, reading.workers, taken_at)
 
     def _settle(self, running: asyncio.Future[MemorySampled]) -> None:
@@ -224,6 +234,9 @@ class CompositeSampler:
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return tuple(device for sampler in self._samplers for device in sampler.devices())
+
+    def busy(self) -> Mapping[DeviceId, float]:
+        return {device: share for sampler in self._samplers for device, share in sampler.busy().items()}
 
     async def sample(self, holders: Holders) -> MemorySampled:
         parts = await asyncio.gather(*(sampler.sample(holders) for sampler in self._samplers))

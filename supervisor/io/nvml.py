@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: free memory and, where the driver can tell, what each process takes.
+"""NVIDIA GPUs through NVML: free memory and, where the driver can tell, what each process takes and how busy a GPU is.
 
 NVML only asks the driver: no CUDA context is created, which would cost hundreds of MiB on every GPU. Decisions rest on
 `free`, which means the same in every NVML version, unlike `used`. The process list is believed only where it shows our own
@@ -11,6 +11,7 @@ Tests set LLMUX_NVML_MODULE to a module's name or path: it is loaded instead of 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -165,9 +166,8 @@ class NvmlReader:
             workers += [WorkerSample(*key, gpu.info.id, gpu.used.get(key)) for key in mine]
         if not any(gpu.trouble for gpu in self._gpus):
             self._retry_at, self._retry_after_s = None, RETRY_FIRST_S
-        return Reading(
-            tuple(gpu.last or DeviceSample(gpu.info.id, 0, stale=True) for gpu in self._gpus), tuple(workers)
-        )
+        devices = tuple(gpu.last or DeviceSample(gpu.info.id, 0, stale=True) for gpu in self._gpus)
+        return Reading(devices, tuple(workers), self._busy())
 
     def _read_gpu(self, gpu: _Gpu, mine: Mapping[WorkerKey, HolderPids], table: ProcessTable | None) -> None:
         free_mib = self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).free // MIB
@@ -194,6 +194,13 @@ class NvmlReader:
         if gpu.trouble is not None:
             log.info("gpu.readable", device=gpu.info.id)
             gpu.trouble = None
+
+    def _busy(self) -> dict[DeviceId, float]:
+        found = {}
+        for gpu in self._gpus:
+            with contextlib.suppress(self._nvml.NVMLError):  # not every GPU tells
+                found[gpu.info.id] = self._nvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu / 100
+        return found
 
     def _use(self, listed: Listed, tree: frozenset[int], delta: int | None, *, complete: bool) -> int | None:
         sizes = [listed[pid] for pid in tree if pid in listed]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.faults.test_takeover import Upgraded
 from tests.support.daemon import Daemon, fake, wait_until
+from tests.support.limits import LIMIT_S
 
 
 def test_a_successor_that_died_is_replaced_while_the_old_daemon_sees_its_clients_out(tmp_path):
@@ -41,5 +43,41 @@ def test_a_mistake_after_the_last_step_ends_nobody(tmp_path):
         assert old.chat("chat").status_code == 200
         assert old.model("chat")["worker"]["pid"] == worker
         assert "a mistake after the last step" in old.log_text()
+    finally:
+        old.end()
+
+
+def test_jobs_go_on(tmp_path):
+    """What ran is run again by the successor, what waited waits there, and what is made meanwhile is lost by nobody."""
+    hang = tmp_path / "hang"
+    hang.touch()
+    models = {"chat": fake(), "wait": fake("--hang-while", str(hang))}
+    old = Upgraded(tmp_path, {"models": models, "limits": {"jobs_running": 2}}).start()
+
+    def submit(model: str) -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+        told = old.post("/v1/jobs", json={"endpoint": "/v1/chat/completions", "body": body})
+        assert told.status_code == 202, told.text
+        return told.json()["id"]
+
+    def state(job: str) -> str:
+        return old.get(f"/v1/jobs/{job}").json()["status"]
+
+    try:
+        done = submit("chat")
+        wait_until(lambda: state(done) == "completed")
+        held = [submit("wait") for _ in range(2)]
+        wait_until(lambda: {state(job) for job in held} == {"running"})
+        queued = submit("chat")
+        with ThreadPoolExecutor(3) as pool, old.client() as client:
+            watching = pool.submit(client.get, f"/v1/jobs/{held[0]}/events")
+            made = [pool.submit(submit, "chat") for _ in range(10)]
+            old.upgrade()
+            jobs = [done, *held, queued, *(each.result() for each in made)]
+            assert watching.result(LIMIT_S).status_code == 200, "it ends with the old daemon"
+        hang.unlink()
+        wait_until(lambda: {state(job) for job in jobs} == {"completed"})
+        assert all(old.get(f"/v1/jobs/{job}/result").status_code == 200 for job in jobs)
+        assert {path.suffix for path in (old.state_dir / "jobs").iterdir()} == {".result"}
     finally:
         old.end()

@@ -11,6 +11,7 @@ script is a machine without a driver. The script is read again at every call, so
     return_after_s  memory of an ended process is free again so long after its end was first seen; null: never
     gpus          a list of
       uuid, name, total_mib, reserved_mib, mig
+      busy          percent; without it the driver can't tell
       errors        as above, this GPU only
       processes     [{pid, mib, graphics}]: strangers (or whoever the test says); mib null: usedGpuMemory None
       list          "ok" | "empty" | "no_sizes" (usedGpuMemory None) | "host_pids" (our pids shifted) | "error"
@@ -147,6 +148,13 @@ def nvmlDeviceGetMemoryInfo(handle, version=None):
     if version is None:
         return SimpleNamespace(total=total * MIB, free=free * MIB, used=(total - free) * MIB)
     return SimpleNamespace(total=total * MIB, reserved=reserved * MIB, free=free * MIB, used=used * MIB)
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    gpu = _gpu("nvmlDeviceGetUtilizationRates", handle)
+    if "busy" not in gpu:
+        raise NVMLError(ERROR_NOT_SUPPORTED)
+    return SimpleNamespace(gpu=gpu["busy"], memory=0)
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):

@@ -14,7 +14,7 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.jobs import KEPT_HEADERS, Job, owner_of
+from supervisor.daemon.job import KEPT_HEADERS, Job, owner_of
 from supervisor.dialects.responses.answer import Envelope, new_id
 from supervisor.dialects.responses.checks import Json, unsupported
 from supervisor.dialects.responses.create import CreateResponse, echo_of

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.jobs import owner_of
+from supervisor.daemon.job import owner_of
 from supervisor.dialects.responses import background
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.kept import items_of

@@ -6,7 +6,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pydantic import JsonValue
@@ -93,7 +93,7 @@ def _loaded(daemon: Daemon, status: ModelStatus) -> Json:
 
 def _resources(daemon: Daemon, cache_used: float | None) -> Json:
     """Of the GPUs together; where there are none, of the memory that stands for one."""
-    devices = daemon.sampler.devices()
+    devices, busy = daemon.sampler.devices(), daemon.sampler.busy()
     gpus = [device for device in devices if device.kind.accelerates]
     shared = {device.id for device in gpus or devices}
     totals = [device.totals for device in daemon.engine.devices() if device.id in shared]
@@ -104,7 +104,7 @@ def _resources(daemon: Daemon, cache_used: float | None) -> Json:
         "gpuMemoryTotalMB": total,
         "gpuMemoryUsedMB": None if free is None else max(0, total - free),
         "gpuMemoryFreeMB": free,
-        "gpuUtilization": None,
+        "gpuUtilization": _mean([busy.get(gpu.id) for gpu in gpus]),
         "kvCacheSizeMB": _cache_mib(daemon),
         "kvCacheUtilization": cache_used,
     }
@@ -121,7 +121,13 @@ async def _cache_use(daemon: Daemon) -> float | None:
     """The share of their caches that workers say is used; None where none says so."""
     texts = await asyncio.gather(*(metrics_of(daemon, worker) for worker in ready_workers(daemon)))
     shares = [float(share) for text in texts for share in _CACHE_USE.findall(text)]
-    return round(sum(shares) / len(shares), 3) if shares else None
+    return _mean(shares)
+
+
+def _mean(shares: Sequence[float | None]) -> float | None:
+    """None where one isn't known, or there is none."""
+    known = [share for share in shares if share is not None]
+    return round(sum(known) / len(known), 3) if known and len(known) == len(shares) else None
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:

@@ -144,7 +144,7 @@ SECTION: Final = Section(
         Operation(
             "GET",
             "/v1/jobs/{id}/events",
-            "Each change of it, as server-sent events `job`, the last one when it is over.",
+            "Each change of it, as server-sent events `job`, the last one when it is over. A daemon that ends cuts the stream: ask again.",
             answer_type=EVENTS,
             errors=(404,),
             example=Example(path=_ID + "/events", needs=_NEEDS),

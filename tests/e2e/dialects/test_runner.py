@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from supervisor.catalog.keys import Scope, new_key
-from tests.support.daemon import Daemon, fake, wait_until
+from tests.support.clients import Gpu
+from tests.support.daemon import Daemon, fake, running, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ class TestCapabilities:
             *("gpuUtilization", "kvCacheSizeMB", "kvCacheUtilization"),
         }
         assert found["resources"]["gpuIds"] == []
-        assert found["resources"]["gpuUtilization"] is None, "it isn't measured"
+        assert found["resources"]["gpuUtilization"] is None, "there is no GPU"
         assert found["queue"].keys() == {"depth", "maxDepth", "avgWaitMs", "p95WaitMs"}
         assert found["capabilities"] == {
             "streaming": True,
@@ -286,3 +287,15 @@ class TestKeys:
             assert daemon.get("/v1/models/load/load-1", headers=key).status_code == 403
         finally:
             daemon.stop()
+
+
+class TestGpus:
+    """What the driver says of them."""
+
+    def test_how_busy_they_are(self, tmp_path):
+        gpu = Gpu(tmp_path, count=2)
+        gpu.write(gpu={"busy": 50}, first={"busy": 84})
+        with running(tmp_path, {"devices": "auto", "models": {"one": fake()}}, env=gpu.env) as daemon:
+            told = wait_until(lambda: daemon.get("/v1/capabilities").json().get("resources"))
+            assert (told["gpuIds"], told["gpuUtilization"], told["gpuMemoryTotalMB"]) == ([0, 1], 0.67, 32768)
+            assert 'vllm_gpu_memory_used{gpu="1"} 0.0' in daemon.get("/metrics").text

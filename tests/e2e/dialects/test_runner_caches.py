@@ -133,6 +133,12 @@ class TestAnswerHeaders:
         assert "x-queue-wait-ms" in told.headers
         assert told.headers.get_list("x-cache-hit") == ["true"]
 
+    @pytest.mark.parametrize("header", [{"X-Tenant-ID": "community-x"}, {"X-Priority": "high"}])
+    def test_for_a_runners_client_that_says_nothing_of_caches(self, daemon, header):
+        told = chat(daemon, "llama", header)
+        assert (told.headers["x-cache-hit"], told.headers["x-gpu-time-ms"]) == ("true", "30")
+        assert "cache_prompt" not in told.json()["received"]
+
     def test_mode_none_reuses_nothing(self, daemon):
         told = chat(daemon, "llama", {"X-Cache-Mode": "none"}, stream=True)
         assert (told.headers["x-cache-hit"], told.headers["x-cache-tokens-reused"]) == ("false", "0")

@@ -98,6 +98,8 @@ class TestFailure:
             ({"endpoint": CHAT, "body": []}, "body"),
             ({"endpoint": CHAT, "body": {"model": "chat", "stream": True}}, "body.stream"),
             ({"endpoint": CHAT, "body": {}, "when": "later"}, "when"),
+            ({"endpoint": "/v1/responses", "body": {"model": "chat", "input": "a", "background": True}}, "body"),
+            ({"endpoint": "/api/generate", "body": {"model": "chat", "keep_alive": 0}}, "body"),
         ],
     )
     def test_what_is_no_job_is_refused_at_once(self, site, fields, param):
@@ -106,6 +108,13 @@ class TestFailure:
 
     def test_an_unknown_model_is_refused_at_once(self, site):
         assert submit(site, "nobody").json()["error"]["code"] == "model_not_found"
+
+    def test_a_file_that_is_none(self, site):
+        taken = submit(site, "ears", "/v1/audio/transcriptions", file="data:audio/wav;base64,!").json()
+        assert ended(site, taken["id"])["error"]["param"] == "file"
+
+    def test_an_unknown_state(self, site):
+        assert site.get("/v1/jobs", params={"status": "done"}).json()["error"]["param"] == "status"
 
     def test_an_unknown_job(self, site):
         assert site.get("/v1/jobs/job_0").json()["error"]["code"] == "job_not_found"
@@ -198,3 +207,24 @@ class TestWhose:
             assert [len(site.get("/v1/jobs", headers=who).json()["data"]) for who in (ann, bob, op)] == [1, 0, 1]
             assert site.get("/v1/jobs").status_code == 401
             assert "ann" in {each["key"] for each in site.get("/v1/admin/requests/ended", headers=op).json()["data"]}
+
+    def test_not_for_a_key_that_allows_it_no_longer(self, tmp_path):
+        def write(scope: str) -> None:
+            keys = tmp_path / "keys.yaml"
+            scopes = {"ann": scope, "op": "inference, admin"}
+            lines = [f"- {{name: {name}, key: {KEYS[name]}, scopes: [{each}]}}\n" for name, each in scopes.items()]
+            keys.write_text("".join(lines))
+
+        write("inference")
+        (tmp_path / "hang").touch()
+        models = {"wait": fake("--hang-while", str(tmp_path / "hang"))}
+        config = {"models": models, "server": {"api_keys": str(tmp_path / "keys.yaml")}, "limits": {"drain_s": 0}}
+        with running(tmp_path, config) as site:
+            ann, op = ({"authorization": f"Bearer {KEYS[name]}"} for name in ("ann", "op"))
+            taken = submit(site, "wait", headers=ann).json()["id"]
+            site.stop()
+            write("admin")
+            site.start()
+            url = f"/v1/jobs/{taken}"
+            found = wait_until(lambda: (told := site.get(url, headers=op).json())["ended_at"] and told)
+            assert (found["status"], found["error"]["code"]) == ("failed", "invalid_api_key")

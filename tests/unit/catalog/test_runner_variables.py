@@ -59,6 +59,8 @@ class TestEach:
             ("VERIFIED_OP_TOKEN_KEY_PATH", "/k", {"server": {"governance": {"key_file": "/k"}}}),
             ("LOG_LEVEL", "WARN", {"server": {"log_level": "warning"}}),
             ("LOG_LEVEL", "info", {"server": {"log_level": "info"}}),
+            ("LOG_LEVEL", "TRACE", {"server": {"log_level": "debug"}}),
+            ("LOG_LEVEL", "critical", {"server": {"log_level": "error"}}),
             ("LOG_FORMAT", "json", {"server": {"log_format": "json"}}),
             ("LOG_FORMAT", "text", {"server": {"log_format": "console"}}),
             ("ENABLE_METRICS", "0", {"server": {"metrics": False}}),
@@ -115,6 +117,12 @@ class TestOrder:
         assert (catalog.limits.queue_total, catalog.limits.queue_wait_s) == (15, 2.0)
         assert catalog.client("x").tenant_limits == TenantLimits(Rate(2, 1.0), None, 3)
 
+    def test_who_names_the_devices(self, folder, monkeypatch):
+        assert folder.load("models: {}").devices_variable == ""
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        assert folder.load("models: {}").devices_variable == "CUDA_VISIBLE_DEVICES"
+        assert folder.load("devices: auto").devices_variable == ""
+
     def test_null_in_a_file_lifts_a_limit(self, folder, monkeypatch):
         monkeypatch.setenv("DEFAULT_RATE_LIMIT", "1/s")
         catalog = folder.load("clients: {x: {request_rate: null}}")
@@ -131,7 +139,7 @@ class TestOrder:
     def test_mistakes_name_their_variable(self, folder, monkeypatch):
         monkeypatch.setenv("MAX_QUEUE_DEPTH", "0")
         monkeypatch.setenv("TENANT_RATE_LIMIT_x", "lots")
-        monkeypatch.setenv("LOG_LEVEL", "trace")
+        monkeypatch.setenv("LOG_LEVEL", "loud")
         monkeypatch.setenv("METRICS_PORT", "web")
         monkeypatch.setenv("VLLM_ENABLE_PREFIX_CACHING", "perhaps")
         with pytest.raises(ConfigError) as caught:

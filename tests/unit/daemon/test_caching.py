@@ -29,6 +29,10 @@ class TestHeaders:
     def test_none(self):
         assert wish_of([(b"host", b"a"), (b"x-cache-control", b"none")]) is None
 
+    @pytest.mark.parametrize("name", [b"x-tenant-id", b"x-priority"])
+    def test_a_runners_other_headers_ask_for_an_answer(self, name):
+        assert wish_of([(name, b"a")]) == CacheWish()
+
     def test_both(self):
         assert wish_of([(b"x-cache-mode", b" None "), (b"x-cache-tag", b"a")]) == CacheWish("none", "a")
         assert wish_of([(b"x-cache-tag", b"a" * 64)]) == CacheWish("auto", "a" * 64)

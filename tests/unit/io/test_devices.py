@@ -67,6 +67,11 @@ class TestListed:
         script(hang={"nvmlInit": 30})
         assert ids(await open_sampler([DeviceWanted(HOST, budget_mib=100)])) == ["host"]
 
+    async def test_a_variable_that_names_them_is_told(self, script):
+        script(gpus=[{}])
+        with pytest.raises(ConfigError, match=r"^CUDA_VISIBLE_DEVICES devices: no GPU has index 1; there are: 0"):
+            await open_sampler([DeviceWanted(CUDA, index=1)], said_by="CUDA_VISIBLE_DEVICES")
+
     async def test_every_problem_at_once(self, script):
         script(gpus=[{"uuid": "GPU-aa"}, {"uuid": "GPU-ab", "mig": True}])
         wanted = [

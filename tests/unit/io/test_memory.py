@@ -38,7 +38,7 @@ class ScriptedReader:
         workers = tuple(
             WorkerSample(*key, self.info.id, 100) for key, h in holders.items() if self.info.id in h.devices
         )
-        return Reading((DeviceSample(self.info.id, self.free_mib, outside_mib=0),), workers)
+        return Reading((DeviceSample(self.info.id, self.free_mib, outside_mib=0),), workers, {self.info.id: 0.5})
 
 
 @pytest.fixture
@@ -50,6 +50,15 @@ def reader():
 
 class TestThreadedSampler:
     """A reading never blocks the loop, never piles up, and never fails: it gets stale."""
+
+    async def test_how_busy_is_known_while_it_can_be_read(self, reader):
+        sampler = CompositeSampler([ThreadedSampler(reader, timeout_s=30)])
+        assert sampler.busy() == {}
+        await sampler.sample(HOLDERS)
+        assert sampler.busy() == {X: 0.5}
+        reader.error = OSError("gone")
+        await sampler.sample(HOLDERS)
+        assert sampler.busy() == {}
 
     async def test_a_reading_says_when_it_began(self, reader):
         before = time.monotonic()

@@ -13,6 +13,7 @@ from supervisor.io.memory import DriverUnavailableError, HolderPids
 from supervisor.io.nvml import NvmlReader, NvmlSession
 
 GPU0 = DeviceId("gpu0")
+LOST = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates")
 A = (ModelId("a"), Generation(1))
 INIT_ERRORS = {"library missing": 12, "version mismatch": 18, "driver not loaded": 9}
 
@@ -49,6 +50,20 @@ def used(reading):
 def device(reading):
     (sample,) = reading.devices
     return sample
+
+
+class TestBusy:
+    """How much a GPU computes, where its driver says it."""
+
+    def test_of_those_that_tell(self, script, open_reader):
+        script(gpus=[{"busy": 67}, {}, {"busy": 0}])
+        assert open_reader().read({}).busy == {"gpu0": 0.67, "gpu2": 0.0}
+
+    def test_not_of_one_that_is_lost(self, script, open_reader):
+        script(gpus=[{"busy": 67}])
+        reader = open_reader()
+        script(gpus=[{"busy": 67}], errors=dict.fromkeys(LOST, 15))
+        assert reader.read({}).busy == {}
 
 
 class TestDevices:

@@ -1,0 +1,78 @@
+"""One job: what is known of it, whose it is, and what came of sending its request. `daemon.jobs` has all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from supervisor.catalog.keys import Key, Scope
+from supervisor.errors import UnavailableError
+
+State = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+KEY: Final = "key"  # where the ASGI scope's state has the request's key
+KEPT_HEADERS: Final = (
+    *("x-priority", "x-tenant-id", "x-allow-remote", "x-timeout", "x-cache-mode", "x-cache-tag"),
+    *("anthropic-version", "anthropic-beta"),
+)
+"""Of the request that makes a job: they hold for its own."""
+
+
+class JobInterruptedError(Exception):
+    """The daemon ends, or another one takes over: the job is to be run again."""
+
+
+class JobFullError(UnavailableError):
+    """No further job is taken now."""
+
+    code = "queue_full"
+
+
+@dataclass(slots=True)
+class Job:
+    """One job. Times are seconds since the epoch."""
+
+    id: str
+    endpoint: str  # path
+    model: str | None
+    headers: dict[str, str]  # of its request
+    owner: str | None  # the key's name; None: no key was needed
+    created_at: float
+    state: State = "queued"
+    started_at: float | None = None  # the last time
+    ended_at: float | None = None
+    tries: int = 0
+    status: int | None = None  # of the answer
+    content_type: str = ""
+    result_bytes: int | None = None  # set iff there is a result
+    request_bytes: int = 0
+    error: dict[str, Any] | None = None  # as its endpoint's clients get it
+    request_id: str = ""  # of its last try
+    response: str | None = None  # the name of the kept response that it generates; then it goes when it is over
+
+    @property
+    def is_over(self) -> bool:
+        """Has it ended, one way or the other?"""
+        return self.state not in {"queued", "running"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of sending a job's request once."""
+
+    status: int
+    content_type: str
+    body: bytes
+    error: dict[str, Any] | None = None  # set iff it failed
+    retry_after_s: float | None = None  # set iff it may be sent again
+
+
+def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Whose things a request may see, by its scope's state: the key's name, and whether all."""
+    key: Key | None = state.get(KEY)
+    return (None, True) if key is None else (key.name, Scope.ADMIN in key.scopes)
+
+
+Send = Callable[[Job, bytes], Awaitable[Answer]]
+"""Sends a job's request, with its body. Raises JobInterruptedError. Cancelled, it gives the worker up at once."""

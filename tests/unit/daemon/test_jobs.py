@@ -1,0 +1,307 @@
+"""Jobs on their way, with a scripted sender: who gets a place, what stays on disk, and what an end cuts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from supervisor.catalog.job_limits import JobsConfig
+from supervisor.daemon import jobs as module
+from supervisor.daemon.job import Answer, Job, JobFullError
+from supervisor.daemon.jobs import Jobs
+from supervisor.errors import LlmuxError, UnavailableError
+from supervisor.io.store import NotSavedError, Store
+
+DONE = Answer(200, "application/json", b"{}")
+LATER = Answer(429, "", b"", {"message": "later"}, 0.01)
+
+
+class Worker:
+    """Answers each request when told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[Job] = []
+        self.open = asyncio.Event()
+        self.answers: list[Answer | Exception] = []
+
+    async def __call__(self, job: Job, _body: bytes) -> Answer:
+        self.sent.append(job)
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is None:
+            await self.open.wait()
+            answer = DONE
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@asynccontextmanager
+async def opened(folder: Path, worker: Worker | None = None, **limits: float) -> AsyncIterator[Jobs]:
+    store = await Store.open(folder / "state.sqlite3")
+    jobs = Jobs(config=JobsConfig(**limits))
+    jobs.open(store, folder)
+    if worker is not None:
+        jobs.start(worker)
+    try:
+        yield jobs
+    finally:
+        await jobs.close()
+        await store.close()
+
+
+async def add(jobs: Jobs, owner: str | None = None, body: bytes = b"{}") -> Job:
+    return await jobs.add("/v1/chat/completions", "m", {}, body, owner)
+
+
+async def until(said: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not said():
+            await asyncio.sleep(0.005)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.suffix for path in (folder / "jobs").iterdir()}
+
+
+class TestPlaces:
+    """So many run at once; whoever has the fewest is next."""
+
+    async def test_keys_take_turns(self, tmp_path):
+        worker = Worker()
+        async with opened(tmp_path, jobs_running=1) as jobs:
+            for owner in ("ann", "ann", "ann", "bob"):
+                await add(jobs, owner)
+            jobs.configure(JobsConfig(jobs_running=2))
+            jobs.start(worker)
+            await until(lambda: len(worker.sent) == 2)
+            assert [job.owner for job in worker.sent] == ["ann", "bob"]
+
+    async def test_one_that_is_refused_for_now_gives_its_place_back(self, tmp_path):
+        worker = Worker()
+        worker.answers = [Answer(429, "", b"", {"message": "later"}, 3600.0)]
+        async with opened(tmp_path, worker, jobs_running=1) as jobs:
+            first, second = await add(jobs), await add(jobs)
+            await until(lambda: second.state == "running")
+            assert (first.state, first.tries) == ("queued", 1)
+
+    async def test_it_is_tried_again(self, tmp_path):
+        worker = Worker()
+        worker.answers = [LATER, LATER, DONE]
+        async with opened(tmp_path, worker, jobs_running=1) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+            assert (job.state, job.tries) == ("completed", 3)
+
+    async def test_not_for_ever(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "TRIES", 3)
+        worker = Worker()
+        worker.answers = [LATER] * 5
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+            assert (job.state, job.tries, job.error) == ("failed", 3, {"message": "later"})
+
+    async def test_so_many_are_before_it(self, tmp_path):
+        async with opened(tmp_path) as jobs:
+            first, second, third = [await add(jobs) for _ in range(3)]
+            assert [jobs.ahead(job) for job in (first, second, third)] == [0, 1, 2]
+            await jobs.cancel(first)
+            assert jobs.ahead(third) == 1
+
+
+class TestCancelling:
+    async def test_before_it_has_begun(self, tmp_path):
+        """Its task is there, but had no turn yet: a task that is cancelled then never runs."""
+        worker = Worker()
+        async with opened(tmp_path, jobs_running=1) as jobs:
+            first, second = await add(jobs), await add(jobs)
+            jobs.start(worker)
+            await jobs.cancel(first)
+            assert first.state == "cancelled"
+            assert not worker.sent
+            await until(lambda: second.state == "running")
+
+    async def test_many_at_once(self, tmp_path):
+        async with opened(tmp_path, Worker(), jobs_running=3) as jobs:
+            found = [await add(jobs) for _ in range(30)]
+            await until(lambda: found[0].state == "running")
+            await asyncio.gather(*(jobs.cancel(job) for job in found))
+            assert {job.state for job in found} == {"cancelled"}
+            assert not files(tmp_path)
+
+    async def test_what_has_its_answer_is_kept(self, tmp_path, monkeypatch):
+        worker, writing = Worker(), asyncio.Event()
+        write = Jobs._write
+
+        async def slow(self, job, kind, data):
+            if kind == "result":
+                writing.set()
+                await asyncio.sleep(0)
+            await write(self, job, kind, data)
+
+        monkeypatch.setattr(Jobs, "_write", slow)
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            worker.open.set()
+            await writing.wait()
+            await jobs.cancel(job)
+            assert job.state == "completed"
+            assert await jobs.result(job) == DONE.body
+
+    async def test_who_stops_waiting_for_it_ends_nothing_else(self, tmp_path):
+        worker = Worker()
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.state == "running")
+            asking = asyncio.create_task(jobs.cancel(job))
+            await asyncio.sleep(0)
+            asking.cancel()
+            await until(lambda: job.is_over)
+            assert job.state == "cancelled"
+
+
+class TestBounds:
+    async def test_all_that_come_at_once_are_counted(self, tmp_path):
+        async with opened(tmp_path, jobs_running=1, jobs_waiting=2) as jobs:
+            told = await asyncio.gather(*(add(jobs) for _ in range(20)), return_exceptions=True)
+            assert sum(isinstance(each, Job) for each in told) == 3
+            assert sum(isinstance(each, JobFullError) for each in told) == 17
+
+    async def test_their_bytes_as_well(self, tmp_path):
+        async with opened(tmp_path, jobs_mib=1) as jobs:
+            told = await asyncio.gather(*(add(jobs, body=b" " * 300_000) for _ in range(10)), return_exceptions=True)
+            assert sum(isinstance(each, Job) for each in told) == 3
+
+    async def test_ended_ones_are_not_remembered_without_bound(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "MOST_ENDED", 3)
+        worker = Worker()
+        worker.open.set()
+        async with opened(tmp_path, worker) as jobs:
+            for _ in range(8):
+                job = await add(jobs)
+                await until(lambda job=job: job.is_over)
+            await jobs.expire()
+            found = jobs.listing(None, is_admin=True)
+            assert len(found) == 3
+            assert found[0] is job
+            assert len(list((tmp_path / "jobs").iterdir())) == 3
+
+    async def test_they_go_when_nobody_asks(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "SWEEP_S", 0.01)
+        worker = Worker()
+        worker.open.set()
+        async with opened(tmp_path, worker, jobs_keep_s=0.05) as jobs:
+            await add(jobs)
+            await until(lambda: not jobs.listing(None, is_admin=True) and not files(tmp_path))
+
+
+class TestTrouble:
+    async def test_what_the_store_refuses_leaves_no_file(self, tmp_path):
+        async with opened(tmp_path) as jobs:
+            await jobs._store.lend()  # nothing can be saved
+            with pytest.raises(NotSavedError):
+                await add(jobs)
+            assert not files(tmp_path)
+            assert not jobs.listing(None, is_admin=True)
+
+    async def test_a_mistake_of_ours_fails_the_job(self, tmp_path):
+        worker = Worker()
+        worker.answers = [KeyError("oops")]
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+            assert (job.state, job.error["code"]) == ("failed", "internal_error")
+            assert "oops" not in job.error["message"]
+
+    async def test_a_lost_request_fails_the_job(self, tmp_path):
+        async with opened(tmp_path) as jobs:
+            job = await add(jobs)
+            next((tmp_path / "jobs").iterdir()).unlink()
+            jobs.start(Worker())
+            await until(lambda: job.is_over)
+            assert (job.state, job.error["code"]) == ("failed", "job_not_kept")
+
+    async def test_a_result_without_room_fails_the_job(self, tmp_path):
+        worker = Worker()
+        worker.answers = [Answer(200, "", b" " * (2 << 20))]
+        async with opened(tmp_path, worker, jobs_mib=1) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+            assert (job.state, job.result_bytes, job.error["code"]) == ("failed", None, "job_not_kept")
+
+    async def test_a_folder_that_is_gone(self, tmp_path):
+        async with opened(tmp_path) as jobs:
+            (tmp_path / "jobs").rmdir()
+            with pytest.raises(NotSavedError):
+                await add(jobs)
+            assert not jobs.listing(None, is_admin=True)
+
+    async def test_a_folder_that_cannot_be_used(self, tmp_path):
+        (tmp_path / "jobs").touch()
+        async with opened(tmp_path, Worker()) as jobs:
+            with pytest.raises(UnavailableError):
+                await add(jobs)
+
+
+class TestRestart:
+    async def test_an_end_that_was_not_saved_is_run_again(self, tmp_path):
+        worker = Worker()
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.state == "running")
+            await jobs._store.lend()
+            worker.open.set()
+            await until(lambda: job.is_over)
+        async with opened(tmp_path, worker) as jobs:
+            again = jobs.find(job.id, None, is_admin=True)
+            await until(lambda: again.is_over)
+            assert (again.state, len(worker.sent)) == ("completed", 2)
+        assert files(tmp_path) == {".result"}
+
+    async def test_an_end_waits_for_what_is_being_kept(self, tmp_path):
+        worker = Worker()
+        async with opened(tmp_path, worker) as jobs:
+            found = [await add(jobs) for _ in range(8)]
+            await until(lambda: len(worker.sent) == 8)
+            worker.open.set()
+            await asyncio.sleep(0)
+        async with opened(tmp_path) as jobs:
+            states = {jobs.find(job.id, None, is_admin=True).state for job in found}
+            assert states <= {"completed", "queued"}
+            for job in jobs.listing(None, is_admin=True):
+                assert (tmp_path / "jobs" / f"{job.id}.{'result' if job.is_over else 'request'}").exists()
+
+    async def test_files_of_nobody_go(self, tmp_path):
+        async with opened(tmp_path, Worker()) as jobs:
+            job = await add(jobs)
+            (tmp_path / "jobs" / "job_0.result").touch()
+            (tmp_path / "jobs" / f"{job.id}.result").touch()
+        async with opened(tmp_path):
+            assert files(tmp_path) == {".request"}
+
+    async def test_a_lost_result_is_told(self, tmp_path):
+        worker = Worker()
+        worker.open.set()
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+        next((tmp_path / "jobs").iterdir()).unlink()
+        async with opened(tmp_path) as jobs:
+            found = jobs.find(job.id, None, is_admin=True)
+            assert (found.state, found.result_bytes) == ("completed", None)
+            with pytest.raises(LlmuxError):
+                await jobs.result(found)
+
+
+class TestWhose:
+    async def test_another_key_finds_nothing(self, tmp_path):
+        async with opened(tmp_path) as jobs:
+            job = await add(jobs, "ann")
+            assert jobs.listing("bob", is_admin=False) == []
+            assert jobs.find(job.id, "ann", is_admin=False) is job
+            with pytest.raises(LlmuxError, match="no job"):
+                jobs.find(job.id, "bob", is_admin=False)
