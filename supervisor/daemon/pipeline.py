@@ -164,6 +164,8 @@ class Pipeline:
         finally:
             # 6.
             held.release()
+            if context.media is not None:
+                context.media.release()
             if turn is not None:
                 turn.release()
             if target is not None and target.ladder is not None:  # else it is `held`, which may be somebody else's now

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from pydantic import JsonValue
+
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import UpstreamError
@@ -158,12 +160,16 @@ class _ChainedStream:
         return (self._then.feed(last) if last else b"") + self._then.end()
 
 
-def ignored_header(names: Sequence[str]) -> str:
-    """`x-llmux-ignored`. Clients choose the names: only plain characters of some of them are repeated."""
-    shown = (
+def shown(names: Sequence[str]) -> list[JsonValue]:
+    """Fields without effect, as they may be told. Clients choose the names: only plain characters of some are repeated."""
+    return [
         "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64]) for name in names[:20]
-    )
-    return ", ".join(shown)
+    ]
+
+
+def ignored_header(names: Sequence[str]) -> str:
+    """`x-llmux-ignored`."""
+    return ", ".join(map(str, shown(names)))
 
 
 class TranslatedResponse:
