@@ -51,8 +51,8 @@ def wish_of(headers: Headers) -> CacheWish | None:
     """None where they say nothing. Raises InvalidRequestError."""
     found: dict[str, str] = {}
     for name, value in headers:
-        if name[:8] == b"x-cache-" and (header := _NAMES.get(name)) is not None:
-            if header in found:
+        if name in _NAMES:
+            if (header := _NAMES[name]) in found:
                 raise InvalidRequestError(f"The request has several {header} headers; send one.", param=header)
             found[header] = value.decode("utf-8", "replace").strip()
     return _wish(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, "")) if found else None

@@ -53,9 +53,9 @@ NAME_LIMIT: Final = 512  # of the name of a model
 _NONE: Final[Mapping[ModelId, Endpoint]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Target:
-    """Where a request goes, and what is sent there."""
+    """Where a request goes, and what is sent there. Not frozen, as the next: that would cost each request a microsecond."""
 
     model: ModelId
     path: bytes  # the worker's path and query
@@ -70,7 +70,7 @@ class Target:
     reuses: bool = True  # may its worker use prompts that it keeps?
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """What a request wants, whoever answers it."""
 

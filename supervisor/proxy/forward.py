@@ -57,6 +57,7 @@ _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\
 # llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
 _TIMINGS: Final = b'"timings"'
 _TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d{1,15})\b')
+_CACHE: Final = b'"cache'
 _CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,15})\b')
 
 
@@ -107,7 +108,7 @@ class Outcome:
     def cached_tokens(self) -> int | None:
         """How many of the prompt's tokens were cached, as the end of the response says it; None where it doesn't."""
         tail = self.tail() if self.canonical is None else b"".join(self.canonical)
-        found = _CACHED.findall(tail)
+        found = _CACHED.findall(tail) if _CACHE in tail else None
         return int(found[-1]) if found else None
 
     def keep(self, chunk: bytes) -> None:
@@ -172,7 +173,9 @@ async def forward(
         content_type = _header(response.headers, b"content-type")
         has_events = content_type.startswith(EVENTS)
         own = [(b"x-request-id", request_id), *extra_headers]
-        if isinstance(response, ProgramResponse) and response.ignored:
+        if (
+            type(response) is ProgramResponse and response.ignored
+        ):  # isinstance would take a microsecond: it is a Protocol's
             outcome.ignored = response.ignored
             own.append((b"x-llmux-ignored", ignored_header(response.ignored).encode()))
         if tells_cache and response.status < 400:

@@ -182,7 +182,8 @@ class JsonBody(Body):
             raw = self._fields.get("messages")
             if raw is not None and memoryview(raw)[0] not in _LIST_OR_NULL:
                 raise InvalidRequestError('"messages" must be a list of messages.', param="messages")
-        types, wanted = set[str](), list[Wanted]()
+        types: set[str] = set()
+        wanted: list[Wanted] = []
         self._decoded = {}
         for found in references(self._fields, self._value, types, self._decoded):
             if found is None:
