@@ -24,7 +24,7 @@ def budget_s(headers: Iterable[tuple[bytes, bytes]], said: object) -> float | No
     times = [_seconds(value.decode("latin-1"), "X-Timeout") for name, value in headers if name == HEADER]
     if said is not None:
         times.append(_seconds(said, BUDGET))
-    return min(times, default=None)
+    return min(times) if times else None
 
 
 def _seconds(said: object, where: str) -> float:

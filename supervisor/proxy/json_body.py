@@ -184,16 +184,16 @@ class JsonBody(Body):
                 raise InvalidRequestError('"messages" must be a list of messages.', param="messages")
         types: set[str] = set()
         wanted: list[Wanted] = []
-        self._decoded = {}
-        for found in references(self._fields, self._value, types, self._decoded):
+        decoded: dict[str, Any] = {}
+        for found in references(self._fields, self._value, types, decoded):
             if found is None:
                 await asyncio.sleep(0)
             else:
                 text = await self._whole_text(found.text) if loading.is_on else found.text
                 wanted.append(loading.wanted(found, text, len(wanted)))
         refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
-        if not wanted:
-            self._decoded = {}
+        if wanted:
+            self._decoded = decoded
         return wanted
 
     async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
