@@ -21,7 +21,7 @@ from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.core.types import ModelId, TicketId, WorkerState
-from supervisor.daemon.caching import CacheFields, Salts, wish_of
+from supervisor.daemon.caching import NO_FIELDS, CacheFields, Salts, wish_of
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import staying
 from supervisor.daemon.ladder import Ladder
@@ -208,6 +208,8 @@ class Targets:
         """What changes on the way to the model: by its configuration, the client's, and what is said of caches."""
         context, model, parameters = asked.context, route.model.id, asked.profile.parameters
         rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
+        if context.cache is None and not self._salts.are_any:  # nearly always
+            return rewrite, NO_FIELDS
         path, tenant = endpoint.upstream_path or endpoint.path, context.demand.tenant
         cached = self._salts.fields(context.cache, self._caches[model], path, model, tenant, body.raw("cache_salt"))
         return rewrite.with_asked(cached.fields) if cached.fields else rewrite, cached

@@ -191,7 +191,8 @@ class JsonBody(Body):
             else:
                 text = await self._whole_text(found.text) if loading.is_on else found.text
                 wanted.append(loading.wanted(found, text, len(wanted)))
-        refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
+        if types:
+            refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
         if wanted:
             self._decoded = decoded
         return wanted
