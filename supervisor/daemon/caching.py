@@ -113,6 +113,11 @@ class Salts:
             if isinstance(salt, str):
                 self._flushed[kind, name] = salt
 
+    @property
+    def are_any(self) -> bool:
+        """Was anything flushed?"""
+        return bool(self._flushed)
+
     async def rotate(self, kind: Kind, name: str = "") -> None:
         """From now on requests of this model, tenant or tag find nothing that is kept of earlier ones. Returns when it is saved."""
         changed: dict[Entry, JsonValue] = {}
@@ -151,8 +156,6 @@ class Salts:
         theirs: bytes | None,
     ) -> CacheFields:
         """For a request to the worker's `path`. `cache`: what the model's runtime says."""
-        if wish is None and not self._flushed:
-            return NO_FIELDS
         mode, tag = ("auto", "") if wish is None else (wish.mode, wish.tag)
         controls = cache if cache is not None and path in cache.paths else None
         nothing_kept = cache is not None and not cache.is_kept

@@ -39,11 +39,16 @@ class FastHistogram(Collector):
     """The distribution of values, by model. `bounds` are the buckets' upper ends, ascending."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
-        self._name, self._about, self._bounds = name, about, bounds
+        self._names = [(name, about)]
+        self._bounds = bounds
         self._ends = (*map(floatToGoString, bounds), "+Inf")
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
         registry.register(self)
+
+    def also(self, name: str, about: str) -> None:
+        """Tell the same under this name."""
+        self._names.append((name, about))
 
     def expect(self, model: str) -> list[int]:
         """Tell of this model from now on, also before its first value. Its counts by bucket."""
@@ -60,8 +65,9 @@ class FastHistogram(Collector):
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """For the registry."""
-        family = HistogramMetricFamily(self._name, self._about, labels=["model"])
-        for model, counts in self._counts.items():
-            buckets = list(zip(self._ends, accumulate(counts), strict=True))
-            family.add_metric([model], buckets, self._sums[model])
-        yield family
+        for name, about in self._names:
+            family = HistogramMetricFamily(name, about, labels=["model"])
+            for model, counts in self._counts.items():
+                buckets = list(zip(self._ends, accumulate(counts), strict=True))
+                family.add_metric([model], buckets, self._sums[model])
+            yield family

@@ -57,7 +57,7 @@ class Metrics:
         self._tenants = count("llmux_tenant_requests", "Requests by who sent them.", "tenant", "status")
         self._prompt = count("llmux_prompt_tokens", "Tokens taken in.", "model")
         self._completion = count("llmux_completion_tokens", "Tokens given out.", "model")
-        self._queue_wait = spread("llmux_queue_wait_seconds", "From arrival to a turn on a worker.")
+        self.queue_wait = spread("llmux_queue_wait_seconds", "From arrival to a turn on a worker.")
         self._duration = spread("gen_ai_server_request_duration_seconds", "From arrival to the end.")
         self._first = spread(first, "From the worker getting the request to the first piece of its answer.")
         self._per_token = spread(per_token, "Streamed answers: time per token after the first.", _PER_TOKEN)
@@ -140,7 +140,7 @@ class Metrics:
             self._tenants.add((self._daemon.clients.label(tenant), status))
         if ticket is None:
             return
-        self._queue_wait.observe(name, ticket.queued_s)
+        self.queue_wait.observe(name, ticket.queued_s)
         self._duration.observe(name, total_s)
         prompt, completion = context.usage
         if prompt is not None:

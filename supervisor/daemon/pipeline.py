@@ -166,6 +166,8 @@ class Pipeline:
         finally:
             # 6.
             held.release()
+            if context.media is not None:
+                context.media.release()
             if turn is not None:
                 turn.release()
             if target is not None and target.ladder is not None:  # else it is `held`, which may be somebody else's now
@@ -293,8 +295,7 @@ class Pipeline:
                 extra_headers=[
                     (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
                     *(() if target.ladder is None else target.ladder.headers),
-                    *_ignored(target),
-                    *_uncached(context, target),
+                    *(_told(context, target) if target.ignored or context.cache is not None else ()),
                     *context.extra,
                 ],
                 arrived_at=context.arrived_at,
@@ -364,14 +365,10 @@ class Pipeline:
         return replace(demand, budget_s=left_s, answers=self._answers.of(target.model, context.path))
 
 
-def _ignored(target: Target) -> Headers:
-    """Says which fields and headers of a request have no effect."""
-    return [(b"x-llmux-ignored", ignored_header(target.ignored).encode())] if target.ignored else []
-
-
-def _uncached(context: RequestContext, target: Target) -> Headers:
-    """Says that nothing kept was used, where the request asks about that and its worker can't have done it."""
-    return [] if context.cache is None or target.reuses else NOTHING_REUSED
+def _told(context: RequestContext, target: Target) -> Headers:
+    """Which fields and headers have no effect; that nothing kept was used, where the request asks and its worker can't."""
+    ignored = [(b"x-llmux-ignored", ignored_header(target.ignored).encode())] if target.ignored else []
+    return ignored if context.cache is None or target.reuses else [*ignored, *NOTHING_REUSED]
 
 
 def _uncompressed(scope: Scope) -> Scope:

@@ -32,6 +32,7 @@ from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.forward import NO_USAGE, Outcome, Usage
 from supervisor.proxy.keepalive import Keepalive
+from supervisor.proxy.translation import shown
 
 logger = structlog.get_logger("llmux.request")
 
@@ -51,6 +52,7 @@ class RequestContext:
     path: str = ""
     response: str | None = None  # the name of the response that it generates in the background
     waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
+    media: HeldBody | None = None  # what was loaded for its prompt
     name: str | None = None
     stream: bool = False
     ignored: Sequence[str] = ()  # fields of its body that have no effect
@@ -121,7 +123,7 @@ class RequestContext:
             "prompt_tokens": self.usage.prompt,
             "completion_tokens": self.usage.completion,
             **unusual,
-            **({"ignored": [*self.ignored]} if self.ignored else {}),
+            **({"ignored": shown((*self.ignored, *outcome.ignored))} if self.ignored or outcome.ignored else {}),
         }
 
     def ended(self, record: Json) -> Ended:

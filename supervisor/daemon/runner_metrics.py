@@ -35,7 +35,7 @@ class RunnerMetrics(Collector):
         self._duration = FastHistogram(
             "vllm_inference_duration_seconds", "From a worker getting the request to the end.", _SECONDS, registry
         )
-        self._wait = FastHistogram("vllm_queue_wait_seconds", "From arrival to a turn on a worker.", _SECONDS, registry)
+        daemon.metrics.queue_wait.also("vllm_queue_wait_seconds", "From arrival to a turn on a worker.")
         self._prompts: dict[str, list[int]] = {}  # by model: tokens taken in, and those of them that were cached
         registry.register(self)
         daemon.requests.listeners.append(self.finished)
@@ -51,7 +51,6 @@ class RunnerMetrics(Collector):
         self._requests.add((name, label, "success" if is_success else "error"))
         if context.ticket is None:
             return
-        self._wait.observe(name, context.ticket.queued_s)
         self._duration.observe(name, context.ended_at - context.ticket.admitted)
         prompt = context.usage.prompt
         if prompt and (cached := outcome.cached_tokens()) is not None:

@@ -21,7 +21,7 @@ from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.core.types import ModelId, TicketId, WorkerState
-from supervisor.daemon.caching import Salts, wish_of
+from supervisor.daemon.caching import NO_FIELDS, CacheFields, Salts, wish_of
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import staying
 from supervisor.daemon.ladder import Ladder
@@ -32,7 +32,7 @@ from supervisor.daemon.ticket import rejection
 from supervisor.errors import BudgetError, InvalidRequestError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy import budget, permission
-from supervisor.proxy.body import BUDGET, Body
+from supervisor.proxy.body import BUDGET, Body, Bytes
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
 from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
@@ -55,9 +55,9 @@ NAME_LIMIT: Final = 512  # of the name of a model
 _NONE: Final[Mapping[ModelId, Endpoint]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Target:
-    """Where a request goes, and what is sent there."""
+    """Where a request goes, and what is sent there. Not frozen, as the next: that would cost each request a microsecond."""
 
     model: ModelId
     path: bytes  # the worker's path and query
@@ -72,13 +72,15 @@ class Target:
     reuses: bool = True  # may its worker use prompts that it keeps?
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """What a request wants, whoever answers it."""
 
+    scope: Scope
+    context: RequestContext
+    held: HeldBody  # as it came
     body: Body
     name: str
-    path: str
     translation: Translation | None  # for models that don't serve the path
     required: TargetedTranslation | None  # for all models; then there is no other
     profile: ClientConfig  # its client's
@@ -126,120 +128,128 @@ class Targets:
         context.budget_s = budget.budget_s(scope["headers"], body.said(BUDGET))
         route = self._catalog.resolve(name)
         context.cache = wish_of(scope["headers"])
+        is_permitted = body.take_permission()
         asked = Asked(
-            body, name, context.path, translation, required, profile, body.take_permission(), self._media.loading()
+            scope, context, held, body, name, translation, required, profile, is_permitted, self._media.loading()
         )
         if not isinstance(route, Task):
-            return await self._target(scope, asked, context, held, route)
+            return await self._target(asked, route)
         if route.config.budget_s is not None:
             context.budget_s = min(context.budget_s or math.inf, route.config.budget_s)
+        build = partial(self._target, asked)
         return await Ladder(
-            route,
-            self._engine,
-            partial(self._target, scope, asked, context, held),
-            allow_cloud_fallback=self._runtime.allow_cloud_fallback,
+            route, self._engine, build, allow_cloud_fallback=self._runtime.allow_cloud_fallback
         ).target()
 
-    async def _target(
-        self,
-        scope: Scope,
-        asked: Asked,
-        context: RequestContext,
-        held: HeldBody,
-        route: Route,
-        ladder: Ladder | None = None,
-    ) -> Target:
+    async def _target(self, asked: Asked, route: Route, ladder: Ladder | None = None) -> Target:
         """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
-        body, name, method, model = asked.body, asked.name, scope["method"], route.model.id
-        endpoint, translation = self._served(method, asked, model), None
-        unused: Sequence[str] = ()
-        if asked.translation is not None and endpoint is not None and _is_unheard(body, endpoint):
-            endpoint = None
-        if endpoint is not None and asked.required is not None:
-            body, translation = body.translated(asked.required.of(await _target_model(name, route), context))
-        elif endpoint is None and asked.translation is not None:
-            endpoint = self.table.get((method, asked.translation.path), _NONE).get(model)
-            if endpoint is not None:
-                mapped = asked.translation
-                if isinstance(mapped, TimedTranslation):
-                    mapped = mapped.timed(context)
-                switched = Switched(mapped, await _thinking(route))
-                body, translation = body.translated(switched)
-                unused = switched.ignored
-                body.rename(name)
-                context.demand = staying(context.demand, body)
-        if endpoint is None:
-            raise self._not_served(asked, method, route)
-        told = self._salts.fields(
-            context.cache,
-            self._caches[model],
-            endpoint.upstream_path or endpoint.path,
-            model,
-            context.demand.tenant,
-            body.raw("cache_salt"),
-        )
+        context, name, model = asked.context, asked.name, route.model.id
+        endpoint, body, translation, unused = await self._translated(asked, route)
         context.stream = body.stream
         is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
-        if not (is_permitted or model not in self._guarded or permission.in_headers(scope["headers"])):
+        if not (is_permitted or model not in self._guarded or permission.in_headers(asked.scope["headers"])):
             raise permission.refuse(name)
         prefix = body.prefix() if model in self._with_replicas else None
         wanted = await body.check(name, self._inputs[model], endpoint, asked.loading)
-        path = (endpoint.upstream_path or endpoint.path).encode()
-        if query := scope["query_string"]:
-            path += b"?" + query
-            if b"autoload=" in query:
-                self._refuse_load(query, name, model)
-        theirs = self._names[model]
-        names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        parameters = asked.profile.parameters
-        rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
-        if told.fields:
-            rewrite = rewrite.with_asked(told.fields)
+        path = self._path(asked, endpoint, model)
         if wanted:
-            await self._load(scope, asked.loading, wanted, body, context, held)
+            await self._load(asked, wanted, body)
+        rewrite, cached = self._rewrite(asked, route, endpoint, body)
         prompts = self._prompts[model]
         if prompts is not None and endpoint.meaning.prompt is not None:
             body, chats = body.applied(rewrite, endpoint).translated(Completions(prompts, name))
             translation = chats if translation is None else Chained(chats, translation)
             rewrite = Rewrite()  # it is in the prompt
+        theirs = self._names[model]
+        names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name, stream=body.stream) if translation is None else None
-        context.ignored = (*(() if translation is None else translation.ignored), *unused, *told.ignored)
-        data = await body.rewritten(rewrite, endpoint)
-        if ladder is None:
-            rewritten = held.changed(data)
-            if wanted:
-                asked.loading.held.release()
-        else:  # `held` stays as it came: the next candidate's is made of it
-            rewritten = HeldBody(self._bodies)
-            rewritten.keep(data)
-        is_known = translation is not None or endpoint.meaning is not OTHER
-        ignored = context.ignored
+        context.ignored = (*(() if translation is None else translation.ignored), *unused, *cached.ignored)
         return Target(
-            model, path, rewritten, translation, names, completion, is_known, ladder, prefix, ignored, told.reuses
+            model,
+            path,
+            self._kept(asked, await body.rewritten(rewrite, endpoint), ladder),
+            translation,
+            names,
+            completion,
+            is_known=translation is not None or endpoint.meaning is not OTHER,
+            ladder=ladder,
+            prefix=prefix,
+            ignored=context.ignored,
+            reuses=cached.reuses,
         )
 
-    async def _load(
-        self,
-        scope: Scope,
-        loading: Loading,
-        wanted: Sequence[Wanted],
-        body: Body,
-        context: RequestContext,
-        held: HeldBody,
-    ) -> None:
+    async def _translated(
+        self, asked: Asked, route: Route
+    ) -> tuple[Endpoint, Body, AnswerTranslation | None, Sequence[str]]:
+        """Where this model is asked, what, what its answers become where that isn't what the client sent, and the fields
+        that have no effect on it, besides those that the translation names.
+        """
+        body, method, model = asked.body, asked.scope["method"], route.model.id
+        path = asked.context.path if asked.required is None else asked.required.path
+        endpoint = self.table.get((method, path), _NONE).get(model)
+        if endpoint is not None and asked.required is not None:
+            required = asked.required.of(await _target_model(asked.name, route), asked.context)
+            translated, answers = body.translated(required)
+            return endpoint, translated, answers, ()
+        mapped = asked.translation
+        if mapped is not None and (endpoint is None or _is_unheard(body, endpoint)):
+            endpoint = self.table.get((method, mapped.path), _NONE).get(model)
+            if endpoint is not None:
+                if isinstance(mapped, TimedTranslation):
+                    mapped = mapped.timed(asked.context)
+                switched = Switched(mapped, await _thinking(route))
+                translated, answers = body.translated(switched)
+                translated.rename(asked.name)
+                asked.context.demand = staying(asked.context.demand, translated)
+                return endpoint, translated, answers, switched.ignored
+        if endpoint is None:
+            raise self._not_served(asked, method, route)
+        return endpoint, body, None, ()
+
+    def _path(self, asked: Asked, endpoint: Endpoint, model: ModelId) -> bytes:
+        """The worker's path and query."""
+        path = (endpoint.upstream_path or endpoint.path).encode()
+        query: bytes = asked.scope["query_string"]
+        if not query:
+            return path
+        if b"autoload=" in query:
+            self._refuse_load(query, asked.name, model)
+        return path + b"?" + query
+
+    def _rewrite(self, asked: Asked, route: Route, endpoint: Endpoint, body: Body) -> tuple[Rewrite, CacheFields]:
+        """What changes on the way to the model: by its configuration, the client's, and what is said of caches."""
+        context, model, parameters = asked.context, route.model.id, asked.profile.parameters
+        rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
+        if context.cache is None and not self._salts.are_any:  # nearly always
+            return rewrite, NO_FIELDS
+        path, tenant = endpoint.upstream_path or endpoint.path, context.demand.tenant
+        cached = self._salts.fields(context.cache, self._caches[model], path, model, tenant, body.raw("cache_salt"))
+        return rewrite.with_asked(cached.fields) if cached.fields else rewrite, cached
+
+    def _kept(self, asked: Asked, data: Bytes, ladder: Ladder | None) -> HeldBody:
+        """What is sent. Of a task's request all stays as it came: the next candidate's is made of it."""
+        if ladder is None:
+            if asked.context.media is not None:
+                asked.context.media.release()
+            return asked.held.changed(data)
+        held = HeldBody(self._bodies)
+        held.keep(data)
+        return held
+
+    async def _load(self, asked: Asked, wanted: Sequence[Wanted], body: Body) -> None:
         """Let the body have the media that it refers to. Raises LlmuxError, also where it would be refused afterwards."""
-        assert context.name is not None
+        context = asked.context
         if (refused := self._engine.over(TicketId(""), context.demand.accounts)) is not None:
-            raise rejection(refused, context.name)
-        held.source = loading.held  # released with it
+            raise rejection(refused, asked.name)
+        context.media = asked.loading.held
         is_watched = context.ticket_id is not None  # by the pipeline, once it is entered
         left_s = None
         if context.budget_s is not None:
             left_s = context.arrived_at + context.budget_s - self._engine.clock()
         try:
-            with contextlib.nullcontext() if is_watched else CancelOnDisconnect(scope):
+            with contextlib.nullcontext() if is_watched else CancelOnDisconnect(asked.scope):
                 async with asyncio.timeout(left_s):
-                    await body.load(wanted, loading)
+                    await body.load(wanted, asked.loading)
         except TimeoutError as error:
             message = f"The budget of {context.budget_s:g} s was over before the request's media were loaded."
             raise BudgetError(message) from error
@@ -276,11 +286,6 @@ class Targets:
         names = [row.name for row in rows if row.model.id in own]
         return names[0] if len(names) == 1 else next(iter(own))  # itself, not one of several virtual models
 
-    def _served(self, method: str, asked: Asked, model: ModelId) -> Endpoint | None:
-        """Where this model is asked, unless its worker needs a translation that isn't required of all."""
-        path = asked.path if asked.required is None else asked.required.path
-        return self.table.get((method, path), _NONE).get(model)
-
     def _serving(
         self, method: str, path: str, translation: Translation | None, required: TargetedTranslation | None
     ) -> Mapping[ModelId, Endpoint]:
@@ -289,12 +294,12 @@ class Targets:
         return serving if translation is None else {**self.table.get((method, translation.path), _NONE), **serving}
 
     def _not_served(self, asked: Asked, method: str, route: Route) -> InvalidRequestError:
-        serving = self._serving(method, asked.path, asked.translation, asked.required)
+        serving = self._serving(method, asked.context.path, asked.translation, asked.required)
         config = route.model.config
         others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
         hint = f" Models that do: {', '.join(others[:5])}." if others else ""
         return InvalidRequestError(
-            f"{asked.name} ({config.type}, {config.runtime}) does not serve {asked.path}.{hint}",
+            f"{asked.name} ({config.type}, {config.runtime}) does not serve {asked.context.path}.{hint}",
             code="endpoint_not_supported",
             param="model",
         )

@@ -4,6 +4,7 @@ is spoken wherever no other is.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from supervisor.dialects.anthropic import ANTHROPIC
@@ -20,8 +21,12 @@ DIALECTS: Final[tuple[OpenAI, ...]] = (RUNNER, ANTHROPIC, LLAMACPP, RESPONSES, C
 
 def dialect_of(scope: Scope) -> OpenAI:
     """The dialect that the client of a request speaks."""
-    path = scope["path"]
-    for dialect in DIALECTS:  # a loop, not a generator: each request comes here
-        if dialect.owns(path) and dialect.is_spoken_by(scope):
+    for dialect in _owners(scope["path"]):  # a loop, not a generator: each request comes here
+        if dialect.is_spoken_by(scope):
             return dialect
     raise AssertionError("the last one owns every path")
+
+
+@lru_cache(64)  # clients choose the paths, but few make sense
+def _owners(path: str) -> tuple[OpenAI, ...]:
+    return tuple(dialect for dialect in DIALECTS if dialect.owns(path))

@@ -79,8 +79,6 @@ class Remote:
             upstream = self.upstream = await self._connected(spec)
         except ModelUnusableError as error:
             return Crash(CrashClass.BAD_ARGUMENTS, str(error))
-        except OSError as error:  # ssl.SSLError is one
-            return Crash(CrashClass.BAD_ARGUMENTS, f"ca_file: {self._model.config.model_dump()['ca_file']}: {error}")
         probing = asyncio.create_task(self._watch(upstream))
         stopped = asyncio.create_task(self._stop_asked.wait())
         try:
@@ -95,10 +93,13 @@ class Remote:
             await upstream.close()
 
     async def _connected(self, spec: RemoteSpec | ProgramSpec) -> RemotePool | ProgramPool:
-        """Raises OSError for certificates that can't be read."""
+        """Raises ModelUnusableError for certificates that can't be read."""
         if isinstance(spec, RemoteSpec):
             self._warn_of_plain_text(spec)
-            return await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
+            try:
+                return await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
+            except OSError as error:  # ssl.SSLError is one
+                raise ModelUnusableError(f"ca_file: {spec.ca_file}: {error}") from error
         programs = self._launcher.programs(self._key[0], spec)
         await programs.sweep()
         return programs

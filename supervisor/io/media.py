@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CONNECT_S: Final = 3.0  # to one of several addresses
 MOST_ADDRESSES: Final = 4  # of a name, that are tried
 _THREADS: Final = 8
+_AT_ONCE: Final = 32  # pieces in one turn of the loop
 _FIELDS: Final = [
     (b"user-agent", b"llmux"),
     (b"accept", b"image/*, audio/*, video/*"),
@@ -149,8 +150,12 @@ def _tls(ca_file: Path | None) -> ssl.SSLContext:
 async def _pieces(stream: httpx.AsyncByteStream) -> AsyncGenerator[bytes, None]:
     import httpx  # noqa: PLC0415
 
+    number = 0
     try:
         async for piece in stream:
+            number += 1
+            if number % _AT_ONCE == 0:  # thousands are there already where a server sends it byte by byte
+                await asyncio.sleep(0)
             yield piece
     except httpx.TransportError as error:
         raise OSError(errno.ECONNRESET, "it broke off") from error

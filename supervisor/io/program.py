@@ -125,13 +125,13 @@ class ProgramPool:
 
     async def _start(self, data: bytes) -> ProgramResponse:
         """Takes over the turn: the response's end, or its own failure, gives it back."""
-        number = next(_numbers)
-        folder = self._folders / f"{_this_daemon()}-{number}"
+        number, folder = next(_numbers), None
         try:
-            with contextlib.ExitStack() as descriptors:
-                call, stdin = await in_thread(lambda: self._prepare(data, folder))
-                descriptors.callback(os.close, stdin)
-                (out, stdout), (err, stderr) = (_pipe(descriptors) for _ in range(2))
+            folder = self._folders / f"{_this_daemon()}-{number}"
+            with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+                call, stdin = await in_thread(partial(self._prepare, data, folder))
+                theirs.callback(os.close, stdin)
+                (out, stdout), (err, stderr) = (_pipe(ours, theirs) for _ in range(2))
                 order = SpawnOrder(
                     instance=self._instance,
                     model=f"{self.model}/{os.getpid()}",  # a successor counts anew
@@ -143,10 +143,12 @@ class ProgramPool:
                     stdio=(stdin, stdout, stderr),
                 )
                 process = await spawn(order)
-                response = ProgramResponse(self, process, call, folder, (os.dup(out), os.dup(err)))
+                response = ProgramResponse(self, process, call, folder, (out, err))
+                ours.pop_all()
         except BaseException as error:
             self._turns.release()
-            self._in_background(self._remove(folder))
+            if folder is not None:
+                self._in_background(self._remove(folder))
             match error:
                 case RequestRefusedError():
                     raise InvalidRequestError(error.message, param=error.param, code=error.code) from error
@@ -220,7 +222,7 @@ class ProgramPool:
 
 
 def _daemon(pid: int) -> str:
-    """What no other process has, not even a later one with its pid."""
+    """What no other process has, not even a later one with its pid. Raises OSError."""
     proc = Proc.read(pid)
     return f"{pid}-{proc.started if proc is not None else 'gone'}"
 
@@ -229,11 +231,11 @@ def _this_daemon() -> str:
     return _daemon(os.getpid())
 
 
-def _pipe(descriptors: contextlib.ExitStack) -> tuple[int, int]:
-    ends = os.pipe2(os.O_CLOEXEC)
-    for end in ends:
-        descriptors.callback(os.close, end)
-    return ends
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[FileIO, int]:
+    """The end that we read, and the program's."""
+    out, into = os.pipe2(os.O_CLOEXEC)
+    theirs.callback(os.close, into)
+    return ours.enter_context(FileIO(out)), into
 
 
 def _abandon(starting: asyncio.Task[ProgramResponse]) -> None:
@@ -249,13 +251,12 @@ class ProgramResponse(UpstreamResponse):
     """One process as an `UpstreamResponse`. One consumer."""
 
     def __init__(
-        self, pool: ProgramPool, process: WorkerProcess, call: ProgramCall, folder: Path, pipes: tuple[int, int]
+        self, pool: ProgramPool, process: WorkerProcess, call: ProgramCall, folder: Path, pipes: tuple[FileIO, FileIO]
     ) -> None:
-        """`pipes`: the descriptors of its stdout and stderr, which are this object's from now on."""
+        """`pipes`: its stdout and stderr, which are this object's from now on."""
         self.status = 200
         self.headers: Headers = [(b"content-type", call.answer.content_type.encode())]
-        if call.ignored:
-            self.headers.append((b"x-llmux-ignored", ", ".join(call.ignored).encode("ascii", "replace")))
+        self.ignored = call.ignored  # of the request's fields
         self.complete = False
         self.process = process
         self.folder = folder
@@ -267,7 +268,7 @@ class ProgramResponse(UpstreamResponse):
         self._why: LlmuxError | None = None  # set iff it was killed for that
         self._stdout = asyncio.StreamReader(PIECE)
         self._stderr = asyncio.StreamReader(PIECE)
-        self._pipes: list[FileIO | asyncio.ReadTransport] = [FileIO(pipe) for pipe in pipes]
+        self._pipes: list[FileIO | asyncio.ReadTransport] = [*pipes]
         self._last_words = b""
         self._hearing: asyncio.Task[None] | None = None
         self._timer = pool.loop.call_later(pool.spec.timeout_s, self._time_is_over)

@@ -21,10 +21,13 @@ def budget_s(headers: Iterable[tuple[bytes, bytes]], said: object) -> float | No
 
     Raises InvalidRequestError for what is no such time.
     """
-    times = [_seconds(value.decode("latin-1"), "X-Timeout") for name, value in headers if name == HEADER]
+    times = []
+    for name, value in headers:  # each request comes here: a comprehension is a call
+        if name == HEADER:
+            times.append(_seconds(value.decode("latin-1"), "X-Timeout"))
     if said is not None:
         times.append(_seconds(said, BUDGET))
-    return min(times, default=None)
+    return min(times) if times else None
 
 
 def _seconds(said: object, where: str) -> float:

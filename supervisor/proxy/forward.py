@@ -19,13 +19,14 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from supervisor.errors import LlmuxError
+from supervisor.io.program import ProgramResponse
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
 from supervisor.proxy import cache_report
 from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
-from supervisor.proxy.translation import AnswerTranslation, StreamTranslation, TranslatedResponse
+from supervisor.proxy.translation import AnswerTranslation, StreamTranslation, TranslatedResponse, ignored_header
 from supervisor.proxy.upstream_error import error_answer, is_overflow, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
@@ -56,6 +57,7 @@ _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\
 # llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
 _TIMINGS: Final = b'"timings"'
 _TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d{1,15})\b')
+_CACHE: Final = b'"cache'
 _CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,15})\b')
 
 
@@ -90,6 +92,7 @@ class Outcome:
     error_message: str | None = None  # of that, or of the worker's error response
     started: bool = False  # the client has the response's head
     stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
+    ignored: Sequence[str] = ()  # fields of the request that have no effect, as the program says that answers
     canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
@@ -105,7 +108,7 @@ class Outcome:
     def cached_tokens(self) -> int | None:
         """How many of the prompt's tokens were cached, as the end of the response says it; None where it doesn't."""
         tail = self.tail() if self.canonical is None else b"".join(self.canonical)
-        found = _CACHED.findall(tail)
+        found = _CACHED.findall(tail) if _CACHE in tail else None
         return int(found[-1]) if found else None
 
     def keep(self, chunk: bytes) -> None:
@@ -170,6 +173,11 @@ async def forward(
         content_type = _header(response.headers, b"content-type")
         has_events = content_type.startswith(EVENTS)
         own = [(b"x-request-id", request_id), *extra_headers]
+        if (
+            type(response) is ProgramResponse and response.ignored
+        ):  # isinstance would take a microsecond: it is a Protocol's
+            outcome.ignored = response.ignored
+            own.append((b"x-llmux-ignored", ignored_header(response.ignored).encode()))
         if tells_cache and response.status < 400:
             response, told = await cache_report.held(response)
             said = {name for name, _ in (*own, *response.headers)}

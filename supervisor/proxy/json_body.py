@@ -182,17 +182,19 @@ class JsonBody(Body):
             raw = self._fields.get("messages")
             if raw is not None and memoryview(raw)[0] not in _LIST_OR_NULL:
                 raise InvalidRequestError('"messages" must be a list of messages.', param="messages")
-        types, wanted = set[str](), list[Wanted]()
-        self._decoded = {}
-        for found in references(self._fields, self._value, types, self._decoded):
+        types: set[str] = set()
+        wanted: list[Wanted] = []
+        decoded: dict[str, Any] = {}
+        for found in references(self._fields, self._value, types, decoded):
             if found is None:
                 await asyncio.sleep(0)
             else:
                 text = await self._whole_text(found.text) if loading.is_on else found.text
                 wanted.append(loading.wanted(found, text, len(wanted)))
-        refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
-        if not wanted:
-            self._decoded = {}
+        if types:
+            refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
+        if wanted:
+            self._decoded = decoded
         return wanted
 
     async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:

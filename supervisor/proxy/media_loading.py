@@ -69,12 +69,8 @@ class MediaLoader:
         self.hosts = Allowlist(self.config.hosts)
         self.source = source or MediaSource(self.config.ca_file)
         self.places = asyncio.Semaphore(self.config.at_once)
+        self.is_on = bool(self.hosts) or self.config.folder is not None  # may anything be loaded?
         self._idle = Loading(self)  # everybody's where nothing is ever loaded
-
-    @property
-    def is_on(self) -> bool:
-        """May anything be loaded?"""
-        return bool(self.hosts) or self.config.folder is not None
 
     def loading(self) -> Loading:
         """For one request."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
+from pydantic import JsonValue
 
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
@@ -202,12 +203,16 @@ class _ChainedStream:
         return (self._then.feed(last) if last else b"") + self._then.end()
 
 
-def ignored_header(names: Sequence[str]) -> str:
-    """`x-llmux-ignored`. Clients choose the names: only plain characters of some of them are repeated."""
-    shown = (
+def shown(names: Sequence[str]) -> list[JsonValue]:
+    """Fields without effect, as they may be told. Clients choose the names: only plain characters of some are repeated."""
+    return [
         "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64]) for name in names[:20]
-    )
-    return ", ".join(shown)
+    ]
+
+
+def ignored_header(names: Sequence[str]) -> str:
+    """`x-llmux-ignored`."""
+    return ", ".join(map(str, shown(names)))
 
 
 class TranslatedResponse:

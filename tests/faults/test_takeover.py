@@ -29,6 +29,7 @@ from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, wait_until
 from tests.support.fake_remote import KEY, MODEL, StandIn, serving
 from tests.support.held import held
 from tests.support.limits import LIMIT_S
+from tests.support.media_server import PNG, data_url
 from tests.support.ports import quiet_ports
 
 SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
@@ -197,6 +198,28 @@ class TestNobodyNotices:
         assert cold.result().ended_cleanly, cold.text
         assert cold.chunks == 5
         assert starts(daemon, "slow") == starts(daemon, "cold") == 1
+
+    @pytest.mark.parametrize("name", ["cold", "task:any"])
+    def test_a_prompt_whose_media_were_loaded_is_the_new_ones_as_it_came(self, make, tmp_path, name):
+        (folder := tmp_path / "pictures").mkdir()
+        (folder / "a.png").write_bytes(PNG)
+        config = {"server": {"media": {"folder": str(folder)}}, "tasks": {"any": {"candidates": ["cold"]}}}
+        may_load = tmp_path / "may-load"
+        daemon = make({"slow": held(may_load), "cold": fake()}, config=config)
+        loading = Call(daemon, "slow")
+        daemon.wait_state("slow", "starting")
+        asked = threading.Thread(target=daemon.upgrade)
+        asked.start()
+        wait_until(lambda: "upgrade.began" in daemon.log_text())
+        part = {"type": "image_url", "image_url": {"url": f"file://{folder}/a.png"}}
+        shown = Call(daemon, name, messages=[{"role": "user", "content": [part]}])
+        wait_until(lambda: daemon.model("cold")["queued"] == 1)
+        may_load.touch()
+        asked.join(LIMIT_S)
+        assert loading.result().status == 200
+        assert shown.result().response.json()["received"]["messages"][0]["content"][0]["image_url"]["url"] == data_url(
+            PNG, "image/png"
+        )
 
     def test_responses_are_kept_and_those_in_the_background_go_on(self, make, tmp_path):
         """Also what a stream of the old one ends with when the new one serves already."""

@@ -164,8 +164,8 @@ class ClaudeCliAdapter(RemoteAdapter[ClaudeCliConfig]):
         return config.upstream_model
 
     def capabilities(self, config: ClaudeCliConfig) -> Capabilities:
-        """Conversations in text, without tools of the client's."""
-        return Capabilities(modalities=("text",), tools=False, thinking=False, multi_turn=True)
+        """Conversations in text, without tools of the client's. Whether it thinks is the program's to know."""
+        return Capabilities(modalities=("text",), tools=False, multi_turn=True)
 
 
 def _program(config: ClaudeCliConfig) -> str:

@@ -6,8 +6,7 @@ ignored; tools, pictures and forms of the answer change what an answer is, so th
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,9 +34,9 @@ _CHANGES_ANSWER: Final[Mapping[str, tuple[object, ...]]] = {
 }
 """Fields that a program can't do → the values that ask for nothing."""
 _OF_MESSAGES: Final = ("tool_calls", "function_call", "audio")
+_OF_A_MESSAGE: Final = frozenset(("role", "content", *_OF_MESSAGES))
 
 _TEXT_ALONE: Final = "This model is a program that answers in text"
-_STRANGE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # clients choose the names, and they go into a header
 _HEAD: Final = "This is a conversation so far. Reply with the assistant's next message alone, without any tags.\n\n"
 
 
@@ -67,20 +66,20 @@ def read(body: bytes) -> Asked:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefusedError('"messages" must be a list of at least one message.', param="messages")
-    said = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    known = _USED | _CHANGES_ANSWER.keys()
+    ignored = [name for name, value in fields.items() if value is not None and name not in known]
+    said = [_message(message, f"messages[{at}]", ignored) for at, message in enumerate(messages)]
     turns = [(role, text) for role, text in said if role not in _SYSTEM]
     if not turns or turns[-1][0] != "user":
         raise RequestRefusedError('The last of "messages" must be the user\'s.', param="messages")
     options = fields.get("stream_options")
-    known = _USED | _CHANGES_ANSWER.keys()
+    ignored += _others(options, {"include_usage"}, "stream_options") if isinstance(options, dict) else ()
     return Asked(
         prompt=turns[0][1] if len(turns) == 1 else _HEAD + "\n".join(_tagged(role, text) for role, text in turns),
         system="\n\n".join(text for role, text in said if role in _SYSTEM and text),
         stream=fields.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        ignored=tuple(
-            _STRANGE.sub("?", name[:64]) for name, value in fields.items() if value is not None and name not in known
-        )[:20],
+        ignored=tuple(ignored),
     )
 
 
@@ -88,8 +87,12 @@ def _tagged(role: str, text: str) -> str:
     return f"<{role}>\n{text}\n</{role}>"
 
 
-def _message(message: object, at: str) -> tuple[str, str]:
-    """Its role and text."""
+def _others(fields: Mapping[str, object], known: Collection[str], at: str) -> Iterator[str]:
+    return (f"{at}.{name}" for name, value in fields.items() if value is not None and name not in known)
+
+
+def _message(message: object, at: str, ignored: list[str]) -> tuple[str, str]:
+    """Its role and text. What has no effect is added to `ignored`."""
     if not isinstance(message, dict):
         raise RequestRefusedError(f'"{at}" must be an object.', param=at)
     role = message.get("role")
@@ -102,22 +105,26 @@ def _message(message: object, at: str) -> tuple[str, str]:
             raise RequestRefusedError(f'{_TEXT_ALONE}: it knows no "{name}".', param=f"{at}.{name}")
     content = message.get("content")
     if content is None and role == "assistant":
-        content = message.get("refusal") or ""
+        content = message.pop("refusal", None) or ""
+    ignored += _others(message, _OF_A_MESSAGE, at)
     if isinstance(content, str):
         return role, content
     if not isinstance(content, list):
         raise RequestRefusedError(f'"{at}.content" must be a text, or a list of parts.', param=f"{at}.content")
-    return role, "\n".join(_texts(content, f"{at}.content"))
+    return role, "\n".join(_texts(content, f"{at}.content", ignored))
 
 
-def _texts(parts: list[object], at: str) -> Iterator[str]:
+def _texts(parts: list[object], at: str, ignored: list[str]) -> Iterator[str]:
     for number, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(_TEXTS[kind]) if isinstance(part, dict) and kind in _TEXTS else None
+        fields = part if isinstance(part, dict) else {}
+        kind = fields.get("type")
+        name = _TEXTS.get(kind, "") if isinstance(kind, str) else ""
+        text = fields.get(name) if name else None
         if not isinstance(text, str):
             raise RequestRefusedError(
                 f'"{at}[{number}]" must be of type text: this model takes nothing else.',
                 param=f"{at}[{number}]",
-                code="modality_unsupported" if isinstance(kind, str) and kind not in _TEXTS else "invalid_request",
+                code="modality_unsupported" if isinstance(kind, str) and not name else "invalid_request",
             )
+        ignored += _others(fields, ("type", name), f"{at}[{number}]")
         yield text

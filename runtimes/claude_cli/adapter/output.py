@@ -53,18 +53,22 @@ class Text:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._blank = ""  # may be the end
+        self._blanks: list[str] = []  # may be the end
 
     def feed(self, data: bytes) -> str:
         """See `Output`."""
-        text = self._blank + self._decoder.decode(data)
+        text = self._decoder.decode(data)
         kept = text.rstrip()
-        self._blank = text[len(kept) :]
-        return kept
+        blanks = self._blanks
+        if not kept:
+            blanks.append(text)
+            return ""
+        self._blanks = [text[len(kept) :]]
+        return "".join((*blanks, kept))
 
     def end(self) -> Result:
         """See `Output`."""
-        return Result((self._blank + self._decoder.decode(b"", final=True)).rstrip())
+        return Result("".join((*self._blanks, self._decoder.decode(b"", final=True))).rstrip())
 
 
 class ClaudeJson:

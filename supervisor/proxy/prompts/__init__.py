@@ -65,6 +65,7 @@ class Completions:
                 for at, turn in enumerate(conversation.turns)
                 for code in turn.languages
             )
+        most = "max_completion_tokens" if _given(fields, "max_completion_tokens") else "max_tokens"
         kept = {
             name: value
             for name, value in fields.items()
@@ -74,7 +75,7 @@ class Completions:
             **kept,
             "prompt": msgspec.Raw(_encode(prompt)),
             # Null: as much as the context leaves. Without it, vLLM ends after 16 tokens.
-            "max_tokens": fields.get("max_completion_tokens") or fields.get("max_tokens") or msgspec.Raw(_NULL),
+            "max_tokens": fields.get(most, msgspec.Raw(_NULL)),
             **self._stop(fields),
         }
         if thinks and self._prompts.name == "gemma4_template":  # its marks are tokens that workers leave out otherwise
@@ -102,9 +103,11 @@ class Completions:
             ignored += ["chat_template_kwargs.enable_thinking"] if wanted else []
             ignored += ["reasoning_effort"] if effort not in (None, "none") else []
             return False
-        if wanted is not None:
-            return bool(wanted)
-        return self._prompts.thinks if effort is None else effort != "none"
+        if wanted is None:
+            return self._prompts.thinks if effort is None else effort != "none"
+        if effort is not None and bool(wanted) != (effort != "none"):
+            ignored.append("reasoning_effort")
+        return bool(wanted)
 
     def _stop(self, fields: Fields) -> Fields:
         """The format's strings, and those of the request."""

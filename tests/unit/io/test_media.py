@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 
 import pytest
 
-from supervisor.io.media import MediaSource
+from supervisor.io.media import MediaSource, _pieces
 
 
 @pytest.fixture
@@ -90,3 +91,25 @@ class TestFiles:
         (folder / "loop").symlink_to("loop")
         with pytest.raises(OSError):
             await read(folder, folder / "loop")
+
+
+class TestPieces:
+    """A server may send byte by byte, and thousands of pieces are there at once."""
+
+    async def test_others_have_their_turns(self):
+        turns = 0
+
+        async def stream():
+            for _ in range(1000):
+                yield b"x"
+
+        async def others():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        assert b"".join([piece async for piece in _pieces(stream())]) == b"x" * 1000
+        beside.cancel()
+        assert turns > 20

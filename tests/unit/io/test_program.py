@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,32 @@ async def test_closing_breaks_answers_off(tmp_path):
     with pytest.raises(UpstreamError) as caught:
         await asking
     assert caught.value.code == "upstream_broken"
+
+
+async def test_without_descriptors_nothing_is_left(tmp_path):
+    programs = pool(tmp_path, "print('Hello')")
+    await ask(programs)
+    await until(lambda: not programs.open_responses)
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = max(int(name) for name in os.listdir("/proc/self/fd"))
+    fillers = [os.open(os.devnull, os.O_RDONLY)]  # none is free below the limit
+    while fillers[-1] <= last:
+        fillers.append(os.open(os.devnull, os.O_RDONLY))
+    before = left(programs, tmp_path)
+    refused, answer = 0, b""
+    while not answer:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 1 + refused, hard))
+        try:
+            answer = await ask(programs)
+        except UpstreamError:
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        await until(lambda: left(programs, tmp_path) == before)
+    assert refused > 5
+    await programs.close()
+    for filler in fillers:
+        os.close(filler)
 
 
 async def test_only_folders_of_dead_daemons_are_swept(tmp_path):

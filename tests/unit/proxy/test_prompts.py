@@ -181,6 +181,7 @@ class TestFields:
     def test_most_tokens(self):
         assert asked("raw")[0]["max_tokens"] is None
         assert asked("raw", max_tokens=3)[0]["max_tokens"] == 3
+        assert asked("raw", max_tokens=3, max_completion_tokens=None)[0]["max_tokens"] == 3
         found, _ = asked("raw", max_tokens=3, max_completion_tokens=4)
         assert found["max_tokens"] == 4
         assert "max_completion_tokens" not in found
@@ -218,6 +219,9 @@ class TestFields:
         assert asked("chatml", **asking) == asked("chatml")
 
     def test_what_has_no_effect(self):
+        for wanted, effort in ((True, "none"), (False, "high")):
+            assert asked("qwen3_template", reasoning_effort=effort, **thinking(wanted))[1] == ["reasoning_effort"]
+        assert asked("qwen3_template", reasoning_effort="high", **thinking(True))[1] == []
         _, ignored = asked("chatml", parallel_tool_calls=True, reasoning_effort="high", **thinking(True))
         assert ignored == ["parallel_tool_calls", "chat_template_kwargs.enable_thinking", "reasoning_effort"]
         named = {"role": "user", "name": "Ann", "content": [{**GERMAN, "cache_control": {}}]}

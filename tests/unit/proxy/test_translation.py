@@ -1,4 +1,4 @@
-"""A translated request switches the model's reasoning as the model is switched."""
+"""A translated request switches the model's reasoning as the model is switched, and what is told of fields without effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.dialects.ollama import OLLAMA
-from supervisor.proxy.translation import Switched
+from supervisor.proxy.translation import Switched, ignored_header, shown
 
 EFFORT = Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"})
 MESSAGES = ("/v1/messages", ANTHROPIC, {"max_tokens": 5})
@@ -45,3 +45,16 @@ def switched(api, switch, **fields):
 )  # fmt: skip
 def test_thinking(api, asked, thinking, found, ignored):
     assert switched(api, thinking, **asked) == (found, ignored)
+
+
+class TestShown:
+    """Clients make the names up, and they go into headers and logs."""
+
+    def test_some_of_many(self):
+        assert shown([f"x{number}" for number in range(50)]) == [f"x{number}" for number in range(20)]
+
+    def test_plain_characters(self):
+        assert shown(["a\r\nb: c" + "d" * 100, "messages[0].näme"]) == [f"a??b??c{'d' * 57}", "messages[0].n?me"]
+
+    def test_header(self):
+        assert ignored_header(["top_k", "a,b"]) == "top_k, a?b"

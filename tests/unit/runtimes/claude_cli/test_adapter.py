@@ -72,6 +72,7 @@ class TestConfiguration:
     def test_what_it_can_do(self):
         can = ADAPTER.capabilities(config())
         assert (can.modalities, can.tools, can.multi_turn) == (("text",), False, True)
+        assert can.thinking is None  # a request that switches it is refused
         assert ADAPTER.remote
         assert ADAPTER.needs_permission(config())
         assert not ADAPTER.needs_permission(config(allow_remote=True))

@@ -31,10 +31,25 @@ class TestFields:
     def test_what_is_ignored(self):
         assert asked(temperature=1, seed=3, max_tokens=None, user="u").ignored == ("temperature", "seed", "user")
 
-    def test_names_that_clients_make_up(self):
-        fields = {f"x{number}": 1 for number in range(50)}
-        assert len(asked(**fields).ignored) == 20
-        assert asked(**{"a\r\nb: c" + "d" * 100: 1}).ignored == (f"a??b??c{'d' * 57}",)
+    def test_what_is_ignored_within_others(self):
+        part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
+        messages = [
+            {"role": "assistant", "content": "Hi", "reasoning_content": "Hm", "refusal": None, "tool_calls": []},
+            {"role": "user", "name": "me", "content": [part]},
+        ]
+        found = asked(messages=messages, stream_options={"include_usage": True, "include_obfuscation": False})
+        assert set(found.ignored) == {
+            "messages[0].reasoning_content",
+            "messages[1].name",
+            "messages[1].content[0].cache_control",
+            "stream_options.include_obfuscation",
+        }
+
+    @pytest.mark.parametrize("kind", [[], {}, 1, None, "", "image_url"])
+    def test_a_part_of_another_type(self, kind):
+        assert (
+            refused(messages=[{"role": "user", "content": [{"type": kind, "": "x"}]}]).param == "messages[0].content[0]"
+        )
 
     @pytest.mark.parametrize(
         ("name", "value"),
