@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
@@ -52,6 +53,7 @@ async def json_object(request: Request, keys: Iterable[str] | None) -> dict[str,
         return {}
     try:
         fields = msgspec.json.decode(body)
+        json.loads(body, object_pairs_hook=_once_each)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(fields, dict):
@@ -61,3 +63,13 @@ async def json_object(request: Request, keys: Iterable[str] | None) -> dict[str,
         if known is not None and key not in known:
             raise InvalidRequestError(f"{key[:100]}: unknown; there is {', '.join(known)}.", param=key[:100])
     return fields
+
+
+def _once_each(pairs: list[tuple[str, JsonValue]]) -> None:
+    """Which of two values counts is nothing to guess in what an operator asks for. Raises InvalidRequestError."""
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            message = f"The request body has {name[:100]!r} twice in one object."
+            raise InvalidRequestError(message, code="duplicate_key", param=name[:100])
+        seen.add(name)
