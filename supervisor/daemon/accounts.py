@@ -32,7 +32,8 @@ def tokens_of(accounts: Sequence[Account], outcome: Outcome) -> int:
     """The tokens that an answer reports, in and out; 0 where nobody counts them, or it reports none."""
     if all(account.limits.tokens is None for account in accounts):
         return 0
-    return sum(tokens or 0 for tokens in outcome.usage())
+    usage = outcome.usage()
+    return (usage.prompt or 0) + (usage.completion or 0)
 
 
 def _name(tenant: str) -> str:

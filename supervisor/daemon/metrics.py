@@ -142,7 +142,7 @@ class Metrics:
             return
         self.queue_wait.observe(name, ticket.queued_s)
         self._duration.observe(name, total_s)
-        prompt, completion = context.usage
+        prompt, completion, _ = context.usage
         if prompt is not None:
             self._prompt.add((name,), prompt)
         first_s = outcome.first_byte_s

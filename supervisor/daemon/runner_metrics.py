@@ -52,8 +52,8 @@ class RunnerMetrics(Collector):
         if context.ticket is None:
             return
         self._duration.observe(name, context.ended_at - context.ticket.admitted)
-        prompt = context.usage.prompt
-        if prompt and (cached := outcome.cached_tokens()) is not None:
+        prompt, cached = context.usage.prompt, context.usage.cached
+        if prompt and cached is not None:
             counts = self._prompts.setdefault(name, [0, 0])
             counts[0] += prompt
             counts[1] += min(cached, prompt)

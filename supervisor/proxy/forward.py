@@ -66,6 +66,7 @@ class Usage(NamedTuple):
 
     prompt: int | None = None
     completion: int | None = None
+    cached: int | None = None  # of the prompt's
 
 
 NO_USAGE: Final = Usage()
@@ -77,7 +78,8 @@ def _timed(tail: bytes) -> Usage:
         return NO_USAGE
     counts = {kind: int(number) for kind, number in _TIMED.findall(tail, start)}
     prompt = counts.get(b"prompt")
-    return Usage(prompt if prompt is None else prompt + counts.get(b"cache", 0), counts.get(b"predicted"))
+    cached = counts.get(b"cache")
+    return Usage(prompt if prompt is None else prompt + (cached or 0), counts.get(b"predicted"), cached)
 
 
 @dataclass(slots=True)
@@ -103,13 +105,12 @@ class Outcome:
         if start < 0:
             return _timed(tail)
         counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
-        return Usage(counts.get(b"prompt", counts.get(b"input")), counts.get(b"completion", counts.get(b"output")))
-
-    def cached_tokens(self) -> int | None:
-        """How many of the prompt's tokens were cached, as the end of the response says it; None where it doesn't."""
-        tail = self.tail() if self.canonical is None else b"".join(self.canonical)
-        found = _CACHED.findall(tail) if _CACHE in tail else None
-        return int(found[-1]) if found else None
+        cached = _CACHED.findall(tail) if _CACHE in tail else None
+        return Usage(
+            counts.get(b"prompt", counts.get(b"input")),
+            counts.get(b"completion", counts.get(b"output")),
+            int(cached[-1]) if cached else None,
+        )
 
     def keep(self, chunk: bytes) -> None:
         """Count a piece of the body, and remember its end."""

@@ -21,7 +21,7 @@ import yaml
 from supervisor.catalog import Configuration, load
 from supervisor.catalog.keys import Keyring
 from supervisor.cli.daemon import serve
-from supervisor.cli.server import listen
+from supervisor.cli.server import Listeners, listen
 from supervisor.io.reap import take_lock
 from tests.support.clients import Call, Stream, stats, times
 from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
@@ -152,11 +152,11 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
     listening = asyncio.Event()
     with (
         contextlib.closing(take_lock(catalog.server.state_dir)) as lock,
-        contextlib.closing(listen(catalog.server)) as listener,
+        contextlib.closing(listen(catalog.server.host, catalog.server.port)) as listener,
     ):
         configuration = Configuration(config.config_path)
         serving = asyncio.create_task(
-            serve(configuration, catalog, Keyring(), lock, listener, lambda _url, _keys: listening.set())
+            serve(configuration, catalog, Keyring(), lock, Listeners(listener, {}), lambda _url, _keys: listening.set())
         )
         await listening.wait()
         async with httpx.AsyncClient(base_url=config.url, trust_env=False, verify=False, timeout=30) as client:

@@ -110,7 +110,7 @@ class TestHeaders:
             assert fields[b"cache-control"] == [b"no-cache"]
             assert body.endswith(b"\r\n0\r\n\r\n")
             outcome = front.outcomes[0]
-            assert outcome.usage() == (11, 7)
+            assert outcome.usage() == (11, 7, None)
             assert outcome.bytes_sent == len(EVENT + USAGE)
             assert outcome.first_byte_s is not None
 
@@ -558,11 +558,12 @@ class TestOutcome:
     @pytest.mark.parametrize(
         ("pieces", "expected"),
         [
-            ([b'{"usage":{"prompt_tokens":3,"completion_tokens": 4}}'], (3, 4)),
-            ([b'{"usage":{"input_tokens":3,"output_tokens":4}}'], (3, 4)),
-            ([b"x" * 100_000 + b'"usage":{"prompt_to', b'kens":3,"completion_tokens":4}}'], (3, 4)),
-            ([b'{"content":"\\"prompt_tokens\\":9"}'], (None, None)),
-            ([], (None, None)),
+            ([b'{"usage":{"prompt_tokens":3,"completion_tokens": 4}}'], (3, 4, None)),
+            ([b'{"usage":{"input_tokens":3,"output_tokens":4,"cache_read_input_tokens":2}}'], (3, 4, 2)),
+            ([b"x" * 100_000 + b'"usage":{"prompt_to', b'kens":3,"completion_tokens":4}}'], (3, 4, None)),
+            ([b'{"content":"\\"prompt_tokens\\":9"}'], (None, None, None)),
+            ([b'"timings":{"cache_n":2,"prompt_n":1,"predicted_n":4}}'], (3, 4, 2)),
+            ([], (None, None, None)),
         ],
     )
     def test_tokens(self, pieces, expected):
