@@ -172,7 +172,10 @@ ERROR: Final[Schema] = named(
                     "message": text("What is wrong, and what to do."),
                     "type": text(),
                     "param": text("The field that it is about.", null=True),
-                    "code": {"type": ["string", "integer", "null"], "description": "What went wrong, in a word that stays."},
+                    "code": {
+                        "type": ["string", "integer", "null"],
+                        "description": "What went wrong, in a word that stays.",
+                    },
                     "detail": array(None, "A worker's last lines, or all mistakes of a configuration."),
                 },
                 optional=("param", "code", "detail"),
