@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field
 
 from supervisor.catalog.sections import Count, Section
-from supervisor.core.limits import Rate, TenantLimits
+from supervisor.core.limits import NO_LIMITS, Rate, TenantLimits
 
 _RATE: Final = re.compile(r"([1-9]\d{0,8}) ?(?:req|tokens?)? ?/ ?(s|sec|second|min|minute|h|hour)")
 _PERIODS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -52,5 +52,7 @@ class Limited(Section):
     @property  # not a cached one: `default` is copied to fill in what the others leave open
     def tenant_limits(self) -> TenantLimits:
         """As the scheduler takes them."""
+        if self.request_rate is None and self.token_rate is None and self.concurrency is None:
+            return NO_LIMITS  # each request comes here
         requests, tokens = (None if text is None else rate_of(text) for text in (self.request_rate, self.token_rate))
         return TenantLimits(requests, tokens, self.concurrency)

@@ -29,7 +29,7 @@ log = structlog.get_logger("llmux.cache")
 
 MODE_HEADER: Final = "X-Cache-Mode"
 TAG_HEADER: Final = "X-Cache-Tag"
-_NAMES: Final = {b"x-cache-mode": MODE_HEADER, b"x-cache-tag": TAG_HEADER}
+HEADERS: Final = {b"x-cache-mode": MODE_HEADER, b"x-cache-tag": TAG_HEADER}
 _OTHERS: Final = frozenset({PRIORITY_HEADER, TENANT_HEADER})
 """A runner's client sends them, and looks for what is said of caches in the answer."""
 TAG_LIMIT: Final = 64
@@ -55,7 +55,7 @@ def wish_of(headers: Headers) -> CacheWish | None:
     found: dict[str, str] = {}
     is_runners = False
     for name, value in headers:
-        if (header := _NAMES.get(name)) is not None:
+        if (header := HEADERS.get(name)) is not None:
             if header in found:
                 raise InvalidRequestError(f"The request has several {header} headers; send one.", param=header)
             found[header] = value.decode("utf-8", "replace").strip()
@@ -102,6 +102,7 @@ class Salts:
     """What was flushed. Use from the event loop's thread."""
 
     def __init__(self) -> None:
+        self.are_any = False  # was anything flushed?
         self._flushed: dict[tuple[str, str], str] = {}  # by kind and name, a text of its own for each
         self._store: Store | None = None
 
@@ -112,11 +113,7 @@ class Salts:
             kind, _, name = key.partition(":")
             if isinstance(salt, str):
                 self._flushed[kind, name] = salt
-
-    @property
-    def are_any(self) -> bool:
-        """Was anything flushed?"""
-        return bool(self._flushed)
+        self.are_any = bool(self._flushed)
 
     async def rotate(self, kind: Kind, name: str = "") -> None:
         """From now on requests of this model, tenant or tag find nothing that is kept of earlier ones. Returns when it is saved."""
@@ -126,6 +123,7 @@ class Salts:
             self._flushed.clear()  # which would bring back what was flushed, without:
             self._flushed["all", ""] = changed[_COLLECTION, "all:"] = secrets.token_hex(8)
         self._flushed[kind, name] = changed[_COLLECTION, f"{kind}:{name}"] = secrets.token_hex(8)
+        self.are_any = True
         if self._store is None:
             return
         try:
@@ -136,7 +134,7 @@ class Salts:
 
     def of(self, model: ModelId, tenant: str, tag: str, theirs: bytes | None) -> str | None:
         """The salt of a request; None: it needs none. `theirs`: what it sends itself, as JSON."""
-        if not tag and not self._flushed:
+        if not tag and not self.are_any:
             return None
         asked = (("all", ""), ("model", model), ("tenant", tenant), ("tag", tag))
         flushed = [self._flushed.get(each, "") for each in asked]

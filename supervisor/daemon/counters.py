@@ -6,7 +6,8 @@ Use them from the event loop's thread only: requests end and metrics are read th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
@@ -14,25 +15,42 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+Labels = tuple[str, ...]
+Told = Callable[[Labels], Labels | None]
+"""The labels of a series of which these are a part; None: of none."""
+
 
 class FastCounter(Collector):
     """Amounts by labels."""
 
-    def __init__(self, name: str, about: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
-        self._name, self._about, self._labels = name, about, labels
-        self._amounts: dict[tuple[str, ...], int] = {}
+    def __init__(
+        self, name: str, about: str, labels: Sequence[str], registry: CollectorRegistry, told: Told | None = None
+    ) -> None:
+        """`told` gives the values of `labels` for those that are counted, where these are others."""
+        self._families = [(name, about, labels, told)]
+        self._amounts: dict[Labels, int] = {}
         registry.register(self)
 
-    def add(self, labels: tuple[str, ...], amount: int = 1) -> None:
+    def also(self, name: str, about: str, labels: Sequence[str], told: Told) -> None:
+        """Tell the same under this name, by other labels."""
+        self._families.append((name, about, labels, told))
+
+    def add(self, labels: Labels, amount: int = 1) -> None:
         """Count so much for these labels' values."""
         self._amounts[labels] = self._amounts.get(labels, 0) + amount
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """For the registry."""
-        family = CounterMetricFamily(self._name, self._about, labels=self._labels)
-        for labels, amount in self._amounts.items():
-            family.add_metric(labels, amount)
-        yield family
+        for name, about, names, told in self._families:
+            family = CounterMetricFamily(name, about, labels=names)
+            amounts: Counter[Labels] = Counter()
+            for counted, amount in self._amounts.items():
+                labels = counted if told is None else told(counted)
+                if labels is not None:
+                    amounts[labels] += amount
+            for labels, amount in amounts.items():
+                family.add_metric(labels, amount)
+            yield family
 
 
 class FastHistogram(Collector):

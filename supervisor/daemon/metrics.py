@@ -29,6 +29,8 @@ MIB: Final = 1024 * 1024
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+SUCCESS: Final = "success"
+ERROR: Final = "error"
 _NONE: Final = "none"  # the client left before it got a status
 _STATUSES: Final = ("200", "400", "429", "500", "502", "503", "504", _NONE)  # what requests for a known model get
 _UNKNOWN: Final = ("400", "404", _NONE)  # and others
@@ -53,11 +55,27 @@ class Metrics:
             return FastHistogram(name, about, bounds, registry)
 
         per_token, first = "gen_ai_server_time_per_output_token_seconds", "gen_ai_server_time_to_first_token_seconds"
-        self._requests = count("llmux_requests", "Requests by their answer's status.", "model", "status")
-        self._tenants = count("llmux_tenant_requests", "Requests by who sent them.", "tenant", "status")
+        # Counted once by model, tenant, status and result: each request comes here.
+        self.requests = FastCounter(
+            "llmux_requests",
+            "Requests by their answer's status.",
+            ("model", "status"),
+            registry,
+            lambda counted: (counted[0], counted[2]),
+        )
+        self.requests.also(
+            "llmux_tenant_requests",
+            "Requests by who sent them.",
+            ("tenant", "status"),
+            lambda counted: (counted[1], counted[2]) if counted[1] else None,
+        )
+        self.cached: dict[str, list[int]] = {}
+        """By model, of answers that say how many were cached: tokens taken in, and how many were."""
         self._prompt = count("llmux_prompt_tokens", "Tokens taken in.", "model")
         self._completion = count("llmux_completion_tokens", "Tokens given out.", "model")
         self.queue_wait = spread("llmux_queue_wait_seconds", "From arrival to a turn on a worker.")
+        # A runner's name (`runner_metrics`), but it is counted here: a listener of its own would cost each request more.
+        self._worked = spread("vllm_inference_duration_seconds", "From a worker getting the request to the end.")
         self._duration = spread("gen_ai_server_request_duration_seconds", "From arrival to the end.")
         self._first = spread(first, "From the worker getting the request to the first piece of its answer.")
         self._per_token = spread(per_token, "Streamed answers: time per token after the first.", _PER_TOKEN)
@@ -91,12 +109,12 @@ class Metrics:
         for code in RejectCode:
             self._refusals.add((code.value,), 0)
         for status in _UNKNOWN:
-            self._requests.add(("unknown", status), 0)
+            self.requests.add(("unknown", "", status, ERROR), 0)
         for route in self._daemon.catalog.listing():
             self._prompt.add((route.name,), 0)
             self._completion.add((route.name,), 0)
             for status in _STATUSES:
-                self._requests.add((route.name, status), 0)
+                self.requests.add((route.name, "", status, SUCCESS if status == "200" else ERROR), 0)
         for model in self._daemon.catalog.models:
             self._load.expect(model)
             self._swaps.labels(model)
@@ -135,22 +153,28 @@ class Metrics:
         name = context.name if context.name is not None and route is not None else "unknown"
         outcome, ticket = context.outcome, context.ticket
         status = str(outcome.status or context.failed_status or _NONE)
-        self._requests.add((name, status))
-        if tenant := context.demand.tenant:
-            self._tenants.add((self._daemon.clients.label(tenant), status))
+        is_success = 200 <= outcome.status < 400 and not (outcome.error or context.failure)
+        tenant = context.demand.tenant
+        label = self._daemon.clients.label(tenant) if tenant else ""
+        self.requests.add((name, label, status, SUCCESS if is_success else ERROR))
         if ticket is None:
             return
+        worked_s = context.ended_at - ticket.admitted
+        self._worked.observe(name, worked_s)
         self.queue_wait.observe(name, ticket.queued_s)
         self._duration.observe(name, total_s)
-        prompt, completion, _ = context.usage
+        prompt, completion, cached = context.usage
         if prompt is not None:
             self._prompt.add((name,), prompt)
+            if prompt and cached is not None:
+                counts = self.cached.setdefault(name, [0, 0])
+                counts[0] += prompt
+                counts[1] += min(cached, prompt)
         first_s = outcome.first_byte_s
         if first_s is not None:
             self._first.observe(name, first_s)
         if completion:
             self._completion.add((name,), completion)
-            worked_s = total_s - ticket.queued_s
             if worked_s > 0:
                 self._speed.observe(name, completion / worked_s)
             if context.stream and first_s is not None and completion > 1:

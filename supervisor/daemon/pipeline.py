@@ -27,10 +27,11 @@ from supervisor.core.demand import Demand
 from supervisor.core.types import TicketId
 from supervisor.daemon.accounts import tokens_of
 from supervisor.daemon.answer_times import AnswerLog
-from supervisor.daemon.caching import Salts
+from supervisor.daemon.caching import HEADERS as CACHE_HEADERS
+from supervisor.daemon.caching import Salts, wish_of
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
-from supervisor.daemon.identity import PRIORITY_HEADER, identify
+from supervisor.daemon.identity import PRIORITY_HEADER, TENANT_HEADER, identify
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
 from supervisor.daemon.rate_headers import PREFIX as RATE_PREFIX
@@ -44,8 +45,8 @@ from supervisor.errors import BudgetError, LlmuxError, UnreachableError, Upstrea
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.response_store import ResponseStore
 from supervisor.io.upstream import Headers
-from supervisor.proxy import load_feedback
-from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
+from supervisor.proxy import budget, load_feedback
+from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.cache_report import NOTHING_REUSED
 from supervisor.proxy.dialect import Dialect, OrderError
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
@@ -60,6 +61,8 @@ from supervisor.proxy.upstream_error import is_overflow
 PATIENCE_S: Final = 5.0
 """How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
 can be sent again."""
+
+_OWN_HEADERS: Final = frozenset({PRIORITY_HEADER, TENANT_HEADER, budget.HEADER, *CACHE_HEADERS})
 
 WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
 
@@ -128,13 +131,13 @@ class Pipeline:
             raw = await read_body(scope, receive, self._body_limit, held)
             held.keep(raw)
             body = await _open(raw, scope)
-            if (wanted := context.dialect.order_scope(context.path, body.fields)) is not None:
-                is_order, context.waiting, held = True, held, HeldBody()
-                raise OrderError(wanted, body.fields)
-            if context.dialect.has_turns:
+            if context.dialect.reads_fields:
+                if (wanted := context.dialect.order_scope(context.path, body.fields)) is not None:
+                    is_order, context.waiting, held = True, held, HeldBody()
+                    raise OrderError(wanted, body.fields)
                 body, turn = await context.dialect.turn(context.path, body, self._memory(context))
-            if turn is not None:
-                scope, send = _uncompressed(scope), turn.observed(send)
+                if turn is not None:
+                    scope, send = _uncompressed(scope), turn.observed(send)
             # 2.
             profile = self._identify(scope, body, context)
             target = await self._targets.find(scope, body, context, held, profile)
@@ -178,8 +181,14 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------------------------ target
 
     def _identify(self, scope: Scope, body: Body, context: RequestContext) -> ClientConfig:
-        """Who asks, and how urgently; the client's profile. Raises InvalidRequestError, and RateLimitError in a pause."""
-        context.demand, profile, is_lowered = identify(scope["headers"], body, context.key, self._catalog)
+        """Who asks, how urgently, and what else its headers say to llmux; the client's profile.
+
+        Raises InvalidRequestError, and RateLimitError in a pause.
+        """
+        own = [header for header in scope["headers"] if header[0] in _OWN_HEADERS]  # mostly none
+        context.demand, profile, is_lowered = identify(own, body, context.key, self._catalog)
+        context.cache = wish_of(own) if own else None
+        context.budget_s = budget.budget_s(own, body.said(BUDGET))
         if is_lowered:
             context.extra.append((PRIORITY_HEADER, b"%d" % context.demand.priority))
         if context.demand.tenant:

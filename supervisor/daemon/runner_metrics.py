@@ -13,15 +13,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from runtimes.base import Estimate
-from supervisor.daemon.counters import FastCounter, FastHistogram
-from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.status import ModelStatus
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
 
 MIB: Final = 1024 * 1024
-_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class RunnerMetrics(Collector):
@@ -29,41 +26,21 @@ class RunnerMetrics(Collector):
 
     def __init__(self, daemon: Daemon, registry: CollectorRegistry) -> None:
         self._daemon = daemon
-        self._requests = FastCounter(
-            "vllm_requests", "Requests that ended, by who sent them.", ("model", "tenant", "status"), registry
-        )
-        self._duration = FastHistogram(
-            "vllm_inference_duration_seconds", "From a worker getting the request to the end.", _SECONDS, registry
+        daemon.metrics.requests.also(
+            "vllm_requests",
+            "Requests that ended, by who sent them.",
+            ("model", "tenant", "status"),
+            lambda counted: (counted[0], counted[1], counted[3]),
         )
         daemon.metrics.queue_wait.also("vllm_queue_wait_seconds", "From arrival to a turn on a worker.")
-        self._prompts: dict[str, list[int]] = {}  # by model: tokens taken in, and those of them that were cached
         registry.register(self)
-        daemon.requests.listeners.append(self.finished)
-
-    def finished(self, context: RequestContext, _total_s: float) -> None:
-        """See `InFlight.listeners`. Names of models that don't exist are not counted by name."""
-        name, outcome = context.name, context.outcome
-        if name is None or self._daemon.catalog.route(name) is None:
-            name = "unknown"
-        is_success = 200 <= outcome.status < 400 and not (outcome.error or context.failure)
-        tenant = context.demand.tenant
-        label = self._daemon.clients.label(tenant) if tenant else ""
-        self._requests.add((name, label, "success" if is_success else "error"))
-        if context.ticket is None:
-            return
-        self._duration.observe(name, context.ended_at - context.ticket.admitted)
-        prompt, cached = context.usage.prompt, context.usage.cached
-        if prompt and cached is not None:
-            counts = self._prompts.setdefault(name, [0, 0])
-            counts[0] += prompt
-            counts[1] += min(cached, prompt)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """For the registry: what is read at each scrape."""
         rate = GaugeMetricFamily(
             "vllm_cache_hit_rate", "Share of prompt tokens that were cached, where answers say so.", labels=["model"]
         )
-        for model, (prompt, cached) in self._prompts.items():
+        for model, (prompt, cached) in self._daemon.metrics.cached.items():
             rate.add_metric([model], cached / prompt)
         depth = self._daemon.engine.queue().waiting
         queue = GaugeMetricFamily("vllm_queue_depth", "Requests that wait, for whatever model.", value=depth)

@@ -21,7 +21,7 @@ from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.core.types import ModelId, TicketId, WorkerState
-from supervisor.daemon.caching import NO_FIELDS, CacheFields, Salts, wish_of
+from supervisor.daemon.caching import NO_FIELDS, CacheFields, Salts
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import staying
 from supervisor.daemon.ladder import Ladder
@@ -31,8 +31,8 @@ from supervisor.daemon.thinking import thinking_modes
 from supervisor.daemon.ticket import rejection
 from supervisor.errors import BudgetError, InvalidRequestError
 from supervisor.io.held_body import BodyBudget, HeldBody
-from supervisor.proxy import budget, permission
-from supervisor.proxy.body import BUDGET, Body, Bytes
+from supervisor.proxy import permission
+from supervisor.proxy.body import Body, Bytes
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
 from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
@@ -113,7 +113,7 @@ class Targets:
     ) -> Target:
         """The model, or a task's first candidate, and what to send it. Raises LlmuxError."""
         method, dialect = scope["method"], context.dialect
-        required = dialect.required_translation(method, context.path, body.fields)
+        required = dialect.required_translation(method, context.path, body.fields) if dialect.reads_fields else None
         translation = dialect.translation(method, context.path) if required is None else None
         name = body.name
         if name is None:
@@ -124,10 +124,12 @@ class Targets:
             raise body.nameless(scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
-        context.name = name = context.dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
-        context.budget_s = budget.budget_s(scope["headers"], body.said(BUDGET))
-        route = self._catalog.resolve(name)
-        context.cache = wish_of(scope["headers"])
+        route = self._catalog.route(name)
+        if route is None:
+            name = dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
+            context.name = name
+            route = self._catalog.resolve(name)
+        context.name = name
         is_permitted = body.take_permission()
         asked = Asked(
             scope, context, held, body, name, translation, required, profile, is_permitted, self._media.loading()
@@ -144,14 +146,22 @@ class Targets:
     async def _target(self, asked: Asked, route: Route, ladder: Ladder | None = None) -> Target:
         """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
         context, name, model = asked.context, asked.name, route.model.id
-        endpoint, body, translation, unused = await self._translated(asked, route)
+        path = context.path if asked.required is None else asked.required.path
+        endpoint = self.table.get((asked.scope["method"], path), _NONE).get(model)
+        body: Body = asked.body
+        translation: AnswerTranslation | None = None
+        unused: Sequence[str] = ()
+        if asked.translation is not None or asked.required is not None:
+            endpoint, body, translation, unused = await self._translated(asked, route, endpoint)
+        if endpoint is None:
+            raise self._not_served(asked, route)
         context.stream = body.stream
         is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
         if not (is_permitted or model not in self._guarded or permission.in_headers(asked.scope["headers"])):
             raise permission.refuse(name)
         prefix = body.prefix() if model in self._with_replicas else None
         wanted = await body.check(name, self._inputs[model], endpoint, asked.loading)
-        path = self._path(asked, endpoint, model)
+        upstream_path = self._upstream_path(asked, endpoint, model)
         if wanted:
             await self._load(asked, wanted, body)
         rewrite, cached = self._rewrite(asked, route, endpoint, body)
@@ -166,7 +176,7 @@ class Targets:
         context.ignored = (*(() if translation is None else translation.ignored), *unused, *cached.ignored)
         return Target(
             model,
-            path,
+            upstream_path,
             self._kept(asked, await body.rewritten(rewrite, endpoint), ladder),
             translation,
             names,
@@ -179,21 +189,19 @@ class Targets:
         )
 
     async def _translated(
-        self, asked: Asked, route: Route
-    ) -> tuple[Endpoint, Body, AnswerTranslation | None, Sequence[str]]:
+        self, asked: Asked, route: Route, endpoint: Endpoint | None
+    ) -> tuple[Endpoint | None, Body, AnswerTranslation | None, Sequence[str]]:
         """Where this model is asked, what, what its answers become where that isn't what the client sent, and the fields
-        that have no effect on it, besides those that the translation names.
+        that have no effect on it, besides those that the translation names. `endpoint`: where it could be asked as it is.
         """
-        body, method, model = asked.body, asked.scope["method"], route.model.id
-        path = asked.context.path if asked.required is None else asked.required.path
-        endpoint = self.table.get((method, path), _NONE).get(model)
+        body, model = asked.body, route.model.id
         if endpoint is not None and asked.required is not None:
             required = asked.required.of(await _target_model(asked.name, route), asked.context)
             translated, answers = body.translated(required)
             return endpoint, translated, answers, ()
         mapped = asked.translation
         if mapped is not None and (endpoint is None or _is_unheard(body, endpoint)):
-            endpoint = self.table.get((method, mapped.path), _NONE).get(model)
+            endpoint = self.table.get((asked.scope["method"], mapped.path), _NONE).get(model)
             if endpoint is not None:
                 if isinstance(mapped, TimedTranslation):
                     mapped = mapped.timed(asked.context)
@@ -202,11 +210,9 @@ class Targets:
                 translated.rename(asked.name)
                 asked.context.demand = staying(asked.context.demand, translated)
                 return endpoint, translated, answers, switched.ignored
-        if endpoint is None:
-            raise self._not_served(asked, method, route)
         return endpoint, body, None, ()
 
-    def _path(self, asked: Asked, endpoint: Endpoint, model: ModelId) -> bytes:
+    def _upstream_path(self, asked: Asked, endpoint: Endpoint, model: ModelId) -> bytes:
         """The worker's path and query."""
         path = (endpoint.upstream_path or endpoint.path).encode()
         query: bytes = asked.scope["query_string"]
@@ -293,8 +299,8 @@ class Targets:
         serving = self.table.get((method, path if required is None else required.path), _NONE)
         return serving if translation is None else {**self.table.get((method, translation.path), _NONE), **serving}
 
-    def _not_served(self, asked: Asked, method: str, route: Route) -> InvalidRequestError:
-        serving = self._serving(method, asked.context.path, asked.translation, asked.required)
+    def _not_served(self, asked: Asked, route: Route) -> InvalidRequestError:
+        serving = self._serving(asked.scope["method"], asked.context.path, asked.translation, asked.required)
         config = route.model.config
         others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
         hint = f" Models that do: {', '.join(others[:5])}." if others else ""

@@ -49,7 +49,8 @@ class Dialect(abc.ABC):
     credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
     keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
     has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
-    has_turns: bool = False  # some requests refer to earlier ones: see `turn`
+    reads_fields: bool = False
+    """Do the fields of a request decide what becomes of it? See `order_scope`, `turn` and `required_translation`."""
 
     @abc.abstractmethod
     def owns(self, path: str) -> bool:

@@ -45,6 +45,7 @@ class Ollama(OpenAI):
     """Keys are as OpenAI's: clients that have any send `Authorization: Bearer`."""
 
     name = "ollama"
+    reads_fields = True
     keepalive = _KEEPALIVE
     has_openai_errors = False
 

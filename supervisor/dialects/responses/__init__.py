@@ -55,7 +55,7 @@ class Responses(OpenAI):
     """As OpenAI's other paths, but for the events of its streams."""
 
     name = "responses"
-    has_turns = True
+    reads_fields = True
 
     def __init__(self, *, is_llm_pools: bool = False) -> None:
         """`is_llm_pools`: all requests for a response are llm-pool's, not only those with its fields."""
