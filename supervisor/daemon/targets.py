@@ -167,7 +167,7 @@ class Targets:
             rewrite = Rewrite()  # it is in the prompt
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        completion = context.dialect.completion(name, stream=body.stream) if translation is None else None
+        completion = context.dialect.completion(name, body.fields, stream=body.stream) if translation is None else None
         context.ignored = (*(() if translation is None else translation.ignored), *unused, *cached.ignored)
         return Target(
             model,

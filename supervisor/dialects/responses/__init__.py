@@ -110,7 +110,7 @@ class Responses(OpenAI):
         told = {field: error.get(field) for field in ("code", "message", "param")}
         return begun + after(sent, event("error", at, **told))
 
-    def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
+    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
         """See Dialect."""
         return Completion(model) if stream else None
 
