@@ -93,6 +93,8 @@ async def end(daemon: Daemon, job: Job) -> None:
     kept = await store.find(name, job.owner, is_admin=True)
     log = store.logs.get(name)
     if kept is not None and is_running(kept):
+        if kept.is_streamed:  # perhaps to nobody, since a restart
+            log = log_of(store.logs, name, kept)
         response = response_of(kept)
         if job.state == "cancelled":
             response["status"] = "cancelled"
