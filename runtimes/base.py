@@ -256,6 +256,7 @@ class Adapter(abc.ABC, Generic[C]):
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     divides: ClassVar[bool] = False  # in unequal parts, too: `gpus: auto`
     remote: ClassVar[bool] = False  # do others run its models?
+    heeds_max_tokens: ClassVar[bool] = True  # may a chat's answer be cut short?
     overridable_keys: ClassVar[
         tuple[str, ...]
     ] = ()  # beside vram_mib; never a path, address, program or free arguments

@@ -33,6 +33,7 @@ from supervisor.errors import BudgetError, InvalidRequestError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy import permission
 from supervisor.proxy.body import Body, Bytes
+from supervisor.proxy.counting import CHAT, COUNT, Counting, by_answer, is_by_answer
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
 from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
@@ -165,6 +166,10 @@ class Targets:
         if wanted:
             await self._load(asked, wanted, body)
         rewrite, cached = self._rewrite(asked, route, endpoint, body)
+        if is_by_answer(endpoint):
+            body, counts = body.applied(rewrite, endpoint).translated(Counting(name))
+            translation = counts if translation is None else Chained(counts, translation)
+            rewrite = Rewrite()  # it is in the body
         prompts = self._prompts[model]
         if prompts is not None and endpoint.meaning.prompt is not None:
             body, chats = body.applied(rewrite, endpoint).translated(Completions(prompts, name))
@@ -172,7 +177,7 @@ class Targets:
             rewrite = Rewrite()  # it is in the prompt
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        completion = context.dialect.completion(name, stream=body.stream) if translation is None else None
+        completion = context.dialect.completion(name, body.fields, stream=body.stream) if translation is None else None
         context.ignored = (*(() if translation is None else translation.ignored), *unused, *cached.ignored)
         return Target(
             model,
@@ -304,8 +309,13 @@ class Targets:
         config = route.model.config
         others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
         hint = f" Models that do: {', '.join(others[:5])}." if others else ""
+        why = ""
+        path = asked.context.path
+        is_count = COUNT in (path, None if asked.translation is None else asked.translation.path)
+        if is_count and route.model.id in self.table.get(("POST", CHAT), _NONE):
+            why = ": a program answers each of its requests, in full whatever `max_tokens` says, so that none is just counted"
         return InvalidRequestError(
-            f"{asked.name} ({config.type}, {config.runtime}) does not serve {asked.context.path}.{hint}",
+            f"{asked.name} ({config.type}, {config.runtime}) does not serve {path}{why}.{hint}",
             code="endpoint_not_supported",
             param="model",
         )
@@ -339,11 +349,16 @@ async def _target_model(name: str, route: Route) -> TargetModel:
 
 
 def endpoint_table(catalog: Catalog) -> Table:
-    """(method, public path) → the models that serve it. Aliases stand there as well, so that they cost no request anything."""
+    """(method, public path) → the models that serve it. Aliases stand there as well, so that they cost no request anything,
+    and chats' counts of tokens for all models that chat.
+    """
     table: dict[tuple[str, str], dict[ModelId, Endpoint]] = {}
     for model in catalog.models.values():
         for endpoint in model.endpoints:
             table.setdefault((endpoint.method, endpoint.path), {})[model.id] = endpoint
+        chat = table.get(("POST", CHAT), _NONE).get(model.id)
+        if chat is not None and model.adapter.heeds_max_tokens:
+            table.setdefault(("POST", COUNT), {}).setdefault(model.id, by_answer(chat))
     for (method, path), serving in [*table.items()]:
         for alias in aliases_of(path):
             table[method, alias] = {**serving, **table.get((method, alias), {})}

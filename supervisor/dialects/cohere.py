@@ -7,14 +7,14 @@ from typing import Final
 
 import msgspec
 
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects.held import HeldAnswer
 from supervisor.dialects.openai import OpenAI
 from supervisor.proxy.translation import StreamTranslation
 
-ANSWER_LIMIT: Final = 4 * 1024 * 1024  # a longer answer passes as it is
 _META: Final = msgspec.Raw(
     b'{"api_version":{"version":"2","is_experimental":false},"billed_units":{"search_units":1}}'
 )  # a request is one search
-_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Cohere(OpenAI):
@@ -26,35 +26,18 @@ class Cohere(OpenAI):
         """Reranking alone."""
         return path == "/v2/rerank"
 
-    def completion(self, model: str, *, stream: bool) -> StreamTranslation:
+    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation:
         """See Dialect."""
         return Completion()
 
 
-class Completion:
-    """An answer that gets an `id` and `meta` if it has none. It is held back until it is whole."""
+class Completion(HeldAnswer):
+    """An answer that gets an `id` and `meta` if it has none."""
 
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    def feed(self, piece: bytes) -> bytes:
-        """Nothing yet, or an answer that is too long."""
-        self._held += piece
-        return self._taken() if len(self._held) > ANSWER_LIMIT else b""
-
-    def end(self) -> bytes:
-        """All of it."""
-        body = self._taken()
-        try:
-            fields = _fields(body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return body
+    def changed(self, fields: Fields) -> Fields | None:
+        """See HeldAnswer."""
         ours = {"id": msgspec.Raw(msgspec.json.encode(str(uuid.uuid4()))), "meta": _META}
-        return body if ours.keys() <= fields.keys() else msgspec.json.encode(ours | fields)
-
-    def _taken(self) -> bytes:
-        taken, self._held = bytes(self._held), bytearray()
-        return taken
+        return None if ours.keys() <= fields.keys() else ours | fields
 
 
 COHERE: Final = Cohere()

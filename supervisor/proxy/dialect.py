@@ -102,10 +102,10 @@ class Dialect(abc.ABC):
         """
         return None
 
-    def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
-        """Puts into an answer of `model` what a worker leaves out and clients need. None: it passes as it is.
+    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
+        """Puts into an answer of `model` what a worker leaves out, or says wrongly, and clients need. None: it passes as it is.
 
-        `stream`: the client asked for one.
+        `fields`: of the request. `stream`: the client asked for one.
         """
         return None
 

@@ -114,6 +114,7 @@ class ClaudeCliAdapter(RemoteAdapter[ClaudeCliConfig]):
     )
     all_endpoints = frozenset((Endpoint(CHAT),))
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    heeds_max_tokens = False
     config = ClaudeCliConfig
 
     def check(self, config: ClaudeCliConfig, *, runtimes_dir: Path) -> tuple[str, ...]:

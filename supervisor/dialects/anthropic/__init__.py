@@ -1,8 +1,9 @@
 """Anthropic's API: `/v1/messages`, its count of tokens, and its list of models.
 
 Workers that serve these paths get their requests untouched. For all other chat models `request` maps them to chat
-completions, and `answer` maps the answers and streams back; `errors` has the shape of errors. The list is where OpenAI's is:
-whoever sends `anthropic-version`, which Anthropic's clients always do, gets this one.
+completions, and `answer` maps the answers and streams back; `errors` has the shape of errors, and `stops` mends what some
+workers say of the end of an answer. The list is where OpenAI's is: whoever sends `anthropic-version`, which Anthropic's clients
+always do, gets this one.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
 from supervisor import catalog
+from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json
 from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
 from supervisor.dialects.anthropic.answer import CountTokens, Messages
+from supervisor.dialects.anthropic.stops import StreamedStop, WholeStop
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.proxy.dialect import after
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.translation import Translation
+from supervisor.proxy.translation import StreamTranslation, Translation
 
 _PATH: Final = "/v1/messages"
 _MODELS: Final = "/v1/models"
@@ -63,6 +66,12 @@ class Anthropic(OpenAI):
     def translation(self, method: str, path: str) -> Translation | None:
         """Of messages, and of their count."""
         return _TRANSLATIONS.get((method, path))
+
+    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
+        """See Dialect. Nothing, where no text ends the answer."""
+        if b'"' not in bytes(fields.get("stop_sequences", b"")):
+            return None
+        return StreamedStop() if stream else WholeStop()
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """See Dialect."""

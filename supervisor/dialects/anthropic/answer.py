@@ -17,6 +17,7 @@ from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
 from supervisor.dialects.anthropic.request import Canonical, require_max_tokens
 from supervisor.errors import UpstreamError
+from supervisor.proxy.counting import COUNT
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import AnswerTranslation, StreamTranslation
 
@@ -48,7 +49,7 @@ class Messages:
 class CountTokens:
     """`POST /v1/messages/count_tokens`, by the path where llama.cpp's server counts those of a chat."""
 
-    path = f"{chat.PATH}/input_tokens"
+    path = COUNT
 
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""

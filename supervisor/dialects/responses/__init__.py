@@ -1,4 +1,4 @@
-"""OpenAI's Responses: `…/responses`, whose streams are events with types, numbers and places.
+"""OpenAI's Responses: `/v1/responses`, whose streams are events with types, numbers and places.
 
 Workers that speak it get their requests untouched, and `completion` puts into their streams what they leave out. For all
 other chat models it is translated to chat completions:
@@ -46,7 +46,7 @@ from supervisor.proxy.turn import Memory, Turn
 __all__ = ["RESPONSES", "Completion", "Responses"]
 
 _PATHS: Final = frozenset({"/v1/responses", "/responses"})
-_COUNTED: Final = "/responses/input_tokens"
+_COUNTED: Final = frozenset({f"{path}/input_tokens" for path in _PATHS})
 _CREATE: Final = CreateResponse()
 _COUNT: Final = CountTokens()
 
@@ -66,8 +66,8 @@ class Responses(OpenAI):
         return _LLM_POOLS if key.responses == "llm-pool" else self
 
     def owns(self, path: str) -> bool:
-        """The path of a response, whatever is before it, and of the count of its tokens."""
-        return path.endswith(("/responses", _COUNTED))
+        """The path of a response, and of the count of its tokens."""
+        return path in _PATHS or path in _COUNTED
 
     def order_scope(self, path: str, fields: Fields) -> str | None:
         """A response in the background is a job of the daemon's."""
@@ -82,7 +82,7 @@ class Responses(OpenAI):
         """See Dialect."""
         if self._is_other(path, body.fields):
             return body, None
-        return await turn_of(body, memory, is_counted=path.endswith(_COUNTED))
+        return await turn_of(body, memory, is_counted=path in _COUNTED)
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """What the daemon does with responses that are kept."""
@@ -92,7 +92,7 @@ class Responses(OpenAI):
         """Of a request for a response, or for the tokens that one would have."""
         if method != "POST":
             return None
-        return _COUNT if path.endswith(_COUNTED) else _CREATE
+        return _COUNT if path in _COUNTED else _CREATE
 
     def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
         """See Dialect: llm-pool's requests, which come to the same path."""
@@ -110,7 +110,7 @@ class Responses(OpenAI):
         told = {field: error.get(field) for field in ("code", "message", "param")}
         return begun + after(sent, event("error", at, **told))
 
-    def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
+    def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
         """See Dialect."""
         return Completion(model) if stream else None
 

@@ -93,13 +93,18 @@ async def end(daemon: Daemon, job: Job) -> None:
     kept = await store.find(name, job.owner, is_admin=True)
     log = store.logs.get(name)
     if kept is not None and is_running(kept):
+        if kept.is_streamed:  # perhaps to nobody, since a restart
+            log = log_of(store.logs, name, kept)
         response = response_of(kept)
         if job.state == "cancelled":
             response["status"] = "cancelled"
         else:
             response |= {"status": "failed", "error": _error(job, None if log is None else log.events[-1])}
-            if log is not None:
-                log.add(event("response.failed", len(log.events), response=response))
+        if log is not None:
+            # Of a cancelled one as well: OpenAI's API has the status `cancelled`, but no event of that name (its SDKs'
+            # `ResponseStreamEvent`), and says nowhere how such a stream ends. Microsoft's server of the same API
+            # (azure-ai-agentserver-responses, `_TERMINAL_TYPE_STATUS`) ends it so, with the status and without an error.
+            log.add(event("response.failed", len(log.events), response=response))
         store.keep(name, msgspec.structs.replace(kept, response=msgspec.Raw(_encode(response))), replaces=True)
     if log is not None:
         await store.flushed()

@@ -10,9 +10,8 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.responses.request import Asked, conversation, encoded
 from supervisor.errors import UpstreamError
+from supervisor.proxy.counting import COUNT
 from supervisor.proxy.translation import StreamTranslation
-
-PATH: Final = "/v1/chat/completions/input_tokens"
 
 
 class _Count(msgspec.Struct):
@@ -25,7 +24,7 @@ _count: Final = msgspec.json.Decoder(_Count).decode
 class CountTokens:
     """See `Translation`."""
 
-    path = PATH
+    path = COUNT
 
     def request(self, fields: Fields) -> tuple[Fields, CountAnswers]:
         """See `Translation`."""

@@ -149,8 +149,11 @@ class TestErrors:
         assert told.status_code == 400
         assert told.json()["error"]["code"] == "endpoint_not_supported"
 
-    def test_a_count_that_the_worker_has_not(self, site):
-        assert ask(site, "plain", "/v1/messages/count_tokens").json()["error"]["code"] == "endpoint_not_supported"
+
+def test_a_count_that_the_worker_has_not(site):
+    """By an answer of one token."""
+    told = ask(site, "plain", "/v1/messages/count_tokens", max_tokens=None, system="Be brief.")
+    assert (told.status_code, told.json()) == (200, {"input_tokens": 1})
 
 
 class TestThinking:

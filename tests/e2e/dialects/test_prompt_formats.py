@@ -195,10 +195,15 @@ class TestAnswers:
             "response.completed",
         ]
 
-    @pytest.mark.parametrize("path", ["/v1/chat/completions/input_tokens", "/apply-template"])
-    def test_no_template_of_the_workers_is_used(self, site, path):
-        told = site.post(path, json={"model": "chat", "messages": HELLO})
+    def test_no_template_of_the_workers_is_used(self, site):
+        told = site.post("/apply-template", json={"model": "chat", "messages": HELLO})
         assert refused(told) == ("model", "endpoint_not_supported")
+
+    def test_counts(self, site):
+        """Of the prompt as it is written here."""
+        told = ask(site, "/v1/messages/count_tokens", "chatml", messages=HELLO[1:], system="Be brief.")
+        assert told.json() == {"input_tokens": 1}
+        assert (got(site, "chatml")["prompt"], got(site, "chatml")["max_tokens"]) == (CHATML, 1)
 
 
 class TestLlmPool:

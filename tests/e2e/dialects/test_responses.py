@@ -26,7 +26,7 @@ def scripted(**keys):
 def site(tmp_path_factory):
     config = {
         "models": {
-            "fake": fake(endpoints=[CHAT]),
+            "fake": fake(endpoints=[CHAT, "GET /stats"]),
             "text": fake(endpoints=[CHAT], modalities=["text"]),
             "counting": fake(endpoints=[CHAT, f"{CHAT}/input_tokens"]),
             "slow": fake("--start-delay=1", endpoints=[CHAT]),
@@ -37,6 +37,7 @@ def site(tmp_path_factory):
         "virtual_models": {
             "calling": scripted(deltas=CALLS, finish="tool_calls"),
             "thinking": scripted(message={"reasoning_content": "Hm", "content": "Hello"}),
+            "long": {"model": "fake", "force": {"max_tokens": 400, "n": 3}},
             "cut": scripted(message={"content": "Hel"}, finish="length"),
             "failing": scripted(deltas=[{"content": "Hel"}, {"error": {"message": "out of luck", "code": 500}}]),
         },
@@ -52,6 +53,10 @@ def site(tmp_path_factory):
 
 def ask(site, model, given="Hi", **fields):
     return site.post("/v1/responses", json={"model": model, "input": given, **fields})
+
+
+def count(site, model, **fields):
+    return site.post("/v1/responses/input_tokens", json={"model": model, "input": "Hi", **fields})
 
 
 def events(told):
@@ -139,12 +144,22 @@ class TestErrors:
         told = ask(site, "broken")
         assert (told.status_code, told.json()["error"]["message"]) == (500, "as told")
 
-    def test_counts_come_from_workers_that_can_count(self, site):
-        body = {"model": "fake", "input": "Hi"}
-        told = site.post("/v1/responses/input_tokens", json=body).json()["error"]
-        assert (told["code"], told["param"]) == ("endpoint_not_supported", "model")
-        told = site.post("/v1/responses/input_tokens", json=body | {"model": "counting"}).json()["error"]
+
+class TestCounts:
+    """Of the tokens that a request has."""
+
+    def test_come_from_workers_that_can_count(self, site):
+        told = count(site, "counting").json()["error"]
         assert told["message"] == "no such path", "which the scripted worker says of the chat's path"
+
+    def test_else_from_an_answer_of_one_token(self, site):
+        asked = {"input": "Hi", "tools": [TOOL], "stream": True, "max_output_tokens": 500}
+        told = count(site, "long", **asked)
+        assert told.json() == {"object": "response.input_tokens", "input_tokens": 1}
+        got = site.get("/stats?model=fake").json()["last"]
+        assert (got["max_tokens"], got["messages"][0]["content"]) == (1, "Hi")
+        assert got["tools"][0]["function"]["name"] == "weather"
+        assert got.keys().isdisjoint({"stream", "n"})
 
 
 def test_a_large_request_arrives_whole(site):

@@ -348,6 +348,20 @@ class TestBackground:
             sdk.responses.cancel(done.id)
         assert not site.get("/v1/jobs").json()["data"], "nothing is left of what is over"
 
+    def test_a_stream_that_is_cancelled_says_so_at_its_end(self, sdk, site):
+        (done := site.folder / "done").unlink(missing_ok=True)
+        stream = sdk.responses.create(model="endless", input="Hi", background=True, stream=True)
+        begun = next(stream).response
+        said = next(event for event in stream if event.type == "response.output_text.delta")
+        assert sdk.responses.cancel(begun.id).status == "cancelled"
+        *_, before, last = said, *stream
+        assert (last.type, last.response.status, last.response.error) == ("response.failed", "cancelled", None)
+        assert (last.response.id, last.sequence_number) == (begun.id, before.sequence_number + 1)
+        (again,) = sdk.responses.retrieve(begun.id, stream=True, starting_after=before.sequence_number)
+        assert again.model_dump() == last.model_dump()
+        assert sdk.responses.retrieve(begun.id).model_dump() == last.response.model_dump()
+        done.touch()
+
     def test_deleted_while_it_runs(self, sdk, site):
         (hang := site.folder / "hang").touch()
         made = sdk.responses.create(model="wait", input="Hi", background=True)

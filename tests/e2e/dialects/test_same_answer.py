@@ -310,3 +310,12 @@ class TestSameAnswer:
 
     def test_a_format(self, ask, dialect):
         assert json.loads(ask(dialect, Question(schema=True, thinks=False)).text) == "Oslo"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_that_ended_an_answer(daemon, stream):
+    """Anthropic's API alone tells it."""
+    asked = Messages().body(Question(thinks=True)) | {"stop_sequences": ["zzz", " tiny"]}
+    told = daemon.post(Messages.path, json=asked | {"model": "tiny", "stream": stream})
+    (ended,) = [event["delta"] for event in _events(told) if event["type"] == "message_delta"] or [told.json()]
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", " tiny")

@@ -123,6 +123,16 @@ class TestPermission:
         assert told["worker"]["upstream_model"] == "theirs"
 
 
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens"])
+def test_counts_are_refused(site, path):
+    """They would cost a whole answer."""
+    fields = {"input": "Hi"} if "responses" in path else {"messages": [{"role": "user", "content": "Hi"}]}
+    told = site.daemon.post(path, json={"model": "plain", **fields})
+    assert (told.status_code, told.json()["error"]["code"]) == (400, "endpoint_not_supported")
+    assert "max_tokens" in told.json()["error"]["message"]
+    assert site.notes() == []
+
+
 class TestAnswers:
     """Text and JSON of the program become chat completions, in every dialect."""
 

@@ -67,6 +67,22 @@ class TestPasses:
         assert seen.path == path.replace("/v1", "/api/v1")
         assert seen.json == {"model": MODEL, **fields}
 
+    def test_counts_by_an_answer_of_one_token(self, served, secure):
+        asked = {"model": "far", "messages": [{"role": "user", "content": "Hi"}]}
+        assert served.post("/v1/messages/count_tokens", json=asked).status_code == 403, "it leaves this machine"
+        assert served.post("/v1/messages/count_tokens", json=asked | YES).json() == {"input_tokens": 3}
+        assert [(seen.path, seen.json) for seen in secure.inference()] == [
+            ("/api/v1/chat/completions", asked | {"model": MODEL, "max_tokens": 1})
+        ]
+
+    @pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": {"prompt_tokens": 0}}])
+    def test_counts_where_answers_do_not_tell(self, served, secure, usage):
+        answer = {"choices": [{"message": {"content": "H"}}], **usage}
+        secure.replies.append(Reply(body=json.dumps(answer).encode(), headers={"Content-Type": "application/json"}))
+        told = served.post("/v1/responses/input_tokens", json={"model": "far", "input": "Hi", **YES})
+        assert (told.status_code, told.json()["error"]["code"]) == (400, "endpoint_not_supported")
+        assert "usage" in told.json()["error"]["message"]
+
     @pytest.mark.parametrize("stream", [False, True])
     def test_its_own_name_comes_back_as_the_asked_one(self, served, secure, stream):
         """A remote that answers by a more exact name keeps that."""

@@ -138,6 +138,22 @@ class TestAnswers:
             answer = daemon.post(path, json={"model": "qwen", **body})
             assert answer.status_code == 200, f"{path}: {answer.text}"
 
+    @pytest.mark.parametrize("model", ["qwen", "quick"])
+    def test_counts_are_the_same_with_and_without_a_path_for_them(self, daemon, model):
+        """It has none for responses, which are counted by an answer."""
+        messages = [{"role": "user", "content": "hi"}]
+        one = daemon.post("/v1/messages/count_tokens", json={"model": model, "messages": messages}).json()
+        other = daemon.post("/v1/responses/input_tokens", json={"model": model, "input": "hi"}).json()
+        assert other["input_tokens"] == one["input_tokens"]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_the_stop_sequence_is_told(self, daemon, stream):
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": "quick", "max_tokens": 64, "messages": messages, "stop_sequences": ["zzz", " tiny"]}
+        told = daemon.post("/v1/messages", json=body | {"stream": stream}).text.replace(" ", "")
+        print(told)
+        assert '"stop_reason":"stop_sequence","stop_sequence":"tiny"' in told
+
     def test_too_much_for_its_context(self, daemon):
         answer = daemon.chat("qwen", text="hi " * 1000)
         assert answer.status_code == 400

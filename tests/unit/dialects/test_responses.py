@@ -98,3 +98,10 @@ class TestErrors:
     def test_paths(self, path):
         assert dialect_of({"path": path, "headers": []}) is RESPONSES
         assert dialect_of({"path": f"{path}/input_tokens", "headers": []}) is RESPONSES
+
+    @pytest.mark.parametrize(
+        "path", ["/x/responses", "/v1/x/responses", "/v1/models/a/responses", "/v1/models/a/responses/input_tokens"]
+    )
+    def test_paths_of_others(self, path):
+        """A model may be called so, and a worker may have such a path of its own."""
+        assert dialect_of({"path": path, "headers": []}) is not RESPONSES

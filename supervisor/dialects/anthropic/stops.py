@@ -1,0 +1,50 @@
+"""Why an answer ended, of workers that speak `/v1/messages` themselves: llama.cpp's server tells the `stop_sequence` that
+ended it, but `end_turn` as the `stop_reason` beside it. Clients look at the latter first, so it is put right.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects.held import HeldAnswer
+
+LINE_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer one passes as it is
+_EVENT: Final = b'"message_delta"'
+_WRONG: Final = re.compile(rb'("stop_reason"\s*:\s*)"end_turn"(\s*,\s*"stop_sequence"\s*:\s*")')
+_END: Final = b'"end_turn"'
+_RIGHT: Final = b'"stop_sequence"'
+
+
+class WholeStop(HeldAnswer):
+    """A whole answer."""
+
+    def changed(self, fields: Fields) -> Fields | None:
+        """See HeldAnswer."""
+        reason, sequence = (bytes(fields.get(name, b"")) for name in ("stop_reason", "stop_sequence"))
+        is_wrong = reason == _END and sequence.startswith(b'"')
+        return fields | {"stop_reason": msgspec.Raw(_RIGHT)} if is_wrong else None
+
+
+class StreamedStop:
+    """A stream, line by line: an event's data is one, and what its texts quote is escaped."""
+
+    def __init__(self) -> None:
+        self._rest = b""  # of a line that isn't complete
+
+    def feed(self, piece: bytes) -> bytes:
+        """The complete lines so far."""
+        text = self._rest + piece
+        cut = text.rfind(b"\n") + 1
+        if len(text) - cut > LINE_LIMIT:
+            cut = len(text)
+        lines, self._rest = text[:cut], text[cut:]
+        return _WRONG.sub(rb"\g<1>" + _RIGHT + rb"\g<2>", lines) if _EVENT in lines else lines
+
+    def end(self) -> bytes:
+        """What follows the last line."""
+        rest, self._rest = self._rest, b""
+        return rest

@@ -1,0 +1,42 @@
+"""Answers that can be changed only once they are whole."""
+
+from __future__ import annotations
+
+import abc
+from typing import Final
+
+import msgspec
+
+from supervisor.catalog.rewrite import Fields
+
+ANSWER_LIMIT: Final = 4 * 1024 * 1024  # a longer answer passes as it is
+_fields: Final = msgspec.json.Decoder(Fields).decode
+
+
+class HeldAnswer(abc.ABC):
+    """A `StreamTranslation` of one answer in JSON, which is held back until it is whole. What is no object passes as it is."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    @abc.abstractmethod
+    def changed(self, fields: Fields) -> Fields | None:
+        """What the answer's fields become; None: it stays as it is."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Nothing yet, or an answer that is too long."""
+        self._held += piece
+        return self._taken() if len(self._held) > ANSWER_LIMIT else b""
+
+    def end(self) -> bytes:
+        """All of it."""
+        body = self._taken()
+        try:
+            fields = self.changed(_fields(body))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return body
+        return body if fields is None else msgspec.json.encode(fields)
+
+    def _taken(self) -> bytes:
+        taken, self._held = bytes(self._held), bytearray()
+        return taken

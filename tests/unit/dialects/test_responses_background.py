@@ -1,0 +1,35 @@
+"""How responses end that are generated in the background."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from supervisor.dialects.responses import background
+from supervisor.io.response_store import Kept, ResponseStore
+
+NAME = "resp_1"
+BEGUN = msgspec.Raw(b'{"id":"resp_1","status":"queued","output":[]}')
+
+
+@pytest.fixture
+async def store(tmp_path):
+    found = ResponseStore()
+    found.open(tmp_path)
+    found.configure(most_bytes=1 << 20, most=10, keep_s=60)
+    yield found
+    await found.close()
+
+
+@pytest.mark.parametrize("state", ["cancelled", "failed"])
+async def test_a_stream_that_nobody_has_read_since_a_restart_has_an_end(store, state):
+    store.keep(NAME, Kept(None, BEGUN, msgspec.Raw(b"[]"), is_background=True, is_streamed=True))
+    job = SimpleNamespace(response=NAME, owner=None, state=state, error=None)
+    await background.end(SimpleNamespace(responses=store), job)
+    told = [msgspec.json.decode(frame.partition(b"data: ")[2]) for frame in await store.events(NAME)]
+    assert [event["type"] for event in told] == ["response.created", "response.queued", "response.failed"]
+    assert [event["sequence_number"] for event in told] == [0, 1, 2]
+    assert told[-1]["response"]["status"] == state
+    assert store.logs == {}
