@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from supervisor.io.probe import causes
 
@@ -30,6 +30,7 @@ CONNECT_S: Final = 3.0  # to one of several addresses
 MOST_ADDRESSES: Final = 4  # of a name, that are tried
 _THREADS: Final = 8
 _AT_ONCE: Final = 32  # pieces in one turn of the loop
+PIECE: Final = 96 * 1024  # of a file: a multiple of three bytes, as base64 takes them
 _FIELDS: Final = [
     (b"user-agent", b"llmux"),
     (b"accept", b"image/*, audio/*, video/*"),
@@ -129,12 +130,64 @@ class MediaSource:
                     raise
         raise OSError(errno.EHOSTUNREACH, "the name has no address")
 
-    async def file(self, folder: Path, path: Path, limit: int) -> bytes:
-        """A file's content, or its first `limit + 1` bytes. Raises OSError; PermissionError if it may not be read.
+    async def file(self, folder: Path, path: Path) -> MediaFile:
+        """A file, of which nothing is read yet. Raises OSError; PermissionError if it may not be read.
 
         It must be a regular file that lies below `folder` once all symbolic links are followed.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _read, folder, path, limit)
+        loop = asyncio.get_running_loop()
+        return MediaFile(await loop.run_in_executor(self._threads, _Opened, folder, path), self._threads)
+
+
+class MediaFile:
+    """A file in pieces, which raise OSError: no more of it than the `size` that it had when it was opened."""
+
+    def __init__(self, opened: _Opened, threads: ThreadPoolExecutor) -> None:
+        self.size = self._left = opened.size
+        self._opened = opened
+        self._threads = threads
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        piece = await loop.run_in_executor(self._threads, self._opened.read, min(PIECE, self._left))
+        if not piece:
+            raise StopAsyncIteration
+        self._left -= len(piece)
+        return piece
+
+
+class _Opened:
+    """A descriptor, closed with the last reference: a thread may still read when nobody waits for it any more.
+
+    Opening and reading block. What is checked is what is read: the place of an open descriptor doesn't change with a link.
+    """
+
+    fd = -1
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        root = os.path.realpath(folder)
+        _refuse_outside(os.path.realpath(path), root, path)  # before anything shows whether it is there
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # which opens no device and wakes no pipe
+        try:
+            _refuse_outside(str(Path(f"/proc/self/fd/{found}").readlink()), root, path)
+            about = os.fstat(found)
+            if not stat.S_ISREG(about.st_mode):
+                raise PermissionError(errno.EACCES, "no file", str(path))
+            self.size = about.st_size
+            # Without O_NONBLOCK a lease that another process has on it would hold this thread.
+            self.fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(found)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def read(self, most: int) -> bytes:
+        return os.read(self.fd, most)
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
@@ -173,24 +226,6 @@ def _trouble(error: httpx.TransportError) -> OSError:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return OSError(errno.EHOSTUNREACH, "it can't be reached")
     return OSError(errno.EPROTO, "it does not answer as it should")
-
-
-def _read(folder: Path, path: Path, limit: int) -> bytes:
-    """Blocks. What is checked is what is read: the place of an open descriptor doesn't change with a link."""
-    root = os.path.realpath(folder)
-    _refuse_outside(os.path.realpath(path), root, path)  # before anything shows whether it is there
-    found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # which opens no device and wakes no pipe
-    try:
-        _refuse_outside(str(Path(f"/proc/self/fd/{found}").readlink()), root, path)
-        if not stat.S_ISREG(os.fstat(found).st_mode):
-            raise PermissionError(errno.EACCES, "no file", str(path))
-        with open(f"/proc/self/fd/{found}", "rb", buffering=0) as file:  # noqa: PTH123
-            content = bytearray()
-            while len(content) <= limit and (piece := file.read(min(1 << 20, limit + 1 - len(content)))):
-                content += piece
-            return bytes(content)
-    finally:
-        os.close(found)
 
 
 def _refuse_outside(real: str, root: str, path: Path) -> None:

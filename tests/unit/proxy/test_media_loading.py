@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import tracemalloc
 from contextlib import contextmanager
 
 import pytest
@@ -384,6 +385,30 @@ class TestFiles:
         (tmp_path / "a.png").write_bytes(PNG + bytes(2 << 20))
         with refused("media_too_large"):
             await load(loader(source, folder=tmp_path, size_mib=1), f"file://{tmp_path}/a.png")
+
+    @pytest.mark.parametrize(("size_mib", "budget_mib"), [(32, 1024), (1024, 32)])
+    async def test_nothing_is_read_before_its_size_is_taken(self, source, tmp_path, size_mib, budget_mib):
+        with (tmp_path / "a.png").open("wb") as file:
+            file.write(PNG)
+            file.truncate(64 << 20)
+        bodies = BodyBudget()
+        bodies.limit = budget_mib << 20
+        tracemalloc.start()
+        try:
+            with pytest.raises((InvalidRequestError, UnavailableError)):
+                await load(
+                    loader(source, folder=tmp_path, size_mib=size_mib, bodies=bodies), f"file://{tmp_path}/a.png"
+                )
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+
+    async def test_one_that_stands_there_twice_counts_twice(self, source, tmp_path):
+        (tmp_path / "a.png").write_bytes(PNG + bytes(600_000))
+        url = f"file://{tmp_path}/a.png"
+        assert len(await load(loader(source, folder=tmp_path, size_mib=1), url)) == 1
+        with refused("media_too_large"):
+            await load(loader(source, folder=tmp_path, size_mib=1), url, url)
 
     async def test_https_is_another_matter(self, source, tmp_path):
         with refused("remote_media_refused"):
