@@ -3,7 +3,7 @@
 Only what the configuration allows, and that strictly: https to a listed host, whose name is resolved once and must lead to
 public addresses alone; the connection goes to one of exactly these. A redirect is a new address to be checked. What comes must
 be a picture, a sound or a video, by what it is declared to be and by how it begins. All of a request together has a limit of
-references, bytes and seconds, and the daemon one of loads at once. `io.media` does the asking.
+references, bytes and seconds, and the daemon one of loads at once, of which a request has a quarter. `io.media` does the asking.
 
 Nothing is loaded before the request is known to be one that its model takes. It holds no place at a worker meanwhile.
 """
@@ -38,6 +38,8 @@ from supervisor.proxy.media_type import HEAD, agreed_type
 log = structlog.get_logger("llmux.media")
 
 REDIRECTS: Final = 3
+SHARE: Final = 4
+"""One request loads a quarter of `at_once` at the same time, so that its slow addresses leave places to others."""
 _REDIRECT: Final = frozenset({301, 302, 303, 307, 308})
 _SHOWN: Final = 100
 _CONFIGURED: Final = ", or let the operator allow it in server.media"
@@ -84,6 +86,7 @@ class Loading:
         self._config = loader.config
         self._contents: dict[Address | Path, Content] = {}
         self._failed: tuple[str, str, str | None] | None = None  # an error's message, code and param
+        self._places = asyncio.Semaphore(max(1, loader.config.at_once // SHARE))
         self._size = 0  # bytes of all contents, as often as they stand in the request
         self.held = HeldBody(loader.bodies)
         """Counts what is kept of them; release it when nothing is needed any more."""
@@ -144,7 +147,7 @@ class Loading:
         return self._contents
 
     async def _load(self, source: Address | Path, reference: Reference, times: int) -> None:
-        async with self._loader.places:
+        async with self._places, self._loader.places:
             if isinstance(source, Address):
                 self._contents[source] = content = await self._fetched(source, reference, times)
             else:

@@ -15,6 +15,7 @@ from supervisor.io.held_body import BodyBudget
 from supervisor.proxy.media import Reference
 from supervisor.proxy.media_loading import MediaLoader
 from tests.support.fake_remote import Authority, serving
+from tests.support.limits import LIMIT_S
 from tests.support.media_server import MP4, PNG, PUBLIC, WAV, MediaServer, Page, ScriptedSource
 
 HOST = "pictures.example"
@@ -336,6 +337,19 @@ class TestContent:
         source.addresses = addresses
         with pytest.raises(InvalidRequestError, match=r"server\.media\.timeout_s"):
             await load(loader(source, timeout_s=0.05), URL)
+
+    @pytest.mark.parametrize("at_once", [2, 4, 16])
+    async def test_the_slow_addresses_of_one_request_leave_places_to_others(self, source, server, at_once):
+        server.pages |= {f"/{number}": Page(dripping=True) for number in range(16)}
+        common = loader(source, at_once=at_once, timeout_s=600.0)
+        slow = asyncio.create_task(load(common, *(f"https://{HOST}/{number}" for number in range(16))))
+        async with asyncio.timeout(LIMIT_S):
+            while not server.seen:
+                await asyncio.sleep(0.01)
+            assert await load(common, URL) == [("image/png", PNG)]
+        slow.cancel()
+        await asyncio.wait({slow})
+        assert common.places._value == at_once
 
     async def test_a_place_is_free_again(self, source, server):
         server.pages["/slow"] = Page(dripping=True)
