@@ -7,6 +7,7 @@ import base64
 import tracemalloc
 from contextlib import contextmanager
 
+import h11
 import pytest
 
 from supervisor.catalog.media import MediaConfig
@@ -323,6 +324,44 @@ class TestContent:
         server.pages["/a.png"] = Page(PNG * 100, short=True)
         with refused("media_unreachable", "broke off"):
             await load(loader(source), URL)
+
+    async def test_informational_answers(self, source, server):
+        server.pages["/a.png"] = Page(before=b"HTTP/1.1 103 Early Hints\r\nLink: </b>\r\n\r\n" * 100)
+        assert await load(loader(source), URL) == [("image/png", PNG)]
+
+    @pytest.mark.parametrize(
+        "page",
+        [
+            Page(before=b"HTTP/1.1 100\r\n\r\n" * 1000, before_again=True),
+            Page(before=b"HTTP/1.1 200\r\n" + b"a:\r\n" * 10_000),
+            Page(before=b"HTTP/1.1 100\r\n\r\n" * 5000),
+        ],
+    )
+    async def test_a_head_that_is_too_long(self, source, server, page):
+        server.pages["/a.png"] = page
+        with refused("media_unreachable", "does not answer as it should"):
+            await load(loader(source), URL)
+
+    async def test_others_have_their_turns_before_there_is_a_head(self, source, server, monkeypatch):
+        turns = []  # bytes that are read in one of them
+
+        async def others():
+            while True:
+                turns.append(0)
+                await asyncio.sleep(0)
+
+        server.pages["/a.png"] = Page(before=b"HTTP/1.1 100\r\n\r\n" * 500)
+        receive = h11.Connection.receive_data
+
+        def count(connection, data):
+            turns[-1] += len(data)
+            receive(connection, data)
+
+        monkeypatch.setattr(h11.Connection, "receive_data", count)
+        beside = asyncio.create_task(others())
+        assert await load(loader(source), URL) == [("image/png", PNG)]
+        beside.cancel()
+        assert max(turns) <= 2048
 
     async def test_slow(self, source, server):
         server.pages["/a.png"] = Page(dripping=True)
