@@ -29,9 +29,9 @@ from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.http.request_id import STATE_KEY
-from supervisor.io.held_body import HeldBody
+from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.body import read_body
-from supervisor.proxy.dialect import OrderError
+from supervisor.proxy.dialect import Dialect, OrderError
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.proxy.error_response import error_body
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
@@ -229,7 +229,9 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         "extensions": {EXTENSION: disconnect},
         "state": {STATE_KEY: request_id},
     }
-    dialect, response = dialect_of(scope), _Response(body, daemon.catalog.limits.jobs_mib << 20)
+    dialect, held = dialect_of(scope), HeldBody(daemon.bodies)
+    response = _Response(body, daemon.catalog.limits.jobs_mib << 20, held)
+    del body  # the pipeline's from now on: it counts it, and may write it to disk
     context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
@@ -245,16 +247,26 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         return Answer(400, "", b"", {"message": _ORDER, "code": "invalid_request"})
     except HandedOverError as handed_over:
         raise JobInterruptedError from handed_over
-    except LlmuxError as error:
-        retry_after_s = None if error.lasts else error.retry_after_s
-        return Answer(int(error.status), "", b"", _error(error_body(error, dialect)), retry_after_s)
-    except ResponseOverError as error:
-        return Answer(502, "", b"", _error(error_body(UpstreamError(str(error)), dialect)))
+    except (LlmuxError, ResponseOverError) as error:
+        return _failed(error, dialect)
+    else:
+        answer = response.answer()
+        if answer.error is None and job.response is None:  # which is kept where it is looked for
+            taken, held = held, HeldBody()
+            return replace(answer, held=taken)
+        return replace(answer, body=b"")
     finally:
+        held.release()
         if context.waiting is not None:  # nobody else sends it
             context.waiting.release()
-    answer = response.answer()
-    return answer if job.response is None else replace(answer, body=b"")  # it is kept where it is looked for
+
+
+def _failed(error: LlmuxError | ResponseOverError, dialect: Dialect) -> Answer:
+    why = error if isinstance(error, LlmuxError) else error.__cause__  # what broke the answer off
+    if not isinstance(why, LlmuxError):
+        why = UpstreamError(str(error))
+    retry_after_s = None if why.lasts else why.retry_after_s
+    return Answer(int(why.status), "", b"", _error(error_body(why, dialect)), retry_after_s)
 
 
 def _key(daemon: Daemon, name: str) -> Key | None:
@@ -267,11 +279,12 @@ def _key(daemon: Daemon, name: str) -> Key | None:
 
 
 class _Response:
-    """Takes what the pipeline sends."""
+    """Takes what the pipeline sends, of which `held` counts the body."""
 
-    def __init__(self, body: bytes, limit: int) -> None:
+    def __init__(self, body: bytes, limit: int, held: HeldBody) -> None:
         self._request: bytes | None = body
         self._limit = limit
+        self._held = held
         self._status = 0
         self._headers: Mapping[bytes, bytes] = {}
         self._body = bytearray()
@@ -286,20 +299,23 @@ class _Response:
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], dict(message["headers"])
             return
-        self._body += message.get("body", b"")
-        if len(self._body) > self._limit:
-            raise UpstreamError("The answer is larger than limits.jobs_mib.")
+        piece = message.get("body", b"")
+        size = len(self._body) + len(piece)
+        if size > min(self._limit, self._held.most):
+            raise UpstreamError("The answer is larger than limits.jobs_mib or limits.bodies_mib allows.")
+        self._held.grow(size)
+        self._body += piece
 
     def answer(self) -> Answer:
         content_type = self._headers.get(b"content-type", b"").decode("latin-1")
         if self._status < 400:
-            return Answer(self._status, content_type, bytes(self._body))
+            return Answer(self._status, content_type, self._body)
         retry_after = self._headers.get(b"retry-after", b"")
         waits = self._status in {429, 503} and retry_after.isdigit()
-        return Answer(self._status, content_type, b"", _error(bytes(self._body)), float(retry_after) if waits else None)
+        return Answer(self._status, content_type, b"", _error(self._body), float(retry_after) if waits else None)
 
 
-def _error(body: bytes) -> _Decoded:
+def _error(body: Bytes) -> _Decoded:
     """An error as an endpoint's clients get it, without what is around it."""
     try:
         found = msgspec.json.decode(body)

@@ -15,9 +15,11 @@ from tests.support.tiny import ANSWER
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
+NOTHING_HELD = 'llmux_body_bytes{where="memory"} 0.0'
 MODELS = {
     "chat": gguf(vram_mib=200),
     "slow": fake("--delay", "60"),
+    "long": fake("--chunk-bytes", "1000000", "--chunks", "3"),
     "broken": fake("--status", "500"),
     "crash": fake("--exit-code", "1", "--log-text", "unknown model architecture"),
     "ears": fake(endpoints=["/v1/audio/transcriptions"], type="asr"),
@@ -48,6 +50,22 @@ def ended(site: Daemon, job_id: str) -> dict[str, Any]:
 def is_running(site: Daemon, job_id: str) -> bool:
     found = job(site, job_id)
     return found["status"] == "running" and (found["progress"] or {}).get("state") == "running"
+
+
+class TestMemory:
+    """Answers count among the bodies until they are on disk."""
+
+    def test_what_is_on_disk_counts_no_longer(self, site):
+        taken = submit(site, "long").json()
+        assert ended(site, taken["id"])["result_bytes"] > 2 << 20
+        wait_until(lambda: NOTHING_HELD in site.get("/metrics").text)
+
+    def test_an_answer_that_never_fits(self, tmp_path):
+        with running(tmp_path, {"models": MODELS, "limits": {"bodies_mib": 1, "body_mib": 1}}) as site:
+            found = ended(site, submit(site, "long").json()["id"])
+            assert (found["status"], found["tries"]) == ("failed", 1)
+            assert "limits.bodies_mib" in found["error"]["message"]
+            assert NOTHING_HELD in site.get("/metrics").text
 
 
 class TestResult:
