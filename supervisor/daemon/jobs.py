@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 import structlog
@@ -195,10 +195,10 @@ class Jobs:
             self._places = {name: place for place, name in enumerate(waiting)}
         return self._places.get(job.id, 0)
 
-    async def result(self, job: Job) -> bytes:
-        """The body of the answer. Raises NotFoundError if it is gone."""
+    async def result(self, job: Job) -> BinaryIO:
+        """The file with the body of the answer; close it. Raises NotFoundError if it is gone."""
         try:
-            return await asyncio.to_thread(self._path(job, "result").read_bytes)
+            return await asyncio.to_thread(self._path(job, "result").open, "rb")
         except OSError as error:
             raise NotFoundError(f"The result of {job.id} is gone.", code="job_result_gone") from error
 

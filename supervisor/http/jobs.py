@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Final, get_args
+from typing import Any, BinaryIO, Final, get_args
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from supervisor.catalog.keys import Key, Scope
@@ -43,6 +44,8 @@ FORMS: Final = frozenset(
 )
 """What takes a form: fields that hold a data URL are sent as files."""
 LOOK_S: Final = 1.0
+PIECE: Final = 1 << 20
+"""Bytes of a result that are in memory at once."""
 _ORDER: Final = "This request asks something of llmux itself, which is no job."
 _FIELDS: Final = frozenset({"endpoint", "body"})
 _NOT_OFFERED: Final = "identity"  # workloads of the program whose jobs these are modelled on
@@ -81,7 +84,9 @@ def routes(daemon: Daemon) -> list[Route]:
         job = await _found(daemon, request)
         if job.state != "completed":
             raise InvalidRequestError(f"{job.id} is {job.state}: it has no result.", code="job_not_completed")
-        return Response(await daemon.jobs.result(job), job.status or 200, media_type=job.content_type)
+        file = await daemon.jobs.result(job)
+        size = str(os.fstat(file.fileno()).st_size)
+        return StreamingResponse(_pieces(file), job.status or 200, {"content-length": size}, job.content_type)
 
     async def events(request: Request) -> Response:
         return EventStream(_events(daemon, await _found(daemon, request)), nullcontext())
@@ -142,6 +147,12 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
     if inner.name is not None:
         daemon.catalog.resolve(inner.name)
     return endpoint, inner.name, bytes(raw)
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while piece := await asyncio.to_thread(file.read, PIECE):
+            yield piece
 
 
 async def _found(daemon: Daemon, request: Request) -> Job:

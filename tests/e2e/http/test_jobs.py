@@ -6,6 +6,8 @@ import base64
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ MODELS = {
     "chat": gguf(vram_mib=200),
     "slow": fake("--delay", "60"),
     "long": fake("--chunk-bytes", "1000000", "--chunks", "3"),
+    "huge": fake("--chunk-bytes", "20000000", "--chunks", "2"),
     "broken": fake("--status", "500"),
     "crash": fake("--exit-code", "1", "--log-text", "unknown model architecture"),
     "ears": fake(endpoints=["/v1/audio/transcriptions"], type="asr"),
@@ -52,6 +55,15 @@ def is_running(site: Daemon, job_id: str) -> bool:
     return found["status"] == "running" and (found["progress"] or {}).get("state") == "running"
 
 
+def open_in(site: Daemon, folder: Path) -> set[Path]:
+    """The files of this folder that the daemon has open."""
+    found = set()
+    for link in Path(f"/proc/{site.process.pid}/fd").iterdir():
+        with suppress(OSError):
+            found.add(link.readlink())
+    return {path for path in found if path.parent == folder}
+
+
 class TestMemory:
     """Answers count among the bodies until they are on disk."""
 
@@ -59,6 +71,17 @@ class TestMemory:
         taken = submit(site, "long").json()
         assert ended(site, taken["id"])["result_bytes"] > 2 << 20
         wait_until(lambda: NOTHING_HELD in site.get("/metrics").text)
+
+    def test_a_result_is_sent_as_its_client_reads(self, site):
+        """A client that has its head and reads no more: the file is still open."""
+        taken = ended(site, submit(site, "huge").json()["id"])
+        assert taken["result_bytes"] > 32 << 20
+        folder = site.state_dir / "jobs"
+        with site.client() as client, client.stream("GET", taken["result"]) as answer:
+            assert answer.headers["content-length"] == str(taken["result_bytes"])
+            assert open_in(site, folder) == {folder / f"{taken['id']}.result"}
+        assert len(site.get(taken["result"]).content) == taken["result_bytes"]
+        wait_until(lambda: not open_in(site, folder))
 
     def test_an_answer_that_never_fits(self, tmp_path):
         with running(tmp_path, {"models": MODELS, "limits": {"bodies_mib": 1, "body_mib": 1}}) as site:
