@@ -87,6 +87,10 @@ class Assembly(PublicNames):
         if self.check_files and server and server.api_keys is not None and not server.api_keys.exists():
             node, trail = find(self.root, ("server", "api_keys"))
             self._problem(node, trail, f"{server.api_keys}: there is no such file")
+        if self.check_files and server and server.governance is not None:
+            node, trail = find(self.root, ("server", "governance"))
+            for problem in server.governance.exposures():
+                self._problem(node, trail, problem)
         self.models_dir = server.models_dir if server else models_dir()
         if server is not None:
             self.allow_pull, self.base_path = server.allow_pull, server.model_base_path

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from supervisor.catalog.ownership import exposure
 
 KEY_FILE: Final = Path("/etc/safebox/model-api.key")
 LEAST_KEY: Final = 16
@@ -21,7 +25,7 @@ class GovernanceConfig(BaseModel):
 
     key_file: Path = Field(
         default=KEY_FILE,
-        description="The key that all signers share. Whoever has it can sign for each of them.",
+        description="The key that all signers share. Whoever has it can sign for each of them; others may not be able to read it.",
     )
     signers: tuple[Signer, ...] = Field(default=(), description="Who may sign. Default: those of `signer_keys`.")
     required: int = Field(default=1, ge=1, le=100, description="So many of them must have signed.")
@@ -42,6 +46,13 @@ class GovernanceConfig(BaseModel):
             raise ValueError(f'"required" is {self.required}, but there are {len(names)} signers')
         return self
 
+    def exposures(self) -> Iterator[str]:
+        """What is wrong with those of its key files that are there and that others can read or change. Blocks."""
+        for path in self.signer_keys.values() or (self.key_file,):
+            with contextlib.suppress(OSError):  # no operation is allowed until it can be read
+                if (problem := exposure(path.expanduser(), is_secret=True)) is not None:
+                    yield problem
+
     @property
     def all_signers(self) -> frozenset[str]:
         """Who may sign; empty: anybody who has the shared key."""
@@ -49,7 +60,12 @@ class GovernanceConfig(BaseModel):
 
 
 def read_key(path: Path) -> bytes:
-    """A key file without the blanks around its key. Raises OSError, and ValueError for a key that is too short. Blocks."""
+    """A key file without the blanks around its key. Blocks.
+
+    Raises OSError, and ValueError for a key that is too short, or that others can read or change.
+    """
+    if (problem := exposure(path.expanduser(), is_secret=True)) is not None:
+        raise ValueError(problem)
     key = path.expanduser().read_bytes().strip()
     if len(key) < LEAST_KEY:
         raise ValueError(f"{path}: a key has at least {LEAST_KEY} bytes; make one with: openssl rand -hex 32")

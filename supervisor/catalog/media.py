@@ -35,7 +35,12 @@ class MediaConfig(BaseModel):
     size_mib: int = Field(default=20, ge=1, le=1024, description="What one request's media may have together, in MiB.")
     timeout_s: float = Field(default=10.0, gt=0, le=600, description="Time to load all media of one request.")
     per_request: int = Field(default=16, ge=1, le=256, description="References in one request.")
-    at_once: int = Field(default=16, ge=1, le=256, description="What is loaded at once, for all requests.")
+    at_once: int = Field(
+        default=16,
+        ge=1,
+        le=256,
+        description="What is loaded at once, for all requests; for each of them a quarter of it, or one.",
+    )
     ca_file: Path | None = Field(
         default=None,
         description="Certificates of the authorities to trust. Default: the system's.",

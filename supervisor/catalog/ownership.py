@@ -4,7 +4,7 @@ Whoever can write the configuration can run any program as the daemon's user. So
 it, belongs to somebody other than this user or root, or can be written by others. A group counts as others unless it is the
 owner's own, with nobody else in it: many systems give each user a group of the same name and let it write. What nobody can
 write is fine: files on a read-only file system. In a folder with the sticky bit, such as /tmp, nobody can replace what is
-somebody else's.
+somebody else's. A secret is also refused where others can read it; a group may that has nobody in it but us and its owner.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ALLOW_VARIABLE: Final = "LLMUX_ALLOW_WRITABLE_CONFIG"
 ROOT: Final = 0
 
 
-def exposure(path: Path) -> str | None:
-    """Who else could change this file, and what to do about it; None: nobody. Raises OSError.
+def exposure(path: Path, *, is_secret: bool = False) -> str | None:
+    """Who else could change this file, or read a secret, and what to do about it; None: nobody. Raises OSError.
 
     Nothing is refused where `LLMUX_ALLOW_WRITABLE_CONFIG` is 1: for mounts that show every file as writable.
     """
@@ -33,6 +33,8 @@ def exposure(path: Path) -> str | None:
     for place in _places(path):
         if (problem := _problem(place)) is not None:
             return f"{problem}, or set {ALLOW_VARIABLE}=1 to allow it"
+    if is_secret and (problem := _readers(path)) is not None:
+        return f"{problem}, or set {ALLOW_VARIABLE}=1 to allow it"
     return None
 
 
@@ -68,15 +70,32 @@ def _problem(place: Path) -> str | None:
     return None
 
 
+def _readers(file: Path) -> str | None:
+    """A read-only mount, such as a container's of its secrets, often shows modes that nobody can change."""
+    status = file.stat()
+    mode = status.st_mode
+    if os.statvfs(file).f_flag & os.ST_RDONLY:
+        return None
+    if mode & stat.S_IROTH:
+        return f"everybody on this machine can read {file} (mode {mode & 0o7777:o}); chmod o-r {file}"
+    if mode & stat.S_IRGRP and not _members(status.st_gid) <= {_user(status.st_uid), _user(os.geteuid()), _user(ROOT)}:
+        group = _group(status.st_gid)
+        return f"the group {group} can read {file} (mode {mode & 0o7777:o}); chmod g-r {file}"
+    return None
+
+
 def _is_private(gid: int, owner: int) -> bool:
     """Is it the owner's own group (of the same name or number, or root's), with nobody else in it?"""
     user = _user(owner)
+    return _members(gid) <= {user} and (owner in (gid, ROOT) or user == _group(gid))
+
+
+def _members(gid: int) -> set[str]:
     try:
         members = set(grp.getgrgid(gid).gr_mem)
     except KeyError:
         members = set()
-    members |= {entry.pw_name for entry in pwd.getpwall() if entry.pw_gid == gid}
-    return members <= {user} and (owner in (gid, ROOT) or user == _group(gid))
+    return members | {entry.pw_name for entry in pwd.getpwall() if entry.pw_gid == gid}
 
 
 def _is_mapped(uid: int) -> bool:

@@ -200,7 +200,8 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Sect
         default=None,
         ge=1,
         le=1_048_576,
-        description="Memory for the bodies of all requests, in MiB. Default: an eighth of main memory, at most 1024.",
+        description="Memory for the bodies of all requests and the answers of running jobs, in MiB. Default: an eighth of main "
+        "memory, at most 1024.",
         examples=[1024],
     )
     spill_mib: int = Field(

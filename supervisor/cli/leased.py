@@ -57,6 +57,7 @@ async def _run(daemon: Client, path: str, lease: Json, command: tuple[str, ...])
             env={**os.environ, **given},
             log=Path(folder, "unused.log"),
             stdio=stdio,
+            dies_first=False,  # it is the user's, not the daemon's
         )
         signals = asyncio.Queue[None]()
         on_signals(lambda: signals.put_nowait(None), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from supervisor.catalog.keys import Key, Scope
 from supervisor.errors import UnavailableError
+from supervisor.io.held_body import Bytes, HeldBody
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -63,9 +64,10 @@ class Answer:
 
     status: int
     content_type: str
-    body: bytes
+    body: Bytes
     error: dict[str, Any] | None = None  # set iff it failed
     retry_after_s: float | None = None  # set iff it may be sent again
+    held: HeldBody | None = None  # counts the body; release it when that is kept
 
 
 def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
@@ -75,4 +77,4 @@ def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
 
 
 Send = Callable[[Job, bytes], Awaitable[Answer]]
-"""Sends a job's request, with its body. Raises JobInterruptedError. Cancelled, it gives the worker up at once."""
+"""Sends a job's request, with its body, of which nobody else keeps anything. Raises JobInterruptedError. Cancelled, it gives the worker up at once."""

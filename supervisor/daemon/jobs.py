@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 import structlog
@@ -26,6 +26,7 @@ from supervisor.catalog.job_limits import JobsConfig
 from supervisor.daemon.job import Answer, Job, JobFullError, JobInterruptedError, Send, State
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.io.files import replacing
+from supervisor.io.held_body import Bytes
 from supervisor.io.store import Entry, NotSavedError, Store
 
 TRIES: Final = 20
@@ -194,10 +195,10 @@ class Jobs:
             self._places = {name: place for place, name in enumerate(waiting)}
         return self._places.get(job.id, 0)
 
-    async def result(self, job: Job) -> bytes:
-        """The body of the answer. Raises NotFoundError if it is gone."""
+    async def result(self, job: Job) -> BinaryIO:
+        """The file with the body of the answer; close it. Raises NotFoundError if it is gone."""
         try:
-            return await asyncio.to_thread(self._path(job, "result").read_bytes)
+            return await asyncio.to_thread(self._path(job, "result").open, "rb")
         except OSError as error:
             raise NotFoundError(f"The result of {job.id} is gone.", code="job_result_gone") from error
 
@@ -244,6 +245,7 @@ class Jobs:
             running.task = asyncio.create_task(self._run(job, running, self._send))
 
     async def _run(self, job: Job, running: _Running, send: Send) -> None:
+        answer = None
         try:
             answer = None if running.is_stopped else await self._answer(job, running, send)
             if running.is_cancelled:
@@ -255,6 +257,8 @@ class Jobs:
             else:
                 await self._keep(job, answer)
         finally:
+            if answer is not None and answer.held is not None:
+                answer.held.release()
             del self._running[job.id]
             self._tell()
             self._fill()
@@ -265,9 +269,9 @@ class Jobs:
         self._tell()
         running.is_sending = True
         try:
-            body = await asyncio.to_thread(self._path(job, "request").read_bytes)
+            sending = send(job, await asyncio.to_thread(self._path(job, "request").read_bytes))
             job.tries += 1
-            answer = await send(job, body)
+            answer = await sending
         except JobInterruptedError:
             return None
         except asyncio.CancelledError:
@@ -360,7 +364,7 @@ class Jobs:
         if taken + size > budget:
             raise JobFullError("Jobs take all the disk that they may (limits.jobs_mib).", retry_after_s=LONGEST_PAUSE_S)
 
-    async def _write(self, job: Job, kind: str, data: bytes) -> None:
+    async def _write(self, job: Job, kind: str, data: Bytes) -> None:
         def write() -> None:
             with replacing(path, 0o600) as new:
                 new.write_bytes(data)

@@ -7,7 +7,7 @@ here. Bugs go to the server protocol, which logs them and responds if nothing wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -80,9 +80,9 @@ class Application:
         self._auth = Auth(self._daemon.keyring, catalog.server, self._daemon.local_key)
         GuardedProtocol.configure(catalog.limits)
 
-    async def send_job(self, job: Job, body: bytes) -> Answer:
+    def send_job(self, job: Job, body: bytes) -> Awaitable[Answer]:
         """See `daemon.jobs.Send`."""
-        return await jobs.send(self._daemon, job, body)
+        return jobs.send(self._daemon, job, body)
 
     def park(self) -> None:
         """Leave requests that wait for a model, and those that are still to come, to the next daemon of this unit."""

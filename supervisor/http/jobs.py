@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Final, get_args
+from typing import Any, BinaryIO, Final, get_args
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from supervisor.catalog.keys import Key, Scope
@@ -29,9 +30,9 @@ from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.http.request_id import STATE_KEY
-from supervisor.io.held_body import HeldBody
+from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.body import read_body
-from supervisor.proxy.dialect import OrderError
+from supervisor.proxy.dialect import Dialect, OrderError
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.proxy.error_response import error_body
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
@@ -43,6 +44,8 @@ FORMS: Final = frozenset(
 )
 """What takes a form: fields that hold a data URL are sent as files."""
 LOOK_S: Final = 1.0
+PIECE: Final = 1 << 20
+"""Bytes of a result that are in memory at once."""
 _ORDER: Final = "This request asks something of llmux itself, which is no job."
 _FIELDS: Final = frozenset({"endpoint", "body"})
 _NOT_OFFERED: Final = "identity"  # workloads of the program whose jobs these are modelled on
@@ -81,7 +84,9 @@ def routes(daemon: Daemon) -> list[Route]:
         job = await _found(daemon, request)
         if job.state != "completed":
             raise InvalidRequestError(f"{job.id} is {job.state}: it has no result.", code="job_not_completed")
-        return Response(await daemon.jobs.result(job), job.status or 200, media_type=job.content_type)
+        file = await daemon.jobs.result(job)
+        size = str(os.fstat(file.fileno()).st_size)
+        return StreamingResponse(_pieces(file), job.status or 200, {"content-length": size}, job.content_type)
 
     async def events(request: Request) -> Response:
         return EventStream(_events(daemon, await _found(daemon, request)), nullcontext())
@@ -142,6 +147,12 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
     if inner.name is not None:
         daemon.catalog.resolve(inner.name)
     return endpoint, inner.name, bytes(raw)
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while piece := await asyncio.to_thread(file.read, PIECE):
+            yield piece
 
 
 async def _found(daemon: Daemon, request: Request) -> Job:
@@ -229,7 +240,9 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         "extensions": {EXTENSION: disconnect},
         "state": {STATE_KEY: request_id},
     }
-    dialect, response = dialect_of(scope), _Response(body, daemon.catalog.limits.jobs_mib << 20)
+    dialect, held = dialect_of(scope), HeldBody(daemon.bodies)
+    response = _Response(body, daemon.catalog.limits.jobs_mib << 20, held)
+    del body  # the pipeline's from now on: it counts it, and may write it to disk
     context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
@@ -245,16 +258,26 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         return Answer(400, "", b"", {"message": _ORDER, "code": "invalid_request"})
     except HandedOverError as handed_over:
         raise JobInterruptedError from handed_over
-    except LlmuxError as error:
-        retry_after_s = None if error.lasts else error.retry_after_s
-        return Answer(int(error.status), "", b"", _error(error_body(error, dialect)), retry_after_s)
-    except ResponseOverError as error:
-        return Answer(502, "", b"", _error(error_body(UpstreamError(str(error)), dialect)))
+    except (LlmuxError, ResponseOverError) as error:
+        return _failed(error, dialect)
+    else:
+        answer = response.answer()
+        if answer.error is None and job.response is None:  # which is kept where it is looked for
+            taken, held = held, HeldBody()
+            return replace(answer, held=taken)
+        return replace(answer, body=b"")
     finally:
+        held.release()
         if context.waiting is not None:  # nobody else sends it
             context.waiting.release()
-    answer = response.answer()
-    return answer if job.response is None else replace(answer, body=b"")  # it is kept where it is looked for
+
+
+def _failed(error: LlmuxError | ResponseOverError, dialect: Dialect) -> Answer:
+    why = error if isinstance(error, LlmuxError) else error.__cause__  # what broke the answer off
+    if not isinstance(why, LlmuxError):
+        why = UpstreamError(str(error))
+    retry_after_s = None if why.lasts else why.retry_after_s
+    return Answer(int(why.status), "", b"", _error(error_body(why, dialect)), retry_after_s)
 
 
 def _key(daemon: Daemon, name: str) -> Key | None:
@@ -267,11 +290,12 @@ def _key(daemon: Daemon, name: str) -> Key | None:
 
 
 class _Response:
-    """Takes what the pipeline sends."""
+    """Takes what the pipeline sends, of which `held` counts the body."""
 
-    def __init__(self, body: bytes, limit: int) -> None:
+    def __init__(self, body: bytes, limit: int, held: HeldBody) -> None:
         self._request: bytes | None = body
         self._limit = limit
+        self._held = held
         self._status = 0
         self._headers: Mapping[bytes, bytes] = {}
         self._body = bytearray()
@@ -286,20 +310,23 @@ class _Response:
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], dict(message["headers"])
             return
-        self._body += message.get("body", b"")
-        if len(self._body) > self._limit:
-            raise UpstreamError("The answer is larger than limits.jobs_mib.")
+        piece = message.get("body", b"")
+        size = len(self._body) + len(piece)
+        if size > min(self._limit, self._held.most):
+            raise UpstreamError("The answer is larger than limits.jobs_mib or limits.bodies_mib allows.")
+        self._held.grow(size)
+        self._body += piece
 
     def answer(self) -> Answer:
         content_type = self._headers.get(b"content-type", b"").decode("latin-1")
         if self._status < 400:
-            return Answer(self._status, content_type, bytes(self._body))
+            return Answer(self._status, content_type, self._body)
         retry_after = self._headers.get(b"retry-after", b"")
         waits = self._status in {429, 503} and retry_after.isdigit()
-        return Answer(self._status, content_type, b"", _error(bytes(self._body)), float(retry_after) if waits else None)
+        return Answer(self._status, content_type, b"", _error(self._body), float(retry_after) if waits else None)
 
 
-def _error(body: bytes) -> _Decoded:
+def _error(body: Bytes) -> _Decoded:
     """An error as an endpoint's clients get it, without what is around it."""
     try:
         found = msgspec.json.decode(body)

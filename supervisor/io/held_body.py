@@ -107,6 +107,11 @@ class HeldBody:
         self._data: Bytes | None = data
         self.size = len(data)
 
+    @property
+    def most(self) -> int:
+        """What it may have where there is no other."""
+        return self._budget.limit
+
     def expect(self, size: int) -> None:
         """Raises UnavailableError if the budget has no room for a body of `size` bytes."""
         if size > ALWAYS_TAKEN and self._budget.used - self._counted + size > self._budget.limit:

@@ -1,8 +1,7 @@
 """Gets media for prompts: from one address of the network that was checked before, and from files below one folder.
 
 A connection goes to exactly the address it is given, whatever the name would resolve to by then; the name is what its
-certificate must be valid for. Over httpx's transport, which keeps no cookies, follows no redirects, reads no proxies from the
-environment and unpacks nothing. Importing httpx takes 0.1 s: only a daemon that fetches does.
+certificate must be valid for. `media_wire` does that; only a daemon that fetches imports it.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Self
 
 from supervisor.io.probe import causes
 
 if TYPE_CHECKING:
-    import httpx
+    import httpcore
 
-CONNECT_S: Final = 3.0  # to one of several addresses
 MOST_ADDRESSES: Final = 4  # of a name, that are tried
 _THREADS: Final = 8
 _AT_ONCE: Final = 32  # pieces in one turn of the loop
+PIECE: Final = 96 * 1024  # of a file: a multiple of three bytes, as base64 takes them
 _FIELDS: Final = [
     (b"user-agent", b"llmux"),
     (b"accept", b"image/*, audio/*, video/*"),
@@ -78,68 +77,114 @@ class MediaSource:
         """GET over TLS from one of these IP addresses as `host`, whose Host header is `authority`. Raises OSError."""
         if self._tls is None:
             self._tls = await asyncio.get_running_loop().run_in_executor(self._threads, _tls, self._ca_file)
-        import httpx  # noqa: PLC0415
+        from supervisor.io import media_wire  # noqa: PLC0415
 
-        async with contextlib.AsyncExitStack() as stack:
+        async with media_wire.pool(self._tls) as connections:
             try:
-                transport = await stack.enter_async_context(httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False))
-                found = await self._asked(transport, host, authority, addresses, port, target)
-            except httpx.TransportError as error:
+                found = await _asked(connections, host, authority, addresses, port, target)
+            except media_wire.TROUBLE as error:
                 raise _trouble(error) from error
-            stream = cast("httpx.AsyncByteStream", found.stream)
-            stack.push_async_callback(stream.aclose)
-            pieces = await stack.enter_async_context(contextlib.aclosing(_pieces(stream)))
-            length = found.headers.get("content-length", "")
-            yield MediaResponse(
-                found.status_code,
-                found.headers.get("location"),
-                found.headers.get("content-type", ""),
-                found.headers.get("content-encoding", "").strip().lower(),
-                int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else None,
-                pieces,
-            )
-
-    async def _asked(
-        self,
-        transport: httpx.AsyncHTTPTransport,
-        host: str,
-        authority: str,
-        addresses: Sequence[str],
-        port: int,
-        target: str,
-    ) -> httpx.Response:
-        import httpx  # noqa: PLC0415
-
-        extensions = {
-            "sni_hostname": host,
-            "target": target.encode("ascii"),  # as it is: httpx would shorten it
-            "timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None},
-        }
-        tried = addresses[:MOST_ADDRESSES]
-        for number, address in enumerate(tried, 1):
-            literal = f"[{address}]" if ":" in address else address
-            url = f"https://{literal}:{port}"
-            fields = [(b"host", authority.encode("ascii")), *_FIELDS]
-            try:
-                return await transport.handle_async_request(
-                    httpx.Request("GET", url, headers=fields, extensions=extensions)
+            length = _field(found, b"content-length") or ""
+            async with contextlib.aclosing(found), contextlib.aclosing(_pieces(found.aiter_stream())) as pieces:
+                yield MediaResponse(
+                    found.status,
+                    _field(found, b"location"),
+                    _field(found, b"content-type") or "",
+                    (_field(found, b"content-encoding") or "").strip().lower(),
+                    int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else None,
+                    pieces,
                 )
-            except (httpx.ConnectError, httpx.ConnectTimeout):
-                if number == len(tried):
-                    raise
-        raise OSError(errno.EHOSTUNREACH, "the name has no address")
 
-    async def file(self, folder: Path, path: Path, limit: int) -> bytes:
-        """A file's content, or its first `limit + 1` bytes. Raises OSError; PermissionError if it may not be read.
+    async def file(self, folder: Path, path: Path) -> MediaFile:
+        """A file, of which nothing is read yet. Raises OSError; PermissionError if it may not be read.
 
         It must be a regular file that lies below `folder` once all symbolic links are followed.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _read, folder, path, limit)
+        loop = asyncio.get_running_loop()
+        return MediaFile(await loop.run_in_executor(self._threads, _Opened, folder, path), self._threads)
+
+
+class MediaFile:
+    """A file in pieces, which raise OSError: no more of it than the `size` that it had when it was opened."""
+
+    def __init__(self, opened: _Opened, threads: ThreadPoolExecutor) -> None:
+        self.size = self._left = opened.size
+        self._opened = opened
+        self._threads = threads
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        piece = await loop.run_in_executor(self._threads, self._opened.read, min(PIECE, self._left))
+        if not piece:
+            raise StopAsyncIteration
+        self._left -= len(piece)
+        return piece
+
+
+class _Opened:
+    """A descriptor, closed with the last reference: a thread may still read when nobody waits for it any more.
+
+    Opening and reading block. What is checked is what is read: the place of an open descriptor doesn't change with a link.
+    """
+
+    fd = -1
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        root = os.path.realpath(folder)
+        _refuse_outside(os.path.realpath(path), root, path)  # before anything shows whether it is there
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # which opens no device and wakes no pipe
+        try:
+            _refuse_outside(str(Path(f"/proc/self/fd/{found}").readlink()), root, path)
+            about = os.fstat(found)
+            if not stat.S_ISREG(about.st_mode):
+                raise PermissionError(errno.EACCES, "no file", str(path))
+            self.size = about.st_size
+            # Without O_NONBLOCK a lease that another process has on it would hold this thread.
+            self.fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(found)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def read(self, most: int) -> bytes:
+        return os.read(self.fd, most)
+
+
+async def _asked(
+    connections: httpcore.AsyncConnectionPool,
+    host: str,
+    authority: str,
+    addresses: Sequence[str],
+    port: int,
+    target: str,
+) -> httpcore.Response:
+    from supervisor.io import media_wire  # noqa: PLC0415
+
+    fields = [(b"host", authority.encode("ascii")), *_FIELDS]
+    tried = addresses[:MOST_ADDRESSES]
+    for number, address in enumerate(tried, 1):
+        try:
+            return await media_wire.get(connections, host, address, port, target, fields)
+        except media_wire.UNREACHED:
+            if number == len(tried):
+                raise
+    raise OSError(errno.EHOSTUNREACH, "the name has no address")
+
+
+def _field(response: httpcore.Response, name: bytes) -> str | None:
+    """Several of a name are one, with commas, and so none that is taken."""
+    found = [value for each, value in response.headers if each.lower() == name]
+    return b", ".join(found).decode("latin-1") if found else None
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
     """Blocks, also for what is imported with it for later. Raises OSError."""
-    import httpx  # noqa: F401, PLC0415
+    import supervisor.io.media_wire  # noqa: F401, PLC0415
 
     try:
         return ssl.create_default_context(cafile=ca_file)
@@ -147,8 +192,8 @@ def _tls(ca_file: Path | None) -> ssl.SSLContext:
         raise OSError(errno.EINVAL, "the certificates in server.media.ca_file can't be read") from error
 
 
-async def _pieces(stream: httpx.AsyncByteStream) -> AsyncGenerator[bytes, None]:
-    import httpx  # noqa: PLC0415
+async def _pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    from supervisor.io import media_wire  # noqa: PLC0415
 
     number = 0
     try:
@@ -157,40 +202,22 @@ async def _pieces(stream: httpx.AsyncByteStream) -> AsyncGenerator[bytes, None]:
             if number % _AT_ONCE == 0:  # thousands are there already where a server sends it byte by byte
                 await asyncio.sleep(0)
             yield piece
-    except httpx.TransportError as error:
+    except media_wire.TROUBLE as error:
         raise OSError(errno.ECONNRESET, "it broke off") from error
 
 
-def _trouble(error: httpx.TransportError) -> OSError:
+def _trouble(error: Exception) -> OSError:
     """In words that say nothing about this machine's network."""
-    import httpx  # noqa: PLC0415
+    from supervisor.io import media_wire  # noqa: PLC0415
 
     for cause in causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return OSError(errno.EPROTO, f"it does not prove who it is: {cause.verify_message}")
         if isinstance(cause, ssl.SSLError):
             return OSError(errno.EPROTO, "it does not speak TLS as it should")
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+    if isinstance(error, media_wire.UNREACHED):
         return OSError(errno.EHOSTUNREACH, "it can't be reached")
     return OSError(errno.EPROTO, "it does not answer as it should")
-
-
-def _read(folder: Path, path: Path, limit: int) -> bytes:
-    """Blocks. What is checked is what is read: the place of an open descriptor doesn't change with a link."""
-    root = os.path.realpath(folder)
-    _refuse_outside(os.path.realpath(path), root, path)  # before anything shows whether it is there
-    found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # which opens no device and wakes no pipe
-    try:
-        _refuse_outside(str(Path(f"/proc/self/fd/{found}").readlink()), root, path)
-        if not stat.S_ISREG(os.fstat(found).st_mode):
-            raise PermissionError(errno.EACCES, "no file", str(path))
-        with open(f"/proc/self/fd/{found}", "rb", buffering=0) as file:  # noqa: PTH123
-            content = bytearray()
-            while len(content) <= limit and (piece := file.read(min(1 << 20, limit + 1 - len(content)))):
-                content += piece
-            return bytes(content)
-    finally:
-        os.close(found)
 
 
 def _refuse_outside(real: str, root: str, path: Path) -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         log: str
         log_limit: int
         stdio: list[int] | None  # descriptors to use as stdin, stdout and stderr instead of nothing and the log
+        dies_first: bool  # out of memory, by the kernel
         stop_argv: list[str] | None
         remains: str | None  # the note of a program that ends what the worker runs elsewhere: see remains.py
         cgroup: str | None
@@ -141,7 +142,7 @@ class Shim:
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
-        if not self.order["stdio"]:
+        if self.order["dies_first"]:
             try_write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
         if self.order["cgroup"]:
             try_write(self.order["cgroup"] + "/cgroup.procs", b"0")

@@ -32,7 +32,8 @@ class SpawnOrder:
     on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `remains`: the note (remains.py)
     that the shim settles if the daemon is dead when the worker ends. `keeps` are descriptors that shim
     and worker hold open as long as they live. `stdio`: our descriptors that it uses as stdin, stdout and stderr, none of them
-    below 3; without, it reads nothing and writes its log.
+    below 3; without, it reads nothing and writes its log. `dies_first`: out of memory, the kernel should end it before others;
+    without, it stands with the kernel as we do.
     """
 
     instance: str
@@ -47,6 +48,7 @@ class SpawnOrder:
     remains: Path | None = None
     keeps: tuple[int, ...] = ()
     stdio: tuple[int, int, int] | None = None
+    dies_first: bool = True
 
     @property
     def worker(self) -> str:
@@ -85,6 +87,7 @@ async def _spawn(order: SpawnOrder) -> WorkerProcess:
         "log": str(order.log),
         "log_limit": order.log_limit,
         "stdio": order.stdio,
+        "dies_first": order.dies_first,
         "stop_argv": order.stop_argv,
         "remains": None if order.remains is None else str(order.remains),
         "cgroup": None if group is None else str(group),

@@ -3,7 +3,7 @@
 Only what the configuration allows, and that strictly: https to a listed host, whose name is resolved once and must lead to
 public addresses alone; the connection goes to one of exactly these. A redirect is a new address to be checked. What comes must
 be a picture, a sound or a video, by what it is declared to be and by how it begins. All of a request together has a limit of
-references, bytes and seconds, and the daemon one of loads at once. `io.media` does the asking.
+references, bytes and seconds, and the daemon one of loads at once, of which a request has a quarter. `io.media` does the asking.
 
 Nothing is loaded before the request is known to be one that its model takes. It holds no place at a worker meanwhile.
 """
@@ -38,8 +38,9 @@ from supervisor.proxy.media_type import HEAD, agreed_type
 log = structlog.get_logger("llmux.media")
 
 REDIRECTS: Final = 3
+SHARE: Final = 4
+"""One request loads a quarter of `at_once` at the same time, so that its slow addresses leave places to others."""
 _REDIRECT: Final = frozenset({301, 302, 303, 307, 308})
-_SLICE: Final = 96 * 1024  # a multiple of three bytes, encoded between two turns of the loop
 _SHOWN: Final = 100
 _CONFIGURED: Final = ", or let the operator allow it in server.media"
 
@@ -85,6 +86,7 @@ class Loading:
         self._config = loader.config
         self._contents: dict[Address | Path, Content] = {}
         self._failed: tuple[str, str, str | None] | None = None  # an error's message, code and param
+        self._places = asyncio.Semaphore(max(1, loader.config.at_once // SHARE))
         self._size = 0  # bytes of all contents, as often as they stand in the request
         self.held = HeldBody(loader.bodies)
         """Counts what is kept of them; release it when nothing is needed any more."""
@@ -145,7 +147,7 @@ class Loading:
         return self._contents
 
     async def _load(self, source: Address | Path, reference: Reference, times: int) -> None:
-        async with self._loader.places:
+        async with self._places, self._loader.places:
             if isinstance(source, Address):
                 self._contents[source] = content = await self._fetched(source, reference, times)
             else:
@@ -156,12 +158,13 @@ class Loading:
     async def _read(self, path: Path, reference: Reference, times: int) -> Content:
         assert self._config.folder is not None
         try:
-            data = await self._loader.source.file(self._config.folder, path, self._limit)
+            file = await self._loader.source.file(self._config.folder, path)
+            self._count(file.size * times, reference)  # before anything is read
+            return await self._content(file, None, reference, 0)
         except PermissionError as error:
             raise _refused(reference, "is no file below server.media.folder that llmux may read") from error
         except OSError as error:
             raise _unreachable(reference, "The file can't be read: check its path") from error
-        return await self._content(_slices(data), None, reference, times)
 
     async def _fetched(self, address: Address, reference: Reference, times: int) -> Content:
         for _ in range(REDIRECTS + 1):
@@ -206,12 +209,10 @@ class Loading:
     async def _content(
         self, pieces: AsyncIterator[bytes], declared: str | None, reference: Reference, times: int
     ) -> Content:
-        """`times`: so often it stands in the request."""
+        """`times`: so often each byte counts, which is how often it stands in the request, or 0 for what has been counted."""
         content, rest = Content(), b""
         async for piece in pieces:
-            self._size += len(piece) * times
-            if self._size > self._limit:
-                raise self._too_large(reference)
+            self._count(len(piece) * times, reference)
             rest += piece
             if not content.type and len(rest) >= HEAD:
                 content.type = _type(declared, rest, reference)
@@ -219,10 +220,16 @@ class Loading:
             if content.type:
                 content.base64 += b2a_base64(rest[:whole], newline=False)
                 rest = rest[whole:]
-                self.held.grow(self._size * 4 // 3)
         content.type = content.type or _type(declared, rest, reference)
         content.base64 += b2a_base64(rest, newline=False)
         return content
+
+    def _count(self, size: int, reference: Reference) -> None:
+        """So many bytes more. Raises InvalidRequestError, UnavailableError."""
+        self._size += size
+        if self._size > self._limit:
+            raise self._too_large(reference)
+        self.held.grow(self._size * 4 // 3)
 
     @property
     def _limit(self) -> int:
@@ -238,12 +245,6 @@ class Loading:
 
 NOTHING: Final = MediaLoader(None, BodyBudget()).loading()
 """For a request whose media are in it, all of them."""
-
-
-async def _slices(data: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(data), _SLICE):
-        await asyncio.sleep(0)
-        yield data[start : start + _SLICE]
 
 
 def _type(declared: str | None, head: bytes, reference: Reference) -> str:

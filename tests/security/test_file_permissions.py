@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.catalog import ownership
+from supervisor.catalog.governance import read_key
 from supervisor.catalog.keys import load_keys
 from supervisor.catalog.loader import load
 from supervisor.errors import ConfigError
@@ -110,6 +112,58 @@ class TestWritable:
     def test_somebody_elses_file(self, config):
         os.chown(config, ELSE, -1)
         assert f"{config} belongs to {ELSE}, who could change what llmux runs; chown it to root" in problem(config)
+
+
+class TestSecrets:
+    """Whoever can read the key that signs operations can sign them: it is for nobody else's eyes."""
+
+    @pytest.fixture
+    def key(self, tmp_path):
+        path = tmp_path / "op.key"
+        path.write_text("0123456789abcdef")
+        path.chmod(0o600)
+        return path
+
+    @pytest.fixture(params=["key_file", "signer_keys"])
+    def governed(self, request, config, key):
+        keys = str(key) if request.param == "key_file" else {"ann": str(key)}
+        config.write_text(json.dumps({"server": {"governance": {request.param: keys}}}))
+        return config
+
+    @pytest.mark.parametrize("mode", [0o600, 0o400])
+    def test_what_only_the_owner_reads(self, governed, key, mode):
+        key.chmod(mode)
+        assert load(governed).server.governance is not None
+        assert read_key(key) == b"0123456789abcdef"
+
+    @pytest.mark.parametrize(("mode", "remedy"), [(0o604, "chmod o-r"), (0o602, "chmod go-w")])
+    def test_everybody(self, governed, key, mode, remedy):
+        key.chmod(mode)
+        assert f"{key} (mode {mode:o}); {remedy} {key}" in problem(governed)
+        with pytest.raises(ValueError, match=remedy):
+            read_key(key)
+
+    def test_one_that_is_not_there_is_no_mistake(self, governed, key):
+        key.unlink()
+        assert load(governed).server.governance is not None
+
+    def test_a_way_out(self, governed, key, monkeypatch):
+        key.chmod(0o644)
+        monkeypatch.setenv(ownership.ALLOW_VARIABLE, "1")
+        assert load(governed).server.governance is not None
+
+    @as_root
+    def test_groups(self, governed, key):
+        key.chmod(0o640)
+        os.chown(key, -1, ELSE)
+        assert load(governed).server.governance is not None, "nobody is in this group"
+        os.chown(key, -1, 1)
+        assert f"the group {grp.getgrgid(1).gr_name} can read {key} (mode 640); chmod g-r {key}" in problem(governed)
+
+    @as_root
+    def test_somebody_elses(self, governed, key):
+        os.chown(key, ELSE, -1)
+        assert f"{key} belongs to {ELSE}" in problem(governed)
 
 
 class TestDaemon:

@@ -33,6 +33,8 @@ class Page:
     endless: bool = False  # the body again and again, in chunks
     dripping: bool = False  # its first byte, and no more until the server is told
     short: bool = False  # half of what Content-Length says
+    before: bytes = b""  # comes first
+    before_again: bool = False  # and again, without end
 
 
 class MediaServer(StandIn):
@@ -63,6 +65,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.seen.append(Seen(self.command, self.path, headers, b""))
         page = self.server.pages.get(self.path, Page(b"secret: not found", "text/plain", 404))
+        self.wfile.write(page.before)
+        while page.before_again:
+            self.wfile.write(page.before)
         self.send_response(page.status)
         fields = {"Set-Cookie": "session=theirs"}
         if page.kind is not None:

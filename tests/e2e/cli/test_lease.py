@@ -66,6 +66,10 @@ class TestCommand:
         assert (told.returncode, told.stdout, told.stderr) == (7, "got a line\n", "devices=.\n")
         wait_until(lambda: not leases(site), what="the lease is given back")
 
+    def test_out_of_memory_the_kernel_prefers_it_to_nobody(self, site):
+        told = run(site, "--vram-mib", "1000", "cat", "/proc/self/oom_score_adj")
+        assert told.stdout == Path("/proc/self/oom_score_adj").read_text()
+
     def test_an_idle_model_goes_for_it(self, site):
         site.post("/v1/admin/models/idle/load")
         assert run(site, "--vram-mib", "3500", "true").returncode == 0

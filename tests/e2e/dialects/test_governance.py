@@ -28,6 +28,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("governance")
     for name, key in {**KEYS, "shared": SHARED}.items():
         (folder / f"{name}.key").write_bytes(key + b"\n")
+        (folder / f"{name}.key").chmod(0o600)
     (folder / "keys.yaml").write_text(
         f"- {{name: admin, key: {ADMIN}, scopes: [inference, admin]}}\n- {{name: user, key: {USER}}}\n"
     )
@@ -368,6 +369,7 @@ class TestCommand:
 
     def test_a_key_that_is_too_short(self, tmp_path):
         (tmp_path / "key").write_text("short")
+        (tmp_path / "key").chmod(0o600)
         told = self.run("model-load", "--key", str(tmp_path / "key"))
         assert told.returncode != 0
         assert "at least 16 bytes" in told.stderr

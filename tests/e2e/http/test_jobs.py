@@ -6,6 +6,8 @@ import base64
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,12 @@ from tests.support.tiny import ANSWER
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
+NOTHING_HELD = 'llmux_body_bytes{where="memory"} 0.0'
 MODELS = {
     "chat": gguf(vram_mib=200),
     "slow": fake("--delay", "60"),
+    "long": fake("--chunk-bytes", "1000000", "--chunks", "3"),
+    "huge": fake("--chunk-bytes", "20000000", "--chunks", "2"),
     "broken": fake("--status", "500"),
     "crash": fake("--exit-code", "1", "--log-text", "unknown model architecture"),
     "ears": fake(endpoints=["/v1/audio/transcriptions"], type="asr"),
@@ -48,6 +53,42 @@ def ended(site: Daemon, job_id: str) -> dict[str, Any]:
 def is_running(site: Daemon, job_id: str) -> bool:
     found = job(site, job_id)
     return found["status"] == "running" and (found["progress"] or {}).get("state") == "running"
+
+
+def open_in(site: Daemon, folder: Path) -> set[Path]:
+    """The files of this folder that the daemon has open."""
+    found = set()
+    for link in Path(f"/proc/{site.process.pid}/fd").iterdir():
+        with suppress(OSError):
+            found.add(link.readlink())
+    return {path for path in found if path.parent == folder}
+
+
+class TestMemory:
+    """Answers count among the bodies until they are on disk."""
+
+    def test_what_is_on_disk_counts_no_longer(self, site):
+        taken = submit(site, "long").json()
+        assert ended(site, taken["id"])["result_bytes"] > 2 << 20
+        wait_until(lambda: NOTHING_HELD in site.get("/metrics").text)
+
+    def test_a_result_is_sent_as_its_client_reads(self, site):
+        """A client that has its head and reads no more: the file is still open."""
+        taken = ended(site, submit(site, "huge").json()["id"])
+        assert taken["result_bytes"] > 32 << 20
+        folder = site.state_dir / "jobs"
+        with site.client() as client, client.stream("GET", taken["result"]) as answer:
+            assert answer.headers["content-length"] == str(taken["result_bytes"])
+            assert open_in(site, folder) == {folder / f"{taken['id']}.result"}
+        assert len(site.get(taken["result"]).content) == taken["result_bytes"]
+        wait_until(lambda: not open_in(site, folder))
+
+    def test_an_answer_that_never_fits(self, tmp_path):
+        with running(tmp_path, {"models": MODELS, "limits": {"bodies_mib": 1, "body_mib": 1}}) as site:
+            found = ended(site, submit(site, "long").json()["id"])
+            assert (found["status"], found["tries"]) == ("failed", 1)
+            assert "limits.bodies_mib" in found["error"]["message"]
+            assert NOTHING_HELD in site.get("/metrics").text
 
 
 class TestResult:

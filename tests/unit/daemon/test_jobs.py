@@ -150,7 +150,8 @@ class TestCancelling:
             await writing.wait()
             await jobs.cancel(job)
             assert job.state == "completed"
-            assert await jobs.result(job) == DONE.body
+            with await jobs.result(job) as file:
+                assert file.read() == DONE.body
 
     async def test_who_stops_waiting_for_it_ends_nothing_else(self, tmp_path):
         worker = Worker()

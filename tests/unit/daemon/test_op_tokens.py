@@ -156,6 +156,7 @@ class TestRefused:
 @pytest.fixture
 def config(tmp_path):
     (tmp_path / "key").write_bytes(b"0123456789abcdef0123\n")
+    (tmp_path / "key").chmod(0o600)
     return GovernanceConfig(key_file=tmp_path / "key", signers=("ann",))
 
 

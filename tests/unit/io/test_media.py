@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
-from supervisor.io.media import MediaSource, _pieces
+from supervisor.io.media import PIECE, MediaSource, _pieces
+from tests.support.limits import LIMIT_S
 
 
 @pytest.fixture
@@ -22,8 +25,17 @@ def folder(tmp_path):
     return below
 
 
-async def read(folder, path, limit=100):
-    return await MediaSource().file(folder, path, limit)
+async def read(folder, path):
+    return b"".join([piece async for piece in await MediaSource().file(folder, path)])
+
+
+def opened():
+    """The files that this process has open."""
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(link.readlink())
+    return found
 
 
 class TestFiles:
@@ -40,8 +52,25 @@ class TestFiles:
         assert await read(folder, folder.parent / "to-media" / "link") == b"content"
         assert await read(folder.parent / "to-media", folder / "link") == b"content"
 
-    async def test_no_more_than_asked_for(self, folder):
-        assert await read(folder, folder / "in" / "a", 3) == b"cont"
+    async def test_in_pieces(self, folder):
+        content = os.urandom(2 * PIECE + 1)
+        (folder / "in" / "a").write_bytes(content)
+        assert await read(folder, folder / "in" / "a") == content
+
+    async def test_no_more_than_it_had_when_it_was_opened(self, folder):
+        file = await MediaSource().file(folder, folder / "in" / "a")
+        with (folder / "in" / "a").open("ab") as more:
+            more.write(b" and more")
+        assert (file.size, [piece async for piece in file]) == (7, [b"content"])
+
+    async def test_its_descriptor_goes_with_it(self, folder):
+        path = folder / "in" / "a"
+        file = await MediaSource().file(folder, path)
+        assert path in opened()
+        del file
+        async with asyncio.timeout(LIMIT_S):
+            while path in opened():  # until its thread has let go of it
+                await asyncio.sleep(0.01)
 
     @pytest.mark.parametrize("name", ["../secret", "../media-2/a", "in/../../secret", "..", ".", "", "../missing"])
     async def test_outside(self, folder, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,13 @@ async def test_a_cancelled_request_leaves_nothing(tmp_path, turns):
     asking.cancel()
     await asyncio.wait({asking})
     await until(lambda: left(programs, tmp_path) == before)
+
+
+async def test_out_of_memory_a_program_dies_before_the_daemon(tmp_path):
+    programs = pool(tmp_path, "print('adj', open('/proc/self/oom_score_adj').read())")
+    (score,) = re.findall(rb"adj (-?\d+)", await ask(programs))
+    assert int(score) >= 500
+    await programs.close()
 
 
 async def test_the_turn_of_a_cancelled_request_is_the_next_ones(tmp_path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import tracemalloc
 from contextlib import contextmanager
 
+import h11
 import pytest
 
 from supervisor.catalog.media import MediaConfig
@@ -14,6 +16,7 @@ from supervisor.io.held_body import BodyBudget
 from supervisor.proxy.media import Reference
 from supervisor.proxy.media_loading import MediaLoader
 from tests.support.fake_remote import Authority, serving
+from tests.support.limits import LIMIT_S
 from tests.support.media_server import MP4, PNG, PUBLIC, WAV, MediaServer, Page, ScriptedSource
 
 HOST = "pictures.example"
@@ -322,6 +325,44 @@ class TestContent:
         with refused("media_unreachable", "broke off"):
             await load(loader(source), URL)
 
+    async def test_informational_answers(self, source, server):
+        server.pages["/a.png"] = Page(before=b"HTTP/1.1 103 Early Hints\r\nLink: </b>\r\n\r\n" * 100)
+        assert await load(loader(source), URL) == [("image/png", PNG)]
+
+    @pytest.mark.parametrize(
+        "page",
+        [
+            Page(before=b"HTTP/1.1 100\r\n\r\n" * 1000, before_again=True),
+            Page(before=b"HTTP/1.1 200\r\n" + b"a:\r\n" * 10_000),
+            Page(before=b"HTTP/1.1 100\r\n\r\n" * 5000),
+        ],
+    )
+    async def test_a_head_that_is_too_long(self, source, server, page):
+        server.pages["/a.png"] = page
+        with refused("media_unreachable", "does not answer as it should"):
+            await load(loader(source), URL)
+
+    async def test_others_have_their_turns_before_there_is_a_head(self, source, server, monkeypatch):
+        turns = []  # bytes that are read in one of them
+
+        async def others():
+            while True:
+                turns.append(0)
+                await asyncio.sleep(0)
+
+        server.pages["/a.png"] = Page(before=b"HTTP/1.1 100\r\n\r\n" * 500)
+        receive = h11.Connection.receive_data
+
+        def count(connection, data):
+            turns[-1] += len(data)
+            receive(connection, data)
+
+        monkeypatch.setattr(h11.Connection, "receive_data", count)
+        beside = asyncio.create_task(others())
+        assert await load(loader(source), URL) == [("image/png", PNG)]
+        beside.cancel()
+        assert max(turns) <= 2048
+
     async def test_slow(self, source, server):
         server.pages["/a.png"] = Page(dripping=True)
         with pytest.raises(InvalidRequestError, match=r"server\.media\.timeout_s") as told:
@@ -335,6 +376,19 @@ class TestContent:
         source.addresses = addresses
         with pytest.raises(InvalidRequestError, match=r"server\.media\.timeout_s"):
             await load(loader(source, timeout_s=0.05), URL)
+
+    @pytest.mark.parametrize("at_once", [2, 4, 16])
+    async def test_the_slow_addresses_of_one_request_leave_places_to_others(self, source, server, at_once):
+        server.pages |= {f"/{number}": Page(dripping=True) for number in range(16)}
+        common = loader(source, at_once=at_once, timeout_s=600.0)
+        slow = asyncio.create_task(load(common, *(f"https://{HOST}/{number}" for number in range(16))))
+        async with asyncio.timeout(LIMIT_S):
+            while not server.seen:
+                await asyncio.sleep(0.01)
+            assert await load(common, URL) == [("image/png", PNG)]
+        slow.cancel()
+        await asyncio.wait({slow})
+        assert common.places._value == at_once
 
     async def test_a_place_is_free_again(self, source, server):
         server.pages["/slow"] = Page(dripping=True)
@@ -384,6 +438,30 @@ class TestFiles:
         (tmp_path / "a.png").write_bytes(PNG + bytes(2 << 20))
         with refused("media_too_large"):
             await load(loader(source, folder=tmp_path, size_mib=1), f"file://{tmp_path}/a.png")
+
+    @pytest.mark.parametrize(("size_mib", "budget_mib"), [(32, 1024), (1024, 32)])
+    async def test_nothing_is_read_before_its_size_is_taken(self, source, tmp_path, size_mib, budget_mib):
+        with (tmp_path / "a.png").open("wb") as file:
+            file.write(PNG)
+            file.truncate(64 << 20)
+        bodies = BodyBudget()
+        bodies.limit = budget_mib << 20
+        tracemalloc.start()
+        try:
+            with pytest.raises((InvalidRequestError, UnavailableError)):
+                await load(
+                    loader(source, folder=tmp_path, size_mib=size_mib, bodies=bodies), f"file://{tmp_path}/a.png"
+                )
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+
+    async def test_one_that_stands_there_twice_counts_twice(self, source, tmp_path):
+        (tmp_path / "a.png").write_bytes(PNG + bytes(600_000))
+        url = f"file://{tmp_path}/a.png"
+        assert len(await load(loader(source, folder=tmp_path, size_mib=1), url)) == 1
+        with refused("media_too_large"):
+            await load(loader(source, folder=tmp_path, size_mib=1), url, url)
 
     async def test_https_is_another_matter(self, source, tmp_path):
         with refused("remote_media_refused"):
