@@ -253,7 +253,9 @@ SECTION: Final = Section(
                                 "flushed": flag(),
                                 "done": text("What was done with it: see below."),
                                 "entriesRemoved": whole(null=True),
-                            }
+                                "error": text("Why it failed."),
+                            },
+                            optional=("error",),
                         )
                     ),
                 }

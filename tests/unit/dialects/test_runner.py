@@ -7,13 +7,15 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from supervisor.core.events import Configured
 from supervisor.dialects import dialect_of
-from supervisor.dialects.runner import RUNNER
-from supervisor.dialects.runner.flush import _asked
+from supervisor.dialects.runner import RUNNER, flush
+from supervisor.dialects.runner.flush import Flushed, _asked
 from supervisor.dialects.runner.models import is_same_quantization, model_of, quantization_of
-from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from tests.support.application import ask, get, serving
 
 
@@ -129,6 +131,40 @@ class TestFlush:
     )
     def test_asked(self, fields, expected):
         assert _asked(dict(fields)) == expected
+
+    @pytest.fixture
+    def client(self, monkeypatch):
+        """Of two models, of which the first can't be flushed."""
+
+        async def flushed(_daemon, name, _scope):
+            if name == "stuck":
+                raise UnavailableError("Its worker can't be killed.")
+            return Flushed("slots_erased", 5)
+
+        monkeypatch.setattr(flush, "_flush", flushed)
+        two = daemon(model("stuck"), model("fine"))
+        two.catalog.server = SimpleNamespace(governance=None)
+        return TestClient(Starlette(routes=flush.routes(two)))
+
+    def test_one_that_fails_leaves_the_others_flushed(self, client):
+        told = client.post("/v1/cache/flush", json={"scope": "all"})
+        stuck = {"modelId": "stuck", "flushed": False, "done": "failed", "entriesRemoved": None}
+        assert (told.status_code, told.json()) == (
+            200,
+            {
+                "flushed": False,
+                "entriesRemoved": None,
+                "memoryFreedMB": None,
+                "models": [
+                    {**stuck, "error": "Its worker can't be killed."},
+                    {"modelId": "fine", "flushed": True, "done": "slots_erased", "entriesRemoved": 5},
+                ],
+            },
+        )
+
+    def test_a_single_one_that_fails_is_an_error(self, client):
+        with pytest.raises(UnavailableError):
+            client.post("/v1/cache/flush", json={"scope": "model", "modelId": "stuck"})
 
 
 class TestBeforeItServes:
