@@ -90,15 +90,16 @@ def routes(daemon: Daemon) -> list[Route]:
             "flushed": all(each.is_done for each in done.values()),
             "entriesRemoved": None if None in entries else sum(count or 0 for count in entries),
             "memoryFreedMB": None if None in freed else sum(mib or 0 for mib in freed),
-            "models": [
-                {"modelId": model, "flushed": each.is_done, "done": each.how, "entriesRemoved": each.entries}
-                | ({} if each.error is None else {"error": each.error})
-                for model, each in done.items()
-            ],
+            "models": [_told(model, each) for model, each in done.items()],
         }
         return answer(told, fields)
 
     return [Route("/v1/cache/flush", flush, methods=["POST"])]
+
+
+def _told(model: ModelId, done: Flushed) -> Json:
+    told: Json = {"modelId": model, "flushed": done.is_done, "done": done.how, "entriesRemoved": done.entries}
+    return told if done.error is None else told | {"error": done.error}
 
 
 def _asked(fields: Json) -> tuple[str, str]:
