@@ -46,9 +46,7 @@ _RENAMED_REMOTE: Final = {
     "max_retries": "max_retries",
     "health_check": "health",
 }
-_SWITCHED_OFF: Final = (
-    'it stays off, and nobody can load it before "enabled: false" is taken out and its files are there'
-)
+_SWITCHED_OFF: Final = 'it stays off, and nobody can load it here; take "enabled: false" out to have it'
 _OWN: Final = "llmux chooses it"
 _NOT_HERE: Final = {
     "ct2": "there is no runtime for CTranslate2",
