@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -26,6 +27,7 @@ from supervisor.io.upstream import Headers, UpstreamResponse
 ANSWER_LIMIT: Final = 64 * 1024 * 1024
 KEPT_PIECES: Final = 4  # of the canonical answer's end, where its usage stands
 KEPT_BYTES: Final = 4096
+MOST_SHOWN: Final = 20  # of the fields without effect
 _TEMPLATE: Final = "chat_template_kwargs"
 _EFFORT: Final = "reasoning_effort"  # for models that have levels, whatever switches their reasoning
 _REPLACED: Final = (b"content-type", b"content-length", b"etag")
@@ -204,10 +206,16 @@ class _ChainedStream:
 
 
 def shown(names: Sequence[str]) -> list[JsonValue]:
-    """Fields without effect, as they may be told. Clients choose the names: only plain characters of some are repeated."""
-    return [
-        "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64]) for name in names[:20]
+    """Fields without effect, as they may be told, each once, and how many more there are.
+
+    Clients choose the names: only plain characters of some are repeated.
+    """
+    each = dict.fromkeys(names)
+    told: list[JsonValue] = [
+        "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
+        for name in islice(each, MOST_SHOWN)
     ]
+    return told if len(each) <= MOST_SHOWN else [*told, f"and {len(each) - MOST_SHOWN} more"]
 
 
 def ignored_header(names: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ class Messages:
         """See Translation."""
         require_max_tokens(fields)
         canonical = Canonical(fields)
-        return canonical.fields, Answers(_model(fields), tuple(canonical.stops), canonical.ignored)
+        return canonical.fields, Answers(_model(fields), tuple(canonical.stops), tuple(canonical.ignored))
 
 
 class CountTokens:
@@ -53,7 +53,7 @@ class CountTokens:
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""
         canonical = Canonical({name: raw for name, raw in fields.items() if name != "stream"})
-        ignored = (*canonical.ignored, "stream") if "stream" in fields else canonical.ignored
+        ignored = (*canonical.ignored, "stream") if "stream" in fields else tuple(canonical.ignored)
         return canonical.fields, Counts(ignored)
 
 

@@ -6,7 +6,7 @@ Null is the same as absent, as with Ollama. Values pass unparsed where the canon
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -46,8 +46,6 @@ _UNITS: Final[Mapping[str, float]] = {
     "m": 60.0,
     "h": 3600.0,
 }
-_NAME_LIMIT: Final = 64  # of a client's own field names in a header
-_MOST_NAMES: Final = 50
 encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -87,12 +85,6 @@ def flag(fields: Fields, name: str, *, default: bool = False) -> bool:
     if value is None or isinstance(value, bool):
         return default if value is None else value
     raise InvalidRequestError(f'"{name}" must be true or false.', param=name)
-
-
-def told(names: Iterable[str]) -> tuple[str, ...]:
-    """Fields without effect as a header can name them: clients choose names, too."""
-    shown = ("".join(c if c.isalnum() or c in "_-.[]" else "?" for c in name[:_NAME_LIMIT]) for name in names)
-    return tuple(dict.fromkeys(shown))[:_MOST_NAMES]
 
 
 def sampling(fields: Fields) -> tuple[Fields, list[str]]:

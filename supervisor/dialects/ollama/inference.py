@@ -29,7 +29,6 @@ from supervisor.dialects.ollama.fields import (
     refuse,
     staying,
     text,
-    told,
 )
 from supervisor.dialects.ollama.messages import content, messages
 from supervisor.errors import InvalidRequestError, UpstreamError
@@ -109,7 +108,7 @@ def _asked(shape: Shape, fields: Fields, mapped: Fields, unused: Sequence[str]) 
         mapped["model"] = fields["model"]
     if flag(fields, "stream", default=True):
         mapped |= {"stream": raw(True), "stream_options": raw({"include_usage": True})}
-    return mapped, Answers(shape, text(fields, "model"), told(unused))
+    return mapped, Answers(shape, text(fields, "model"), tuple(unused))
 
 
 def _load(shape: Shape, fields: Fields) -> tuple[Fields, Answers]:
@@ -224,7 +223,7 @@ class Embed:
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise InvalidRequestError('"dimensions" must be a whole number.', param="dimensions")
         unused += _others(fields, frozenset(known))
-        return mapped, VectorAnswers(text(fields, "model"), told(unused), self._is_single, is_load, size)
+        return mapped, VectorAnswers(text(fields, "model"), tuple(unused), self._is_single, is_load, size)
 
 
 def _is_texts(value: Any) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.dialects.ollama import OLLAMA
+from supervisor.dialects.responses import RESPONSES
 from supervisor.proxy.translation import Switched, ignored_header, shown
 
 EFFORT = Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"})
@@ -51,7 +52,24 @@ class TestShown:
     """Clients make the names up, and they go into headers and logs."""
 
     def test_some_of_many(self):
-        assert shown([f"x{number}" for number in range(50)]) == [f"x{number}" for number in range(20)]
+        assert shown([f"x{number}" for number in range(50)]) == [*(f"x{number}" for number in range(20)), "and 30 more"]
+
+    def test_each_once(self):
+        assert shown(["tools.x", "top_k", "tools.x"]) == ["tools.x", "top_k"]
+
+    @pytest.mark.parametrize(
+        ("path", "dialect", "rest"),
+        [MESSAGES, OLLAMA_CHAT, ("/v1/responses", RESPONSES, {"input": "Hello"})],
+    )
+    def test_of_each_dialect(self, path, dialect, rest):
+        """Whichever it is, no name is lost without being counted, and none breaks the header."""
+        many = {"a\r\nset-cookie: b": 1, **{f"f{number}": 1 for number in range(29)}}
+        request = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **rest, **many}
+        request.pop("messages" if path == "/v1/responses" else "", None)
+        fields = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in request.items()}
+        _, answers = dialect.translation("POST", path).request(fields)
+        told = ignored_header(answers.ignored)
+        assert told == ", ".join(["a??set-cookie??b", *(f"f{number}" for number in range(19)), "and 10 more"])
 
     def test_plain_characters(self):
         assert shown(["a\r\nb: c" + "d" * 100, "messages[0].näme"]) == [f"a??b??c{'d' * 57}", "messages[0].n?me"]
