@@ -58,6 +58,10 @@ class AnswerTranslation(Protocol):
     def ignored(self) -> Sequence[str]:
         """The request's fields that have no effect on the canonical one: the response's `x-llmux-ignored`."""
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Canonical fields that the client knows by other names → these."""
+
     def answer(self, body: bytes) -> bytes:
         """The dialect's answer, by a whole canonical one. Raises UpstreamError for what is none."""
 
@@ -96,7 +100,7 @@ class TargetModel:
 class Switched:
     """A translation of one request, whose `chat_template_kwargs.enable_thinking` becomes what the model is switched by.
 
-    `ignored` has a name once a model was to be switched that can't be.
+    `ignored` has the client's name of the switch once a model was to be switched that can't be.
     """
 
     def __init__(self, translation: Translation, thinking: Thinking | None) -> None:
@@ -112,7 +116,7 @@ class Switched:
             return canonical, answers
         wanted = _switch(canonical.pop(_TEMPLATE)).enable_thinking
         if self._thinking is None:
-            self.ignored = () if _EFFORT in canonical else ("thinking",)
+            self.ignored = () if _EFFORT in canonical else called([_TEMPLATE], answers.names)
             return canonical, answers
         switch = self._thinking.enabled if wanted else self._thinking.disabled
         return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()} | canonical, answers
@@ -179,8 +183,13 @@ class Chained:
 
     @property
     def ignored(self) -> Sequence[str]:
-        """Of both."""
-        return (*self.then.ignored, *self.first.ignored)
+        """Of both, as the client calls them."""
+        return (*self.then.ignored, *called(self.first.ignored, self.names))
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """See AnswerTranslation."""
+        return self.then.names
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
@@ -203,6 +212,11 @@ class _ChainedStream:
         """See StreamTranslation."""
         last = self._first.end()
         return (self._then.feed(last) if last else b"") + self._then.end()
+
+
+def called(fields: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Canonical fields, or parts of them, as a client knows them: see `AnswerTranslation.names`."""
+    return tuple(names.get(field.partition(".")[0], field) for field in fields)
 
 
 def shown(names: Sequence[str]) -> list[JsonValue]:

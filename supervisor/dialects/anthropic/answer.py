@@ -15,7 +15,7 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
-from supervisor.dialects.anthropic.request import Canonical, require_max_tokens
+from supervisor.dialects.anthropic.request import NAMES, Canonical, require_max_tokens
 from supervisor.errors import UpstreamError
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import AnswerTranslation, StreamTranslation
@@ -64,6 +64,7 @@ class Answers:
     model: str
     stops: tuple[str, ...]
     ignored: tuple[str, ...]
+    names = NAMES
     content_type = _JSON
     stream_content_type = EVENTS
 
@@ -101,6 +102,7 @@ class Counts:
     """What becomes of a count."""
 
     ignored: tuple[str, ...]
+    names = NAMES
     content_type = _JSON
     stream_content_type = EVENTS
 

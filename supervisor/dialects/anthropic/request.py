@@ -21,6 +21,14 @@ _REFUSED: Final = {
     "container": "container: no model here runs code in one; leave it out",
     "mcp_servers": "mcp_servers: no model here connects to them; offer their tools in `tools`",
 }
+NAMES: Final = {
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    "chat_template_kwargs": "thinking",
+    "response_format": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Canonical fields → what they are called here."""
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _TOOL_FIELDS: Final = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
 _FORGETS_THOUGHTS: Final = "clear_thinking_"

@@ -32,6 +32,13 @@ OPTIONS: Final[Mapping[str, str]] = {
 }
 """Options for sampling, and what they are called in a canonical request. All others are about how a model is loaded, which
 its configuration says here; clients send them by default, so that a refusal would leave nothing of them."""
+NAMES: Final[Mapping[str, str]] = {
+    **{canonical: f"options.{option}" for option, canonical in OPTIONS.items()},
+    "chat_template_kwargs": "think",
+    "reasoning_effort": "think",
+    "response_format": "format",
+}
+"""Canonical fields → what they are called here."""
 _LEVELS: Final = frozenset({"low", "medium", "high"})
 _NULL: Final = b"null"
 _PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.ollama.answers import JSON, LINES, Answers, Shape
 from supervisor.dialects.ollama.fields import (
+    NAMES,
     common,
     decoded,
     encode,
@@ -150,6 +151,7 @@ class VectorAnswers:
     begun: int = field(default_factory=time.monotonic_ns)
     content_type: bytes = JSON
     stream_content_type: bytes = LINES
+    names: ClassVar[Mapping[str, str]] = NAMES
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""

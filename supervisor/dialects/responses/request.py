@@ -19,6 +19,14 @@ from supervisor.dialects.responses.tools import Tools, tools_of
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.outline import may_be_cut
 
+NAMES: Final = {
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "chat_template_kwargs": "reasoning.effort",
+    "response_format": "text.format",
+    "logprobs": "include",
+}
+"""Canonical fields → what they are called here."""
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _UNTHINKING: Final = frozenset({"none", "minimal"})
 

@@ -223,6 +223,21 @@ class TestFields:
         assert "temperature" in answer.headers["x-llmux-ignored"].split(", ")
 
     @pytest.mark.parametrize(
+        ("path", "fields", "names"),
+        [
+            ("/v1/responses", {"input": "Hello", "max_output_tokens": 9}, ["max_output_tokens"]),
+            ("/api/chat", {"options": {"num_gpu": 1, "num_predict": 9}}, ["options.num_gpu", "options.num_predict"]),
+            ("/v1/messages", {"max_tokens": 9, "top_k": 1, "stop_sequences": ["x"]}, ["max_tokens", "top_k", "stop_sequences"]),
+        ],
+    )  # fmt: skip
+    def test_ignored_by_the_clients_names(self, site, path, fields, names):
+        body = {"model": "plain", "stream": False, "messages": [{"role": "user", "content": "Hello"}], **fields}
+        body.pop("messages" if path == "/v1/responses" else "", None)
+        answer = site.daemon.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-llmux-ignored"].split(", ") == names
+
+    @pytest.mark.parametrize(
         ("name", "value"),
         [
             ("tools", [{"type": "function", "function": {"name": "f"}}]),
