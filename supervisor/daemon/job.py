@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -44,6 +45,7 @@ class Job:
     started_at: float | None = None  # the last time
     ended_at: float | None = None
     tries: int = 0
+    deaths: int = 0  # of the daemon, while this was sent; one more while it is
     status: int | None = None  # of the answer
     content_type: str = ""
     result_bytes: int | None = None  # set iff there is a result
@@ -68,6 +70,28 @@ class Answer:
     error: dict[str, Any] | None = None  # set iff it failed
     retry_after_s: float | None = None  # set iff it may be sent again
     held: HeldBody | None = None  # counts the body; release it when that is kept
+
+
+def failed(code: str, message: str, retry_after_s: float | None = None) -> Answer:
+    """An answer of llmux itself."""
+    return Answer(500, "", b"", {"message": message, "code": code}, retry_after_s)
+
+
+@dataclass(slots=True)
+class Running:
+    """A job that has a place."""
+
+    is_sending: bool = False
+    is_stopped: bool = False
+    is_cancelled: bool = False  # by its client, not by the daemon's end
+    task: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """Cuts it only while it is sent: what came of it is kept, and the task ends by itself."""
+        self.is_stopped = True
+        if self.is_sending and self.task is not None:
+            self.is_sending = False
+            self.task.cancel()
 
 
 def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:

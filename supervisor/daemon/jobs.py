@@ -1,9 +1,9 @@
 """Jobs: inference requests whose clients don't wait. They are kept on disk, with their results, over restarts.
 
 A job waits until one of `jobs_running` places is free; then its request goes the way of all others, with its client's priority
-and limits. The next place is for the key that has the fewest. What was running when the daemon ended is run again. What is
-refused for now, by a full queue or a rate limit, gives its place back and is tried again. An ended job goes after `jobs_keep_s`,
-or when the disk that jobs may take is full, the oldest first.
+and limits. The next place is for the key that has the fewest. What was running when the daemon ended is run again, unless the
+daemon died of it, or with it, `DEATHS` times. What is refused for now, by a full queue or a rate limit, gives its place back and
+is tried again. An ended job goes after `jobs_keep_s`, or when the disk that jobs may take is full, the oldest first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.job_limits import JobsConfig
-from supervisor.daemon.job import Answer, Job, JobFullError, JobInterruptedError, Send, State
+from supervisor.daemon.job import Answer, Job, JobFullError, JobInterruptedError, Running, Send, State, failed
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.io.files import replacing
 from supervisor.io.held_body import Bytes
@@ -31,30 +31,16 @@ from supervisor.io.store import Entry, NotSavedError, Store
 
 TRIES: Final = 20
 """So often a job is sent whose answer says `retry-after`."""
+DEATHS: Final = 3
+"""So often the daemon may die while a job is sent: perhaps it is the job that kills it."""
 LONGEST_PAUSE_S: Final = 60.0
 MESSAGE_LIMIT: Final = 1000
 MOST_ENDED: Final = 10_000
 """So many jobs that have ended are remembered, with or without a result."""
 SWEEP_S: Final = 60.0
-_COLLECTION: Final = "jobs"
-_FOLDER: Final = "jobs"
+_COLLECTION: Final = "jobs"  # and the folder
 
 log = structlog.get_logger("llmux.jobs")
-
-
-@dataclass(slots=True)
-class _Running:
-    is_sending: bool = False
-    is_stopped: bool = False
-    is_cancelled: bool = False  # by its client, not by the daemon's end
-    task: asyncio.Task[None] | None = None
-
-    def stop(self) -> None:
-        """Cuts it only while it is sent: what came of it is kept, and the task ends by itself."""
-        self.is_stopped = True
-        if self.is_sending and self.task is not None:
-            self.is_sending = False
-            self.task.cancel()
 
 
 @dataclass(slots=True)
@@ -68,7 +54,7 @@ class Jobs:
     _send: Send | None = None
     _all: dict[str, Job] = field(default_factory=dict)  # oldest first
     _coming: dict[str, int] = field(default_factory=dict)  # bytes of those that are being written
-    _running: dict[str, _Running] = field(default_factory=dict)
+    _running: dict[str, Running] = field(default_factory=dict)
     _resting: set[str] = field(default_factory=set)  # that were refused for now
     _places: dict[str, int] | None = None  # of those that wait, in their line; None: not counted yet
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,7 +66,7 @@ class Jobs:
 
     def open(self, store: Store, folder: Path) -> None:
         """Go on with the jobs that are kept. Blocks on a folder. One that can't be used is logged, and no jobs are taken."""
-        folder /= _FOLDER
+        folder /= _COLLECTION
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             files = {path.name: path for path in folder.iterdir()}
@@ -241,19 +227,20 @@ class Jobs:
             oldest = (line[0] for line in waiting.values() if line)
             job = waiting[min(oldest, key=lambda one: (busy[one.owner], one.created_at)).owner].popleft()
             busy[job.owner] += 1
-            running = self._running[job.id] = _Running()
+            running = self._running[job.id] = Running()
             running.task = asyncio.create_task(self._run(job, running, self._send))
 
-    async def _run(self, job: Job, running: _Running, send: Send) -> None:
+    async def _run(self, job: Job, running: Running, send: Send) -> None:
         answer = None
         try:
             answer = None if running.is_stopped else await self._answer(job, running, send)
+            pause_s = 0.0 if answer is None else answer.retry_after_s if job.tries < TRIES else None
+            if pause_s is not None:
+                await self._saved(job)
             if running.is_cancelled:
                 await self._end(job, "cancelled")
-            elif answer is None:
-                job.state = "queued"
-            elif answer.retry_after_s is not None and job.tries < TRIES:
-                self._rest(job, min(answer.retry_after_s, LONGEST_PAUSE_S))
+            elif answer is None or pause_s is not None:
+                self._rest(job, min(pause_s or 0.0, LONGEST_PAUSE_S))
             else:
                 await self._keep(job, answer)
         finally:
@@ -263,15 +250,21 @@ class Jobs:
             self._tell()
             self._fill()
 
-    async def _answer(self, job: Job, running: _Running, send: Send) -> Answer | None:
+    async def _answer(self, job: Job, running: Running, send: Send) -> Answer | None:
         """None: it was stopped."""
-        job.state, job.started_at = "running", round(time.time(), 3)
-        self._tell()
-        running.is_sending = True
+        if job.deaths >= DEATHS:
+            return failed("job_given_up", f"llmux died {DEATHS} times while it sent this job; the log may say why.")
+        job.tries += 1
+        job.deaths += 1  # until it is known to have outlived this
         try:
-            sending = send(job, await asyncio.to_thread(self._path(job, "request").read_bytes))
-            job.tries += 1
-            answer = await sending
+            if not await self._saved(job):
+                return failed("job_not_kept", "Its start can't be written down; the log says why.", LONGEST_PAUSE_S)
+            if running.is_stopped:
+                return None
+            job.state, job.started_at = "running", round(time.time(), 3)
+            self._tell()
+            running.is_sending = True
+            answer = await send(job, await asyncio.to_thread(self._path(job, "request").read_bytes))
         except JobInterruptedError:
             return None
         except asyncio.CancelledError:
@@ -279,15 +272,13 @@ class Jobs:
                 raise
             return None
         except OSError as error:
-            message = f"Its request can't be read: {error.strerror or error}"
-            return Answer(500, "", b"", {"message": message, "code": "job_not_kept"})
+            return failed("job_not_kept", f"Its request can't be read: {error.strerror or error}")
         except Exception as error:
             log.exception("job.broke", job=job.id, reason=str(error))
-            return Answer(
-                500, "", b"", {"message": "llmux could not send it; its log says why.", "code": "internal_error"}
-            )
+            return failed("internal_error", "llmux could not send it; its log says why.")
         finally:
             running.is_sending = False
+            job.deaths -= 1
         return None if self.is_paused and answer.error is not None else answer  # perhaps because the daemon ends
 
     def _rest(self, job: Job, pause_s: float) -> None:
@@ -322,13 +313,10 @@ class Jobs:
             await self._forget([job])
             return
         size, job.request_bytes = job.request_bytes, 0
-        try:
-            await self._save(job)
-        except NotSavedError as error:
-            job.request_bytes = size  # after a restart it is run again
-            log.warning("job.not_kept", job=job.id, reason=error.message)
-        else:
+        if await self._saved(job):
             self._path(job, "request").unlink(missing_ok=True)
+        else:
+            job.request_bytes = size  # after a restart it is run again
         self._tell()
 
     def _tell(self) -> None:
@@ -378,6 +366,15 @@ class Jobs:
     def _path(self, job: Job, kind: str) -> Path:
         assert self.folder is not None
         return self.folder / f"{job.id}.{kind}"
+
+    async def _saved(self, job: Job) -> bool:
+        """False: it can't be, and the log says why."""
+        try:
+            await self._save(job)
+        except NotSavedError as error:
+            log.warning("job.not_kept", job=job.id, reason=error.message)
+            return False
+        return True
 
     async def _save(self, job: Job) -> None:
         await self._change({(_COLLECTION, job.id): msgspec.to_builtins(job)})

@@ -5,8 +5,10 @@ Such a count is no count of the worker's: it takes a turn in the queue, and cost
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -68,6 +70,7 @@ class Counts:
     content_type = b"application/json"
     stream_content_type = b"text/event-stream"
     ignored = ()
+    names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # the client's own: chats are canonical
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation. Raises InvalidRequestError for an answer that says nothing of its prompt."""

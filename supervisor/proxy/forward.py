@@ -26,7 +26,13 @@ from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
-from supervisor.proxy.translation import AnswerTranslation, StreamTranslation, TranslatedResponse, ignored_header
+from supervisor.proxy.translation import (
+    AnswerTranslation,
+    StreamTranslation,
+    TranslatedResponse,
+    called,
+    ignored_header,
+)
 from supervisor.proxy.upstream_error import error_answer, is_overflow, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
@@ -177,8 +183,8 @@ async def forward(
         if (
             type(response) is ProgramResponse and response.ignored
         ):  # isinstance would take a microsecond: it is a Protocol's
-            outcome.ignored = response.ignored
-            own.append((b"x-llmux-ignored", ignored_header(response.ignored).encode()))
+            outcome.ignored = called(response.ignored, {} if translation is None else translation.names)
+            own.append((b"x-llmux-ignored", ignored_header(outcome.ignored).encode()))
         if tells_cache and response.status < 400:
             response, told = await cache_report.held(response)
             said = {name for name, _ in (*own, *response.headers)}

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -26,6 +27,7 @@ from supervisor.io.upstream import Headers, UpstreamResponse
 ANSWER_LIMIT: Final = 64 * 1024 * 1024
 KEPT_PIECES: Final = 4  # of the canonical answer's end, where its usage stands
 KEPT_BYTES: Final = 4096
+MOST_SHOWN: Final = 20  # of the fields without effect
 _TEMPLATE: Final = "chat_template_kwargs"
 _EFFORT: Final = "reasoning_effort"  # for models that have levels, whatever switches their reasoning
 _REPLACED: Final = (b"content-type", b"content-length", b"etag")
@@ -55,6 +57,10 @@ class AnswerTranslation(Protocol):
     @property
     def ignored(self) -> Sequence[str]:
         """The request's fields that have no effect on the canonical one: the response's `x-llmux-ignored`."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Canonical fields that the client knows by other names → these."""
 
     def answer(self, body: bytes) -> bytes:
         """The dialect's answer, by a whole canonical one. Raises UpstreamError for what is none."""
@@ -94,7 +100,7 @@ class TargetModel:
 class Switched:
     """A translation of one request, whose `chat_template_kwargs.enable_thinking` becomes what the model is switched by.
 
-    `ignored` has a name once a model was to be switched that can't be.
+    `ignored` has the client's name of the switch once a model was to be switched that can't be.
     """
 
     def __init__(self, translation: Translation, thinking: Thinking | None) -> None:
@@ -110,7 +116,7 @@ class Switched:
             return canonical, answers
         wanted = _switch(canonical.pop(_TEMPLATE)).enable_thinking
         if self._thinking is None:
-            self.ignored = () if _EFFORT in canonical else ("thinking",)
+            self.ignored = () if _EFFORT in canonical else called([_TEMPLATE], answers.names)
             return canonical, answers
         switch = self._thinking.enabled if wanted else self._thinking.disabled
         return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()} | canonical, answers
@@ -177,8 +183,13 @@ class Chained:
 
     @property
     def ignored(self) -> Sequence[str]:
-        """Of both."""
-        return (*self.then.ignored, *self.first.ignored)
+        """Of both, as the client calls them."""
+        return (*self.then.ignored, *called(self.first.ignored, self.names))
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """See AnswerTranslation."""
+        return self.then.names
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
@@ -203,11 +214,22 @@ class _ChainedStream:
         return (self._then.feed(last) if last else b"") + self._then.end()
 
 
+def called(fields: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Canonical fields, or parts of them, as a client knows them: see `AnswerTranslation.names`."""
+    return tuple(names.get(field.partition(".")[0], field) for field in fields)
+
+
 def shown(names: Sequence[str]) -> list[JsonValue]:
-    """Fields without effect, as they may be told. Clients choose the names: only plain characters of some are repeated."""
-    return [
-        "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64]) for name in names[:20]
+    """Fields without effect, as they may be told, each once, and how many more there are.
+
+    Clients choose the names: only plain characters of some are repeated.
+    """
+    each = dict.fromkeys(names)
+    told: list[JsonValue] = [
+        "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
+        for name in islice(each, MOST_SHOWN)
     ]
+    return told if len(each) <= MOST_SHOWN else [*told, f"and {len(each) - MOST_SHOWN} more"]
 
 
 def ignored_header(names: Sequence[str]) -> str:

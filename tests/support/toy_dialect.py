@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import msgspec
 
@@ -31,6 +32,7 @@ class Say:
 class Said:
     content_type = b"text/plain"
     stream_content_type = b"application/x-ndjson"
+    names: ClassVar[dict[str, str]] = {}
 
     def __init__(self, ignored):
         self.ignored = ignored

@@ -46,6 +46,7 @@ _RENAMED_REMOTE: Final = {
     "max_retries": "max_retries",
     "health_check": "health",
 }
+_SWITCHED_OFF: Final = 'it stays off, and nobody can load it here; take "enabled: false" out to have it'
 _OWN: Final = "llmux chooses it"
 _NOT_HERE: Final = {
     "ct2": "there is no runtime for CTranslate2",
@@ -121,6 +122,7 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
             model[key] = values[key]
     if values.get("enabled") is False:
         model["enabled"] = False
+        draft.look(f"{where}.enabled", _SWITCHED_OFF, model=name)
     if convert_backend is not _remote:
         if values.get("prompt_format") is not None:
             model["prompt_format"] = values["prompt_format"]

@@ -15,7 +15,7 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
-from supervisor.dialects.anthropic.request import Canonical, require_max_tokens
+from supervisor.dialects.anthropic.request import NAMES, Canonical, require_max_tokens
 from supervisor.errors import UpstreamError
 from supervisor.proxy.counting import COUNT
 from supervisor.proxy.dialect import EVENTS
@@ -43,7 +43,7 @@ class Messages:
         """See Translation."""
         require_max_tokens(fields)
         canonical = Canonical(fields)
-        return canonical.fields, Answers(_model(fields), tuple(canonical.stops), canonical.ignored)
+        return canonical.fields, Answers(_model(fields), tuple(canonical.stops), tuple(canonical.ignored))
 
 
 class CountTokens:
@@ -54,7 +54,7 @@ class CountTokens:
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""
         canonical = Canonical({name: raw for name, raw in fields.items() if name != "stream"})
-        ignored = (*canonical.ignored, "stream") if "stream" in fields else canonical.ignored
+        ignored = (*canonical.ignored, "stream") if "stream" in fields else tuple(canonical.ignored)
         return canonical.fields, Counts(ignored)
 
 
@@ -65,6 +65,7 @@ class Answers:
     model: str
     stops: tuple[str, ...]
     ignored: tuple[str, ...]
+    names = NAMES
     content_type = _JSON
     stream_content_type = EVENTS
 
@@ -102,6 +103,7 @@ class Counts:
     """What becomes of a count."""
 
     ignored: tuple[str, ...]
+    names = NAMES
     content_type = _JSON
     stream_content_type = EVENTS
 

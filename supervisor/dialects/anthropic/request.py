@@ -6,7 +6,6 @@ What concerns caching is accepted wherever it stands.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -22,11 +21,17 @@ _REFUSED: Final = {
     "container": "container: no model here runs code in one; leave it out",
     "mcp_servers": "mcp_servers: no model here connects to them; offer their tools in `tools`",
 }
+NAMES: Final = {
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    "chat_template_kwargs": "thinking",
+    "response_format": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Canonical fields → what they are called here."""
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _TOOL_FIELDS: Final = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
 _FORGETS_THOUGHTS: Final = "clear_thinking_"
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MOST_NAMES: Final = 20
 
 
 class _Tool(msgspec.Struct):
@@ -83,7 +88,7 @@ class Canonical:
     def __init__(self, fields: Fields) -> None:
         self.fields: Fields = {}
         self.stops: list[str] = []
-        self._ignored: list[str] = []
+        self.ignored: list[str] = []
         given = {name: raw for name, raw in fields.items() if is_set(raw)}
         for name in _SAME:
             if name in given:
@@ -99,18 +104,11 @@ class Canonical:
         self._take_format(given)
         self._take_rest(given)
 
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """As far as a header can hold their names."""
-        names = [name for name in self._ignored if _NAME.fullmatch(name)][:_MOST_NAMES]
-        others = len(self._ignored) - len(names)
-        return (*names, f"and {others} more") if others else tuple(names)
-
     def _set(self, name: str, value: object) -> None:
         self.fields[name] = msgspec.Raw(msgspec.json.encode(value))
 
     def _ignore(self, names: Iterable[str], *, of: str) -> None:
-        self._ignored += (f"{of}.{name}" for name in names)
+        self.ignored += (f"{of}.{name}" for name in names)
 
     def _take_conversation(self, given: Fields) -> None:
         raw = given.pop("messages", None)
@@ -120,7 +118,7 @@ class Canonical:
         system = given.pop("system", NOTHING)
         if is_set(system) and (text := system_text(system)):
             found.insert(0, {"role": "system", "content": text})
-        self._ignored += dict.fromkeys(without_effect(raw, system))
+        self.ignored += dict.fromkeys(without_effect(raw, system))
         self._set("messages", found)
 
     def _take_stream(self, given: Fields) -> None:
@@ -162,7 +160,7 @@ class Canonical:
         if found.strict is not None:
             function["strict"] = found.strict
         names = [f"tools.{name}" for name in tool if name not in _TOOL_FIELDS]
-        self._ignored += [name for name in names if name not in self._ignored]
+        self.ignored += [name for name in names if name not in self.ignored]
         return {"type": "function", "function": function}
 
     def _take_thinking(self, given: Fields) -> None:
@@ -199,12 +197,12 @@ class Canonical:
             edits = decoded(_edits, raw, "context_management").edits
             if not all(edit.type.startswith(_FORGETS_THOUGHTS) for edit in edits):  # they are left out in any case
                 raise refuse("context_management", "context_management: shorten the conversation yourself")
-            self._ignored.append("context_management")
+            self.ignored.append("context_management")
         if (raw := given.pop("metadata", None)) is not None:
             if (user := decoded(_user, raw, "metadata").user_id) is not None:
                 self._set("user", user)
             self._ignore((name for name in decoded(_fields, raw, "metadata") if name != "user_id"), of="metadata")
-        self._ignored += given
+        self.ignored += given
 
 
 def require_max_tokens(fields: Fields) -> None:

@@ -7,7 +7,7 @@ A stream is `response.created`, `response.output_text.delta` for each piece of t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,7 @@ import msgspec
 
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import Measured, Metrics
+from supervisor.dialects.llm_pool.request import NAMES
 from supervisor.proxy.translation import StreamTranslation, Times
 from supervisor.proxy.upstream_error import worker_error
 
@@ -30,6 +31,11 @@ class Answers:
     ignored: Sequence[str]
     times: Times | None
     clock: Callable[[], float]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """See AnswerTranslation."""
+        return NAMES
 
     @property
     def content_type(self) -> bytes:

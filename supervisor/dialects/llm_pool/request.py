@@ -40,6 +40,13 @@ _DECODING: Final[dict[str, tuple[Any, str]]] = {
     "max_tokens": (int, "a whole number, at least 1"),
     "stop": (list[str], "a list of texts"),
 }
+NAMES: Final = {
+    **{name: f"decoding.{name}" for name in _DECODING},
+    "repeat_penalty": "decoding.repetition_penalty",
+    "chat_template_kwargs": "thinking",
+    "reasoning_effort": "thinking",
+}
+"""Canonical fields → what they are called here."""
 _AT_LEAST_1: Final = frozenset({"beam_size", "max_tokens"})
 _OPENAIS: Final = frozenset({"top_p", "temperature", "max_tokens", "stop"})  # which chat completions have everywhere
 

@@ -7,15 +7,15 @@ line says how it ended, and has the figures. A request for nothing, which only l
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
 from supervisor.dialects.chat import Answer, ChatStream, Choice, Function, Message, Timings, ToolCall, Usage, whole
-from supervisor.dialects.ollama.fields import encode
+from supervisor.dialects.ollama.fields import NAMES, encode
 from supervisor.dialects.ollama.messages import tool_calls
 
 JSON: Final = b"application/json"
@@ -34,6 +34,7 @@ class Answers:
     ignored: Sequence[str] = ()
     is_load: bool = False  # nothing was asked for: the model only had to be there
     begun: int = field(default_factory=time.monotonic_ns)
+    names: ClassVar[Mapping[str, str]] = NAMES
     content_type: bytes = JSON
     stream_content_type: bytes = LINES
 

@@ -6,7 +6,7 @@ Null is the same as absent, as with Ollama. Values pass unparsed where the canon
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +32,13 @@ OPTIONS: Final[Mapping[str, str]] = {
 }
 """Options for sampling, and what they are called in a canonical request. All others are about how a model is loaded, which
 its configuration says here; clients send them by default, so that a refusal would leave nothing of them."""
+NAMES: Final[Mapping[str, str]] = {
+    **{canonical: f"options.{option}" for option, canonical in OPTIONS.items()},
+    "chat_template_kwargs": "think",
+    "reasoning_effort": "think",
+    "response_format": "format",
+}
+"""Canonical fields → what they are called here."""
 _LEVELS: Final = frozenset({"low", "medium", "high"})
 _NULL: Final = b"null"
 _PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
@@ -46,8 +53,6 @@ _UNITS: Final[Mapping[str, float]] = {
     "m": 60.0,
     "h": 3600.0,
 }
-_NAME_LIMIT: Final = 64  # of a client's own field names in a header
-_MOST_NAMES: Final = 50
 encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -87,12 +92,6 @@ def flag(fields: Fields, name: str, *, default: bool = False) -> bool:
     if value is None or isinstance(value, bool):
         return default if value is None else value
     raise InvalidRequestError(f'"{name}" must be true or false.', param=name)
-
-
-def told(names: Iterable[str]) -> tuple[str, ...]:
-    """Fields without effect as a header can name them: clients choose names, too."""
-    shown = ("".join(c if c.isalnum() or c in "_-.[]" else "?" for c in name[:_NAME_LIMIT]) for name in names)
-    return tuple(dict.fromkeys(shown))[:_MOST_NAMES]
 
 
 def sampling(fields: Fields) -> tuple[Fields, list[str]]:

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.ollama.answers import JSON, LINES, Answers, Shape
 from supervisor.dialects.ollama.fields import (
+    NAMES,
     common,
     decoded,
     encode,
@@ -29,7 +30,6 @@ from supervisor.dialects.ollama.fields import (
     refuse,
     staying,
     text,
-    told,
 )
 from supervisor.dialects.ollama.messages import content, messages
 from supervisor.errors import InvalidRequestError, UpstreamError
@@ -109,7 +109,7 @@ def _asked(shape: Shape, fields: Fields, mapped: Fields, unused: Sequence[str]) 
         mapped["model"] = fields["model"]
     if flag(fields, "stream", default=True):
         mapped |= {"stream": raw(True), "stream_options": raw({"include_usage": True})}
-    return mapped, Answers(shape, text(fields, "model"), told(unused))
+    return mapped, Answers(shape, text(fields, "model"), tuple(unused))
 
 
 def _load(shape: Shape, fields: Fields) -> tuple[Fields, Answers]:
@@ -151,6 +151,7 @@ class VectorAnswers:
     begun: int = field(default_factory=time.monotonic_ns)
     content_type: bytes = JSON
     stream_content_type: bytes = LINES
+    names: ClassVar[Mapping[str, str]] = NAMES
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
@@ -224,7 +225,7 @@ class Embed:
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise InvalidRequestError('"dimensions" must be a whole number.', param="dimensions")
         unused += _others(fields, frozenset(known))
-        return mapped, VectorAnswers(text(fields, "model"), told(unused), self._is_single, is_load, size)
+        return mapped, VectorAnswers(text(fields, "model"), tuple(unused), self._is_single, is_load, size)
 
 
 def _is_texts(value: Any) -> bool:

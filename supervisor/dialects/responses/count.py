@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.responses.request import Asked, conversation, encoded
+from supervisor.dialects.responses.request import NAMES, Asked, conversation, encoded
 from supervisor.errors import UpstreamError
 from supervisor.proxy.counting import COUNT
 from supervisor.proxy.translation import StreamTranslation
@@ -36,6 +36,7 @@ class CountTokens:
 class CountAnswers:
     """The count, as the Responses API says it."""
 
+    names = NAMES
     content_type = b"application/json"
     stream_content_type = b"text/event-stream; charset=utf-8"
 

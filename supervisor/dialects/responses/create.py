@@ -11,7 +11,7 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.responses.answer import Envelope, Spaces
 from supervisor.dialects.responses.checks import Json, a_list, count, flag, text
-from supervisor.dialects.responses.request import Asked, conversation, encoded
+from supervisor.dialects.responses.request import NAMES, Asked, conversation, encoded
 from supervisor.dialects.responses.stream import ResponseStream
 from supervisor.proxy.translation import Times
 
@@ -23,6 +23,7 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 class ResponseAnswers:
     """What the answers to one request become; see `AnswerTranslation`."""
 
+    names = NAMES
     content_type = b"application/json"
     stream_content_type = b"text/event-stream; charset=utf-8"
 

@@ -19,10 +19,16 @@ from supervisor.dialects.responses.tools import Tools, tools_of
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.outline import may_be_cut
 
+NAMES: Final = {
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "chat_template_kwargs": "reasoning.effort",
+    "response_format": "text.format",
+    "logprobs": "include",
+}
+"""Canonical fields → what they are called here."""
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _UNTHINKING: Final = frozenset({"none", "minimal"})
-_MOST_NAMED: Final = 50  # of the ignored fields, in a header
-_LONGEST_NAME: Final = 64
 
 
 class Asked:
@@ -65,11 +71,9 @@ class Asked:
 
     @property
     def ignored(self) -> list[str]:
-        """All that has no effect, unknown fields included, as a header can name it."""
+        """All that has no effect, unknown fields included."""
         unknown = (key for key, raw in self._fields.items() if key not in self._seen and bytes(raw) != b"null")
-        names = [_printable(field) for field in dict.fromkeys([*self._ignored, *unknown])]
-        more = len(names) - _MOST_NAMED
-        return names if more <= 0 else [*names[:_MOST_NAMED], f"{more} more"]
+        return [*self._ignored, *unknown]
 
 
 def conversation(asked: Asked) -> tuple[Json, Tools]:
@@ -144,8 +148,3 @@ def _reasoning(asked: Asked) -> Json:
         "reasoning_effort": "low" if effort == "minimal" else effort,  # the least that models with levels know
         "chat_template_kwargs": {"enable_thinking": effort not in _UNTHINKING},
     }
-
-
-def _printable(field: str) -> str:
-    """A name that can stand in a header."""
-    return ascii(field)[1:-1][:_LONGEST_NAME]

@@ -3,7 +3,7 @@
 By model, what can be done: `slots_erased` (llama.cpp's slots, where the program lets them be erased), `worker_restarted`
 (where it does not), `salt_rotated` (vLLM: what is kept is never found again, and goes when its room is needed),
 `nothing_to_flush`; or why not: `not_separable` (the worker can't tell tenants or tags apart), `unknown` (only the program
-that serves the model knows). `flushed` says whether nothing of what was asked for can be found again.
+that serves the model knows), `failed` (`error` says why; the other models are flushed nevertheless). `flushed` says whether nothing of what was asked for can be found again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.status import ModelStatus
 from supervisor.dialects.runner.lifecycle import agree, answer, unloaded
 from supervisor.dialects.runner.models import model_of
-from supervisor.errors import InvalidRequestError, LlmuxError
+from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 from supervisor.io.upstream import Upstream
 from supervisor.proxy.parameters import json_object
 
@@ -53,11 +53,12 @@ class Flushed:
     how: str
     entries: int | None = None  # tokens that a slot had kept; None: not known
     freed_mib: int | None = 0
+    error: str | None = None  # set iff it failed
 
     @property
     def is_done(self) -> bool:
         """Is nothing of it left to be found?"""
-        return self.how not in {"not_separable", "unknown"}
+        return self.how not in {"not_separable", "unknown", "failed"}
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -74,23 +75,31 @@ def routes(daemon: Daemon) -> list[Route]:
             name = only
         await agree(daemon, "cache-flush", asked, fields)
         models = [only] if only is not None else [*daemon.catalog.models]
-        done = {model: await _flush(daemon, model, scope) for model in models}
-        if any(each.how == "salt_rotated" for each in done.values()) or scope in ("tenant", "tag"):
-            await _rotate(daemon, scope, name, done)
+        done: dict[ModelId, Flushed] = {}
+        for model in models:
+            try:
+                done[model] = await _flush(daemon, model, scope)
+            except UnavailableError as error:
+                if model == only:
+                    raise
+                done[model] = Flushed("failed", None, None, error.message)
+        await _rotate(daemon, scope, name, done)
         entries = [each.entries for each in done.values() if each.how != "nothing_to_flush"]
         freed = [each.freed_mib for each in done.values()]
         told: Json = {
             "flushed": all(each.is_done for each in done.values()),
             "entriesRemoved": None if None in entries else sum(count or 0 for count in entries),
             "memoryFreedMB": None if None in freed else sum(mib or 0 for mib in freed),
-            "models": [
-                {"modelId": model, "flushed": each.is_done, "done": each.how, "entriesRemoved": each.entries}
-                for model, each in done.items()
-            ],
+            "models": [_told(model, each) for model, each in done.items()],
         }
         return answer(told, fields)
 
     return [Route("/v1/cache/flush", flush, methods=["POST"])]
+
+
+def _told(model: ModelId, done: Flushed) -> Json:
+    told: Json = {"modelId": model, "flushed": done.is_done, "done": done.how, "entriesRemoved": done.entries}
+    return told if done.error is None else told | {"error": done.error}
 
 
 def _asked(fields: Json) -> tuple[str, str]:

@@ -129,20 +129,23 @@ async def agree(daemon: Daemon, operation: str, asked: Json, left: Json) -> None
 
 
 async def unloaded(daemon: Daemon, model: ModelId, *, keep_overrides: bool = False) -> int | None:
-    """Unload the model; what that freed on its devices, in MiB, as read before and after. None: that can't be told.
+    """Unload the model; what its workers were just measured to take, in MiB, all of which their end frees.
 
+    Where they can't be measured, what their devices have more after than before. None: neither can be told.
     Raises UnavailableError.
     """
+    await daemon.engine.sample()
     status = daemon.engine.model(model)
     if status is None or not status.has_worker:
         await loading.unload(daemon, model, force=False)  # it may be wanted
         return 0
-    await daemon.engine.sample()
-    before = _free(daemon, status.devices)
+    before, taken = _free(daemon, status.devices), [lease.measured_mib for lease in status.leases]
     if keep_overrides:
         await daemon.engine.unload(model)
     else:
         await loading.unload(daemon, model, force=False)
+    if None not in taken:
+        return sum(mib or 0 for mib in taken)
     await daemon.engine.sample()
     after = _free(daemon, status.devices)
     if before is None or after is None or after < before:  # somebody else took it at once

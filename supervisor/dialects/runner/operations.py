@@ -219,7 +219,8 @@ SECTION: Final = Section(
             "POST",
             "/v1/models/unload",
             "Unload a model; the answer comes when its worker has ended.",
-            "The memory is what its devices have more after than before; null where that can't be told.",
+            "The memory is what its workers were measured to take just before; where they can't be measured, what its devices have "
+            "more after than before; null where neither can be told.",
             scope="admin",
             request=request({"modelId": _MODEL_ID, "verifiedOpToken": _TOKEN}, "modelId", more=True),
             answer=record({"modelId": text(), "gpuMemoryFreedMB": whole(null=True), "kvCacheFlushed": flag()}),
@@ -245,7 +246,7 @@ SECTION: Final = Section(
                 {
                     "flushed": flag(),
                     "entriesRemoved": whole("Tokens; null: not known.", null=True),
-                    "memoryFreedMB": whole("As measured.", null=True),
+                    "memoryFreedMB": whole("By workers that were restarted, as an unload tells it.", null=True),
                     "models": array(
                         record(
                             {
@@ -253,7 +254,9 @@ SECTION: Final = Section(
                                 "flushed": flag(),
                                 "done": text("What was done with it: see below."),
                                 "entriesRemoved": whole(null=True),
-                            }
+                                "error": text("Why it failed."),
+                            },
+                            optional=("error",),
                         )
                     ),
                 }

@@ -73,6 +73,11 @@ class Chats:
     thinking: PromptFormat | None
 
     @property
+    def names(self) -> Mapping[str, str]:
+        """The client's own: chats are canonical."""
+        return {}
+
+    @property
     def content_type(self) -> bytes:
         """See AnswerTranslation."""
         return b"application/json"

@@ -233,6 +233,21 @@ class TestFields:
         assert "temperature" in answer.headers["x-llmux-ignored"].split(", ")
 
     @pytest.mark.parametrize(
+        ("path", "fields", "names"),
+        [
+            ("/v1/responses", {"input": "Hello", "max_output_tokens": 9}, ["max_output_tokens"]),
+            ("/api/chat", {"options": {"num_gpu": 1, "num_predict": 9}}, ["options.num_gpu", "options.num_predict"]),
+            ("/v1/messages", {"max_tokens": 9, "top_k": 1, "stop_sequences": ["x"]}, ["max_tokens", "top_k", "stop_sequences"]),
+        ],
+    )  # fmt: skip
+    def test_ignored_by_the_clients_names(self, site, path, fields, names):
+        body = {"model": "plain", "stream": False, "messages": [{"role": "user", "content": "Hello"}], **fields}
+        body.pop("messages" if path == "/v1/responses" else "", None)
+        answer = site.daemon.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-llmux-ignored"].split(", ") == names
+
+    @pytest.mark.parametrize(
         ("name", "value"),
         [
             ("tools", [{"type": "function", "function": {"name": "f"}}]),
@@ -289,6 +304,88 @@ class TestFailures:
     def test_a_variable_that_is_not_set(self, tmp_path):
         with running(tmp_path, {"models": {"m": program(tmp_path, pass_env=["NO_SUCH_KEY"])}}) as daemon:
             assert "NO_SUCH_KEY" in daemon.wait_state("m", "failed")["reason"]
+
+
+class TestNobodyWaits:
+    """A job and a response in the background behave as with a worker."""
+
+    @staticmethod
+    def job(site: Site, text: str, model: str = "plain", headers: dict[str, str] | None = None, **fields: Any):
+        body = {"model": model, "messages": [{"role": "user", "content": text}], **fields}
+        made = site.daemon.post(
+            "/v1/jobs", json={"endpoint": "/v1/chat/completions", "body": body}, headers=headers or {}
+        )
+        assert made.status_code == 202, made.text
+        return made.json()["id"]
+
+    @staticmethod
+    def background(site: Site, text: str, model: str = "plain", **fields: Any) -> str:
+        body = {"model": model, "input": text, "background": True, **fields}
+        made = site.daemon.post("/v1/responses", json=body)
+        assert (made.status_code, made.json()["status"]) == (200, "queued"), made.text
+        return made.json()["id"]
+
+    @staticmethod
+    def over(site: Site, path: str) -> dict[str, Any]:
+        return wait_until(
+            lambda: (
+                (found := site.daemon.get(path).json())["status"] not in {"queued", "running", "in_progress"} and found
+            )
+        )
+
+    @pytest.mark.parametrize(
+        ("headers", "fields"), [({}, YES), ({"X-Allow-Remote": "true"}, {})], ids=["field", "header"]
+    )
+    def test_permission(self, site, headers, fields):
+        """Of the request that makes it."""
+        job = self.over(site, f"/v1/jobs/{self.job(site, 'Hello', 'claude:sonnet', headers, **fields)}")
+        assert (job["status"], job["error"]) == ("completed", None)
+        assert site.daemon.get(job["result"]).json()["choices"][0]["message"]["content"]
+
+    def test_refused(self, site):
+        job = self.over(site, f"/v1/jobs/{self.job(site, 'Hello', 'claude:sonnet')}")
+        assert (job["status"], job["error"]["code"]) == ("failed", "remote_not_allowed")
+        found = self.over(site, f"/v1/responses/{self.background(site, 'Hello', 'claude:sonnet')}")
+        assert (found["status"], found["error"]["code"]) == ("failed", "remote_not_allowed")
+        assert site.notes() == []
+
+    def test_a_response(self, site):
+        found = self.over(site, f"/v1/responses/{self.background(site, 'Hello', 'claude:sonnet', **YES)}")
+        assert found["status"] == "completed"
+        assert found["output"][0]["content"][0]["text"]
+
+    @pytest.mark.parametrize("wish", ["exit 3", "die"])
+    def test_a_program_that_fails(self, site, wish):
+        job = self.over(site, f"/v1/jobs/{self.job(site, wish)}")
+        assert (job["status"], job["error"]["code"]) == ("failed", "upstream_error")
+        found = self.over(site, f"/v1/responses/{self.background(site, wish)}")
+        assert (found["status"], found["error"]["code"]) == ("failed", "upstream_error")
+        assert "secret" not in f"{job}{found}"
+
+    @pytest.mark.parametrize("kind", ["jobs", "responses"])
+    def test_cancelled(self, site, kind):
+        """Nothing of its program is left."""
+        begin = self.job if kind == "jobs" else self.background
+        name = begin(site, "linger hang")
+        child = site.child()
+        assert site.daemon.post(f"/v1/{kind}/{name}/cancel").json()["status"] == "cancelled"
+        wait_until(lambda: all_gone(site) and gone(child))
+
+    def test_over_a_restart(self, tmp_path):
+        (seen := tmp_path / "seen").mkdir()
+        go_on = tmp_path / "go"
+        with running(tmp_path, {"models": {"plain": program(seen)}, "limits": {"drain_s": 0}}) as daemon:
+            site = Site(daemon, seen)
+            waits = self.job(site, f"wait {go_on}"), self.background(site, f"wait {go_on}")
+            wait_until(lambda: len(site.pids()) == 2)
+            assert daemon.process is not None
+            daemon.process.send_signal(signal.SIGKILL)
+            daemon.process.wait(LIMIT_S)
+            go_on.touch()
+            daemon.start()
+            assert self.over(site, f"/v1/jobs/{waits[0]}")["status"] == "completed"
+            assert self.over(site, f"/v1/responses/{waits[1]}")["status"] == "completed"
+            wait_until(lambda: len(site.pids()) == 4 and all_gone(site))
 
 
 class TestBounds:

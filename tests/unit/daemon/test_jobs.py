@@ -263,6 +263,42 @@ class TestRestart:
             assert (again.state, len(worker.sent)) == ("completed", 2)
         assert files(tmp_path) == {".result"}
 
+    async def test_not_for_ever_if_the_daemon_dies_of_it(self, tmp_path):
+        worker = Worker()
+        async with opened(tmp_path) as jobs:
+            taken = await add(jobs)
+        for sent in range(1, module.DEATHS + 1):
+            async with opened(tmp_path, worker) as jobs:
+                await until(lambda sent=sent: len(worker.sent) == sent)
+                await jobs._store.lend()  # nothing is saved any more, as if it died now
+        async with opened(tmp_path, worker) as jobs:
+            job = jobs.find(taken.id, None, is_admin=True)
+            await until(lambda: job.is_over)
+            assert (job.state, job.tries, job.error["code"]) == ("failed", module.DEATHS, "job_given_up")
+            assert len(worker.sent) == module.DEATHS
+
+    async def test_ends_of_the_daemon_are_no_deaths(self, tmp_path):
+        worker = Worker()
+        async with opened(tmp_path) as jobs:
+            taken = await add(jobs)
+        for sent in range(1, module.DEATHS + 2):
+            async with opened(tmp_path, worker) as jobs:
+                await until(lambda sent=sent: len(worker.sent) == sent)
+        worker.open.set()
+        async with opened(tmp_path, worker) as jobs:
+            job = jobs.find(taken.id, None, is_admin=True)
+            await until(lambda: job.is_over)
+            assert (job.state, job.tries, job.deaths) == ("completed", module.DEATHS + 2, 0)
+
+    async def test_what_cannot_be_counted_is_not_sent(self, tmp_path):
+        worker = Worker()
+        async with opened(tmp_path) as jobs:
+            job = await add(jobs)
+            await jobs._store.lend()
+            jobs.start(worker)
+            await until(lambda: job.id in jobs._resting)
+            assert (job.state, worker.sent) == ("queued", [])
+
     async def test_an_end_waits_for_what_is_being_kept(self, tmp_path):
         worker = Worker()
         async with opened(tmp_path, worker) as jobs:

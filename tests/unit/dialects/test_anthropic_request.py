@@ -342,9 +342,6 @@ class TestParameters:
         edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
         assert mapped(context_management={"edits": edits})[1] == ["context_management"]
 
-    def test_names_that_a_header_cannot_hold(self):
-        assert mapped(**{"a\r\nb": 1, "ok": 2})[1] == ["ok", "and 1 more"]
-
 
 PLACES = {
     "model": "model",

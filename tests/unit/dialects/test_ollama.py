@@ -256,10 +256,6 @@ class TestRequests:
             asked(f"/api/{path}", **{"model": "m", **rest, **fields})
         assert refused.value.param == param
 
-    def test_names_of_the_clients_own_fit_into_a_header(self):
-        (told,) = chat(**{"x\r\ny, z" * 30: 1})[1].ignored
-        assert re.fullmatch(r"[\w?]{64}", told)
-
     @given(
         st.sampled_from(sorted(TRANSLATIONS)),
         st.dictionaries(

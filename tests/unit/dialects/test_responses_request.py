@@ -141,12 +141,6 @@ class TestFields:
             "text.format.color",
         ]
 
-    def test_names_of_ignored_fields_fit_into_a_header(self):
-        ignored = mapped(**{"a\r\nset-cookie: b": 1, "ü": 1, "x" * 1000: 1})[1]
-        assert ignored == ["a\\r\\nset-cookie: b", "\\xfc", "x" * 64]
-        many = mapped(**{f"f{number}": 1 for number in range(900)})[1]
-        assert (len(many), many[-1]) == (51, "850 more")
-
     @pytest.mark.parametrize(
         ("fields", "param"),
         [
@@ -300,8 +294,7 @@ class TestNothingIsLost:
             canonical, answers = translated({**PLAIN, name: value})
         except InvalidRequestError:
             return
-        field = ascii(name)[1:-1]
-        is_named = any(one == field or one.startswith((f"{field}.", f"{field}[")) for one in answers.ignored)
+        is_named = any(one == name or one.startswith((f"{name}.", f"{name}[")) for one in answers.ignored)
         has_effect = canonical != plain or answers._envelope.echo != plain_answers._envelope.echo
         is_empty = not any(one is not None for one in value.values()) if isinstance(value, dict) else not value
         assert has_effect or is_named or is_empty or value in DEFAULTS.get(name, ())

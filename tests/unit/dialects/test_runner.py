@@ -7,13 +7,17 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
+from supervisor.core.device_ledger import Lease, Phase
 from supervisor.core.events import Configured
 from supervisor.dialects import dialect_of
-from supervisor.dialects.runner import RUNNER
-from supervisor.dialects.runner.flush import _asked
+from supervisor.dialects.runner import RUNNER, flush
+from supervisor.dialects.runner.flush import Flushed, _asked
+from supervisor.dialects.runner.lifecycle import unloaded
 from supervisor.dialects.runner.models import is_same_quantization, model_of, quantization_of
-from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from tests.support.application import ask, get, serving
 
 
@@ -129,6 +133,76 @@ class TestFlush:
     )
     def test_asked(self, fields, expected):
         assert _asked(dict(fields)) == expected
+
+    @pytest.fixture
+    def client(self, monkeypatch):
+        """Of two models, of which the first can't be flushed."""
+
+        async def flushed(_daemon, name, _scope):
+            if name == "stuck":
+                raise UnavailableError("Its worker can't be killed.")
+            return Flushed("slots_erased", 5)
+
+        monkeypatch.setattr(flush, "_flush", flushed)
+        two = daemon(model("stuck"), model("fine"))
+        two.catalog.server = SimpleNamespace(governance=None)
+        return TestClient(Starlette(routes=flush.routes(two)))
+
+    def test_one_that_fails_leaves_the_others_flushed(self, client):
+        told = client.post("/v1/cache/flush", json={"scope": "all"})
+        stuck = {"modelId": "stuck", "flushed": False, "done": "failed", "entriesRemoved": None}
+        assert (told.status_code, told.json()) == (
+            200,
+            {
+                "flushed": False,
+                "entriesRemoved": None,
+                "memoryFreedMB": None,
+                "models": [
+                    {**stuck, "error": "Its worker can't be killed."},
+                    {"modelId": "fine", "flushed": True, "done": "slots_erased", "entriesRemoved": 5},
+                ],
+            },
+        )
+
+    def test_a_single_one_that_fails_is_an_error(self, client):
+        with pytest.raises(UnavailableError):
+            client.post("/v1/cache/flush", json={"scope": "model", "modelId": "stuck"})
+
+
+class TestFreed:
+    """What an unload freed is what the workers took; others may take it at once, or give back more."""
+
+    @pytest.mark.parametrize(
+        ("measured", "after_mib", "freed"),
+        [
+            ([60], 110, 60),
+            ([60, 40], 90, 100),
+            ([], 110, 0),
+            ([None], 110, 10),
+            ([60, None], 110, 10),
+            ([None], 90, None),
+        ],
+    )
+    async def test_freed(self, measured, after_mib, freed):
+        free = [100]
+        leases = tuple(
+            Lease(("m", index), "gpu0", Phase.HELD, 70, measured_mib=mib) for index, mib in enumerate(measured)
+        )
+
+        class Engine:
+            async def sample(self):
+                """All is known."""
+
+            async def unload(self, _model):
+                free[0] = after_mib
+
+            def model(self, _model):
+                return SimpleNamespace(has_worker=True, devices=("gpu0",), leases=leases)
+
+            def devices(self):
+                return [SimpleNamespace(id="gpu0", totals=SimpleNamespace(free_mib=free[0]))]
+
+        assert await unloaded(SimpleNamespace(engine=Engine()), "m", keep_overrides=True) == freed
 
 
 class TestBeforeItServes:

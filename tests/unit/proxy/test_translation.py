@@ -10,7 +10,9 @@ import pytest
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.dialects.ollama import OLLAMA
-from supervisor.proxy.translation import Switched, ignored_header, shown
+from supervisor.dialects.responses import RESPONSES
+from supervisor.proxy.prompts.answer import Chats
+from supervisor.proxy.translation import Chained, Switched, ignored_header, shown
 
 EFFORT = Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"})
 MESSAGES = ("/v1/messages", ANTHROPIC, {"max_tokens": 5})
@@ -40,18 +42,55 @@ def switched(api, switch, **fields):
         (MESSAGES, {}, None, {}, ()),
         (OLLAMA_CHAT, {"think": "high"}, None, {"reasoning_effort": "high"}, ()),
         (OLLAMA_CHAT, {"think": "high"}, EFFORT, {"reasoning_effort": "high"}, ()),
-        (OLLAMA_CHAT, {"think": False}, None, {}, ("thinking",)),
+        (OLLAMA_CHAT, {"think": False}, None, {}, ("think",)),
     ],
 )  # fmt: skip
 def test_thinking(api, asked, thinking, found, ignored):
     assert switched(api, thinking, **asked) == (found, ignored)
 
 
+class TestNames:
+    """What a later step ignores is told by the name that the client sent."""
+
+    @pytest.mark.parametrize(
+        ("path", "dialect", "fields", "ignored"),
+        [
+            ("/v1/messages", ANTHROPIC, {"max_tokens": 5}, {"stop_sequences", "thinking", "top_k", "x"}),
+            ("/api/chat", OLLAMA, {}, {"options.stop", "options.num_predict", "think", "options.top_k", "x"}),
+            ("/v1/responses", RESPONSES, {"input": "Hello"}, {"max_output_tokens", "reasoning.effort", "top_k", "x"}),
+        ],
+    )
+    def test_of_each_dialect(self, path, dialect, fields, ignored):
+        request = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **fields, "x": 1}
+        request.pop("messages" if path == "/v1/responses" else "", None)
+        raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in request.items()}
+        _, answers = dialect.translation("POST", path).request(raw)
+        chats = Chats(("stop", "max_tokens", "chat_template_kwargs.enable_thinking", "top_k"), None)
+        assert ignored <= {*Chained(chats, answers).ignored}
+
+
 class TestShown:
     """Clients make the names up, and they go into headers and logs."""
 
     def test_some_of_many(self):
-        assert shown([f"x{number}" for number in range(50)]) == [f"x{number}" for number in range(20)]
+        assert shown([f"x{number}" for number in range(50)]) == [*(f"x{number}" for number in range(20)), "and 30 more"]
+
+    def test_each_once(self):
+        assert shown(["tools.x", "top_k", "tools.x"]) == ["tools.x", "top_k"]
+
+    @pytest.mark.parametrize(
+        ("path", "dialect", "rest"),
+        [MESSAGES, OLLAMA_CHAT, ("/v1/responses", RESPONSES, {"input": "Hello"})],
+    )
+    def test_of_each_dialect(self, path, dialect, rest):
+        """Whichever it is, no name is lost without being counted, and none breaks the header."""
+        many = {"a\r\nset-cookie: b": 1, **{f"f{number}": 1 for number in range(29)}}
+        request = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **rest, **many}
+        request.pop("messages" if path == "/v1/responses" else "", None)
+        fields = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in request.items()}
+        _, answers = dialect.translation("POST", path).request(fields)
+        told = ignored_header(answers.ignored)
+        assert told == ", ".join(["a??set-cookie??b", *(f"f{number}" for number in range(19)), "and 10 more"])
 
     def test_plain_characters(self):
         assert shown(["a\r\nb: c" + "d" * 100, "messages[0].näme"]) == [f"a??b??c{'d' * 57}", "messages[0].n?me"]

@@ -41,6 +41,17 @@ class TestLlmPool:
         assert any(note.startswith("models.b.prompt_format: ") for note in notes(draft))
         assert "engine.models.c.prompt_format: prompts are written where the model runs" in notes(draft)
 
+    def test_models_that_are_switched_off_stay_so_and_are_named(self):
+        """There operators may load them; here nobody may, so they are told of each."""
+        gguf = {"backend": "llama_server", "model_path": "/a.gguf"}
+        draft = llm_pool.convert(
+            {"engine": {"models": {"a": {**gguf, "enabled": False}, "b": {**gguf, "enabled": True}}}}
+        )
+        draft.settle()
+        assert draft.models["a"] == {"path": "/a.gguf", "enabled": False}
+        assert draft.models["b"] == {"path": "/a.gguf"}
+        assert [note.partition(":")[0] for note in notes(draft)] == ["engine.models.a.enabled"]
+
     def test_thinking_is_a_default(self):
         """Which a request may overrule."""
         gguf = {"backend": "llama_server", "model_path": "/a.gguf"}
