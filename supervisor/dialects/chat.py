@@ -6,12 +6,14 @@ Only what translations need is decoded; what workers leave out has its default.
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from supervisor.errors import UpstreamError
 from supervisor.proxy.frames import FrameStream
+from supervisor.proxy.upstream_error import WorkerAnswerError, worker_error
 
 PATH: Final = "/v1/chat/completions"
 
@@ -24,7 +26,7 @@ class Function(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct):
-    """One tool call; in a stream, `index` says which one a piece belongs to."""
+    """One tool call; in a stream, a piece of the one with this `index`, which `ChatStream` adds where workers leave it out."""
 
     index: int | None = None
     id: str | None = None
@@ -129,13 +131,14 @@ class ChatStream(FrameStream):
     def __init__(self) -> None:
         super().__init__()
         self._is_over = False  # an error ended it
+        self._last_call = -1  # the last one's number
 
     @abc.abstractmethod
     def event(self, answer: Answer) -> bytes:
         """What the next event becomes; possibly nothing."""
 
     @abc.abstractmethod
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """What becomes of an error of the worker within its stream. Nothing follows."""
 
     @abc.abstractmethod
@@ -156,6 +159,17 @@ class ChatStream(FrameStream):
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise UpstreamError("The worker's stream is no chat completion.") from error
         if answer.error is None:
+            for choice in answer.choices[:1]:
+                self._count(choice.delta.tool_calls or ())
             return self.event(answer)
         self._is_over = True
-        return self.failed(msgspec.Raw(msgspec.json.encode(answer.error)))
+        code = answer.error.get("code") if isinstance(answer.error, dict) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500  # llama.cpp and vLLM put it there
+        return self.failed(worker_error(status, b"application/json", msgspec.json.encode({"error": answer.error})))
+
+    def _count(self, pieces: Iterable[ToolCall]) -> None:
+        """A piece without a number begins a call if it has a name, else it goes on with the last one."""
+        for piece in pieces:
+            if piece.index is None:
+                piece.index = self._last_call + 1 if piece.function.name or self._last_call < 0 else self._last_call
+            self._last_call = piece.index

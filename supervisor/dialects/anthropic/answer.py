@@ -19,6 +19,7 @@ from supervisor.dialects.anthropic.request import Canonical, require_max_tokens
 from supervisor.errors import UpstreamError
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import AnswerTranslation, StreamTranslation
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 Json = dict[str, object]
 
@@ -126,8 +127,7 @@ class Stream(chat.ChatStream):
         self._is_begun = False
         self._open = ""  # the type of the block that is open
         self._index = -1  # of the last block
-        self._call: int | None = None  # the worker's number of the last call
-        self._calls = set[int]()
+        self._calls: list[int | None] = []  # their numbers
         self._last: chat.Choice | None = None  # the one that said why the answer ended
         self._usage: chat.Usage | None = None
 
@@ -141,9 +141,10 @@ class Stream(chat.ChatStream):
                 self._last = choice
         return found
 
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream."""
-        return errors.event(errors.of_worker(error))
+        fields = {"message": error.message, "param": error.param, "code": error.code}
+        return errors.event(errors.body(fields, error.status))
 
     def over(self) -> bytes:
         """See ChatStream. Raises UpstreamError for a stream that ended before its answer did."""
@@ -178,25 +179,15 @@ class Stream(chat.ChatStream):
 
     def _piece(self, call: chat.ToolCall) -> bytes:
         """The next piece of a call. Raises UpstreamError for one of a call whose block is closed."""
-        number = self._number(call)
         found = b""
-        if number != self._call or self._open != "tool_use":
-            if number in self._calls:
+        if call.index not in self._calls[-1:] or self._open != "tool_use":
+            if call.index in self._calls:
                 raise UpstreamError("The worker's stream goes back to an earlier tool call.")
-            self._calls.add(number)
-            self._call = number
+            self._calls.append(call.index)
             found = self._start(_call(call.id, call.function.name) | {"input": {}})
         if call.function.arguments:
             found += self._add({"type": "input_json_delta", "partial_json": call.function.arguments})
         return found
-
-    def _number(self, call: chat.ToolCall) -> int:
-        """The worker's, or its own where that says nothing: then a call begins with its name."""
-        if call.index is not None:
-            return call.index
-        if call.function.name or self._call is None:
-            return max(self._calls, default=-1) + 1
-        return self._call
 
     def _start(self, block: Json) -> bytes:
         closed = self._close()

@@ -16,10 +16,9 @@ import msgspec
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import Measured, Metrics
 from supervisor.proxy.translation import StreamTranslation, Times
-from supervisor.proxy.upstream_error import worker_error
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 _encode: Final = msgspec.json.Encoder().encode
-_ERROR: Final = 500  # a worker's that came within its stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,9 @@ class Events(chat.ChatStream):
         self._texts.append(text)
         return self._begin() + _event("response.output_text.delta", {"delta": text})
 
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream."""
-        told = worker_error(_ERROR, b"application/json", b'{"error":%b}' % bytes(error))
-        return _event("error", {"code": told.code, "message": told.message, "param": told.param})
+        return _event("error", {"code": error.code, "message": error.message, "param": error.param})
 
     def over(self) -> bytes:
         """See ChatStream."""

@@ -14,9 +14,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from supervisor.dialects.chat import Answer, ChatStream, Choice, Function, Message, Timings, ToolCall, Usage, whole
+from supervisor.dialects.chat import Answer, ChatStream, Choice, Message, Timings, ToolCall, Usage, whole
 from supervisor.dialects.ollama.fields import encode
 from supervisor.dialects.ollama.messages import tool_calls
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 JSON: Final = b"application/json"
 LINES: Final = b"application/x-ndjson"
@@ -115,7 +116,7 @@ class Lines(ChatStream):
         self._usage: Usage | None = None
         self._timings: Timings | None = None
         self._reason: str | None = None
-        self._calls: dict[int, ToolCall] = {}
+        self._calls: dict[int | None, ToolCall] = {}  # by their numbers
 
     def event(self, answer: Answer) -> bytes:
         """See ChatStream."""
@@ -130,18 +131,16 @@ class Lines(ChatStream):
         if self._first is None and (delta.content or delta.thought or delta.tool_calls):
             self._first = time.monotonic_ns()
         found = b""
-        if delta.content or delta.refusal or delta.thought:
+        if delta.content or delta.refusal or delta.thought or _logprobs(choice.logprobs):  # also within a character
             found = _line(self._answers.said(self._model, choice, delta, ()))
         if choice.finish_reason is not None:
             self._reason = choice.finish_reason
             found += self._called()
         return found
 
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream."""
-        said = msgspec.json.decode(error)
-        message = said.get("message") if isinstance(said, dict) else said
-        return _line({"error": message if isinstance(message, str) and message else "The worker's answer broke off."})
+        return _line({"error": error.message})
 
     def over(self) -> bytes:
         """See ChatStream."""
@@ -151,15 +150,13 @@ class Lines(ChatStream):
         return self._called() + _line(last)
 
     def _add(self, piece: ToolCall) -> None:
-        """A piece of a call, which is that of the one before if it doesn't say so."""
-        index = piece.index if piece.index is not None else max(0, len(self._calls) - (not piece.id))
-        call = self._calls.setdefault(index, ToolCall(index, None, Function("", "")))
+        call = self._calls.setdefault(piece.index, ToolCall())
         call.id = call.id or piece.id
         call.function.name = call.function.name or piece.function.name
         call.function.arguments = (call.function.arguments or "") + (piece.function.arguments or "")
 
     def _called(self) -> bytes:
-        calls = _finished([self._calls[index] for index in sorted(self._calls)], self._reason)
+        calls = _finished([*self._calls.values()], self._reason)
         self._calls = {}
         return _line(self._answers.said(self._model, Choice(), Message(), calls)) if calls else b""
 

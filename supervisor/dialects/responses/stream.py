@@ -29,7 +29,7 @@ from supervisor.dialects.responses.answer import (
 )
 from supervisor.dialects.responses.checks import Json
 from supervisor.errors import UpstreamError
-from supervisor.proxy.upstream_error import worker_error
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 _EVENTS: Final[dict[Kind, str]] = {
     "reasoning": "response.reasoning_text",
@@ -37,7 +37,6 @@ _EVENTS: Final[dict[Kind, str]] = {
     "refusal": "response.refusal",
 }
 _CALL: Final = "response.function_call_arguments"
-_FAILED: Final = 500  # what the status would have been
 _UNNAMED: Final = "upstream_error"  # OpenAI's word for it within a response is another
 
 
@@ -110,8 +109,8 @@ class _Call:
         self._pieces: list[str] = []
 
     def is_continued_by(self, piece: chat.ToolCall) -> bool:
-        """Is this a piece of the same call? Where workers don't number them, a new one begins with its name."""
-        return not piece.function.name if piece.index is None else piece.index == self.number
+        """Is this a piece of the same call?"""
+        return piece.index == self.number
 
     def begun(self) -> list[Json]:
         """The event at its beginning."""
@@ -169,9 +168,8 @@ class ResponseStream(chat.ChatStream):
             self._finish_reason = choice.finish_reason or self._finish_reason
         return self._sent(found)
 
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream: `response.failed`."""
-        told = worker_error(_FAILED, b"application/json", b'{"error":%b}' % bytes(error))
         found = self._begun()
         output = self._output if self._open is None else [*self._output, self._open.item("incomplete")]
         self.response = self._envelope.response(
@@ -179,7 +177,7 @@ class ResponseStream(chat.ChatStream):
             output,
             model=self._model,
             measured=self._measured,
-            error={"code": "server_error" if told.code == _UNNAMED else told.code, "message": told.message},
+            error={"code": "server_error" if error.code == _UNNAMED else error.code, "message": error.message},
         )
         return self._sent([*found, {"type": "response.failed", "response": self.response}])
 
