@@ -15,6 +15,7 @@ import msgspec
 
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import Measured, Metrics
+from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import StreamTranslation, Times
 from supervisor.proxy.upstream_error import WorkerAnswerError
 
@@ -29,16 +30,8 @@ class Answers:
     ignored: Sequence[str]
     times: Times | None
     clock: Callable[[], float]
-
-    @property
-    def content_type(self) -> bytes:
-        """See AnswerTranslation."""
-        return b"application/json"
-
-    @property
-    def stream_content_type(self) -> bytes:
-        """See AnswerTranslation."""
-        return b"text/event-stream; charset=utf-8"
+    content_type = b"application/json"
+    stream_content_type = EVENTS
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""

@@ -140,9 +140,6 @@ class _Call:
 class ResponseStream(chat.ChatStream):
     """One stream; see `StreamTranslation`."""
 
-    response: Json | None = None
-    """The response object; set when the stream is over, or failed."""
-
     def __init__(self, envelope: Envelope, spaces: Spaces) -> None:
         super().__init__()
         self._envelope = envelope
@@ -172,24 +169,24 @@ class ResponseStream(chat.ChatStream):
         """See ChatStream: `response.failed`."""
         found = self._begun()
         output = self._output if self._open is None else [*self._output, self._open.item("incomplete")]
-        self.response = self._envelope.response(
+        response = self._envelope.response(
             "failed",
             output,
             model=self._model,
             measured=self._measured,
             error={"code": "server_error" if error.code == _UNNAMED else error.code, "message": error.message},
         )
-        return self._sent([*found, {"type": "response.failed", "response": self.response}])
+        return self._sent([*found, {"type": "response.failed", "response": response}])
 
     def over(self) -> bytes:
         """See ChatStream: `response.completed`, or `response.incomplete`."""
         incomplete = why_incomplete(self._finish_reason)
         status: Status = "completed" if incomplete is None else "incomplete"
         found = self._begun() + self._ended(status)
-        self.response = self._envelope.response(
+        response = self._envelope.response(
             status, self._output, model=self._model, measured=self._measured, incomplete=incomplete
         )
-        return self._sent([*found, {"type": f"response.{status}", "response": self.response}])
+        return self._sent([*found, {"type": f"response.{status}", "response": response}])
 
     def _begun(self, model: str = "") -> list[Json]:
         """The events before all others."""

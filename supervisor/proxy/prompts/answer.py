@@ -11,6 +11,7 @@ import msgspec
 from runtimes.model_config import PromptFormatName
 from supervisor.catalog.prompt_format import PromptFormat
 from supervisor.errors import UpstreamError
+from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.frames import FrameStream
 from supervisor.proxy.translation import StreamTranslation
 
@@ -71,16 +72,8 @@ class Chats:
 
     ignored: Sequence[str]
     thinking: PromptFormat | None
-
-    @property
-    def content_type(self) -> bytes:
-        """See AnswerTranslation."""
-        return b"application/json"
-
-    @property
-    def stream_content_type(self) -> bytes:
-        """See AnswerTranslation."""
-        return b"text/event-stream; charset=utf-8"
+    content_type = b"application/json"
+    stream_content_type = EVENTS
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
