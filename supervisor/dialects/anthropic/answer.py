@@ -17,6 +17,7 @@ from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
 from supervisor.dialects.anthropic.request import Canonical, require_max_tokens
 from supervisor.errors import UpstreamError
+from supervisor.proxy import frames
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import AnswerTranslation, StreamTranslation
 from supervisor.proxy.upstream_error import WorkerAnswerError
@@ -154,14 +155,16 @@ class Stream(chat.ChatStream):
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return (
             self._close()
-            + _event("message_delta", {"delta": delta, "usage": _usage(self._usage)})
-            + _event("message_stop", {})
+            + frames.event("message_delta", {"delta": delta, "usage": _usage(self._usage)})
+            + frames.event("message_stop", {})
         )
 
     def _begin(self, answer: chat.Answer) -> bytes:
         self._is_begun = True
         message = _message(answer, self._model) | {"content": [], "stop_reason": None, "stop_sequence": None}
-        return _event("message_start", {"message": message | {"usage": _usage(self._usage)}}) + _event("ping", {})
+        return frames.event("message_start", {"message": message | {"usage": _usage(self._usage)}}) + frames.event(
+            "ping", {}
+        )
 
     def _delta(self, delta: chat.Message) -> bytes:
         found = b""
@@ -193,21 +196,17 @@ class Stream(chat.ChatStream):
         closed = self._close()
         self._open = str(block["type"])
         self._index += 1
-        return closed + _event("content_block_start", {"index": self._index, "content_block": block})
+        return closed + frames.event("content_block_start", {"index": self._index, "content_block": block})
 
     def _add(self, delta: Json) -> bytes:
-        return _event("content_block_delta", {"index": self._index, "delta": delta})
+        return frames.event("content_block_delta", {"index": self._index, "delta": delta})
 
     def _close(self) -> bytes:
         if not self._open:
             return b""
         signed = self._add({"type": "signature_delta", "signature": ""}) if self._open == "thinking" else b""
         self._open = ""
-        return signed + _event("content_block_stop", {"index": self._index})
-
-
-def _event(name: str, fields: Json) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode({"type": name, **fields}))
+        return signed + frames.event("content_block_stop", {"index": self._index})
 
 
 def _model(fields: Fields) -> str:

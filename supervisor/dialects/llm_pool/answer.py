@@ -15,6 +15,7 @@ import msgspec
 
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import Measured, Metrics
+from supervisor.proxy import frames
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import StreamTranslation, Times
 from supervisor.proxy.upstream_error import WorkerAnswerError
@@ -65,11 +66,11 @@ class Events(chat.ChatStream):
         if not text:
             return self._begin()
         self._texts.append(text)
-        return self._begin() + _event("response.output_text.delta", {"delta": text})
+        return self._begin() + frames.event("response.output_text.delta", {"delta": text})
 
     def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream."""
-        return _event("error", {"code": error.code, "message": error.message, "param": error.param})
+        return frames.event("error", {"code": error.code, "message": error.message, "param": error.param})
 
     def over(self) -> bytes:
         """See ChatStream."""
@@ -77,8 +78,8 @@ class Events(chat.ChatStream):
         whole = response(self._id, self._model, "".join(self._texts), metrics)
         return (
             self._begin()
-            + _event("response.metrics", {"metrics": metrics})
-            + _event("response.completed", {"response": whole})
+            + frames.event("response.metrics", {"metrics": metrics})
+            + frames.event("response.completed", {"response": whole})
         )
 
     def _begin(self) -> bytes:
@@ -86,7 +87,7 @@ class Events(chat.ChatStream):
             return b""
         self._is_begun = True
         begun = {"id": self._id, "object": "response", "model": self._model, "output": []}
-        return _event("response.created", {"response": begun})
+        return frames.event("response.created", {"response": begun})
 
 
 def new_id() -> str:
@@ -108,7 +109,3 @@ def response(name: str, model: str, text: str, metrics: Metrics) -> dict[str, ob
 
 def _text(message: chat.Message) -> str:
     return message.content or message.refusal or ""
-
-
-def _event(kind: str, fields: dict[str, object]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import Final
 
-import msgspec
 from pydantic import JsonValue
 
 from supervisor.dialects import chat
@@ -29,6 +28,7 @@ from supervisor.dialects.responses.answer import (
 )
 from supervisor.dialects.responses.checks import Json
 from supervisor.errors import UpstreamError
+from supervisor.proxy import frames
 from supervisor.proxy.upstream_error import WorkerAnswerError
 
 _EVENTS: Final[dict[Kind, str]] = {
@@ -230,9 +230,8 @@ class ResponseStream(chat.ChatStream):
         return item.ended(status)
 
     def _sent(self, events: list[Json]) -> bytes:
-        found = []
-        for event in events:
-            data = msgspec.json.encode({**event, "sequence_number": self._number})
-            found.append(b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), data))
-            self._number += 1
-        return b"".join(found)
+        begin, self._number = self._number, self._number + len(events)
+        return b"".join(
+            frames.event(str(fields["type"]), fields | {"sequence_number": number})
+            for number, fields in enumerate(events, begin)
+        )

@@ -21,10 +21,10 @@ from supervisor.dialects.responses.kept import earlier, joined, response_of
 from supervisor.dialects.responses.state import wish_of
 from supervisor.io.held_body import HeldBody
 from supervisor.io.response_store import EventLog, Kept
+from supervisor.proxy import frames
 from supervisor.proxy.body import Body
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.disconnect import Message, Send
-from supervisor.proxy.frames import EVENT_LIMIT
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.translation import ANSWER_LIMIT
 from supervisor.proxy.turn import Memory, Turn
@@ -227,11 +227,11 @@ class ResponseTurn:
         text = self._rest + piece
         if b"\r" in text:  # many Python servers end lines so
             text = text.replace(b"\r\n", b"\n")
-        if b"\r" in text[:-1] or len(self._rest) > EVENT_LIMIT:  # no event would be seen to end
+        if b"\r" in text[:-1] or len(self._rest) > frames.EVENT_LIMIT:  # no event would be seen to end
             self._is_stream = False
             return text
-        *frames, self._rest = text.split(_FRAME)
-        told = b"".join([self._event(frame) + _FRAME for frame in frames])
+        *whole, self._rest = text.split(_FRAME)
+        told = b"".join([self._event(frame) + _FRAME for frame in whole])
         return told + self._rest if is_last else told
 
     def _event(self, frame: bytes) -> bytes:
@@ -280,8 +280,7 @@ BEGINNING: Final = 2
 
 def event(kind: str, number: int, **fields: JsonValue) -> bytes:
     """An event of a stream."""
-    data = _encode({"type": kind, **fields, "sequence_number": number})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+    return frames.event(kind, fields | {"sequence_number": number})
 
 
 def log_of(logs: dict[str, EventLog], name: str, kept: Kept) -> EventLog:
