@@ -6,7 +6,8 @@ Only what translations need is decoded; what workers leave out has its default.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -109,6 +110,23 @@ class Answer(msgspec.Struct):
     usage: Usage | None = None
     timings: Timings | None = None
     error: object = None  # decoded; set iff the stream ends with it
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the worker told of one answer, and when its first piece came. None: it didn't, or came as a whole."""
+
+    usage: Usage | None = None
+    timings: Timings | None = None
+    first_at: float | None = None  # on the caller's clock
+
+    def add(self, event: Answer, clock: Callable[[], float]) -> None:
+        """What the next event of a stream tells, which came just now."""
+        self.usage, self.timings = event.usage or self.usage, event.timings or self.timings
+        if self.first_at is None and event.choices:
+            said = event.choices[0].delta
+            if said.content or said.thought or said.refusal or said.tool_calls:
+                self.first_at = clock()
 
 
 _answer: Final = msgspec.json.Decoder(Answer).decode

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from supervisor.dialects import chat
-from supervisor.dialects.llm_pool.metrics import Measured, Metrics
+from supervisor.dialects.llm_pool.metrics import Metrics, metrics_of
 from supervisor.proxy import frames
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import StreamTranslation, Times
@@ -37,9 +37,8 @@ class Answers:
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
         answer = chat.whole(body)
-        measured = Measured(answer.usage, answer.timings)
-        text = _text(answer.choices[0].message)
-        return _encode(response(new_id(), self.model, text, measured.metrics(self.times, self.clock())))
+        metrics = metrics_of(chat.Measured(answer.usage, answer.timings), self.times, self.clock())
+        return _encode(response(new_id(), self.model, _text(answer.choices[0].message), metrics))
 
     def stream(self) -> StreamTranslation:
         """See AnswerTranslation."""
@@ -55,7 +54,7 @@ class Events(chat.ChatStream):
         self._model = model
         self._times = times
         self._clock = clock
-        self._measured = Measured()
+        self._measured = chat.Measured()
         self._texts: list[str] = []
         self._is_begun = False
 
@@ -74,7 +73,7 @@ class Events(chat.ChatStream):
 
     def over(self) -> bytes:
         """See ChatStream."""
-        metrics = self._measured.metrics(self._times, self._clock())
+        metrics = metrics_of(self._measured, self._times, self._clock())
         whole = response(self._id, self._model, "".join(self._texts), metrics)
         return (
             self._begin()

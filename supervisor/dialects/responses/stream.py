@@ -12,7 +12,6 @@ from typing import Final
 from pydantic import JsonValue
 
 from supervisor.dialects import chat
-from supervisor.dialects.llm_pool.metrics import Measured
 from supervisor.dialects.responses.answer import (
     Envelope,
     Kind,
@@ -149,7 +148,7 @@ class ResponseStream(chat.ChatStream):
         self._output: list[Json] = []
         self._open: _Text | _Call | None = None
         self._finish_reason: str | None = None
-        self._measured = Measured()
+        self._measured = chat.Measured()
 
     def event(self, answer: chat.Answer) -> bytes:
         """See ChatStream."""

@@ -14,8 +14,8 @@ import msgspec
 from pydantic import JsonValue
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.chat import Usage
-from supervisor.dialects.llm_pool.metrics import Measured
+from supervisor.dialects.chat import Measured, Usage
+from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.kept import earlier, joined, response_of
 from supervisor.dialects.responses.state import wish_of
@@ -194,7 +194,7 @@ class ResponseTurn:
         }
         if is_over and (times := self._memory.times) is not None and "metrics" not in fields:  # no translation's
             measured = Measured(_usage(fields.get("usage")), first_at=self._first_at)
-            changes["metrics"] = msgspec.Raw(_encode(measured.metrics(times, time.monotonic())))
+            changes["metrics"] = msgspec.Raw(_encode(metrics_of(measured, times, time.monotonic())))
         if not changes:
             return fields, data
         fields = fields | changes
