@@ -38,10 +38,10 @@ from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
 from supervisor.proxy.prompts import Completions
 from supervisor.proxy.translation import (
+    Adapted,
     AnswerTranslation,
     Chained,
     StreamTranslation,
-    Switched,
     TargetedTranslation,
     TargetModel,
     TimedTranslation,
@@ -197,11 +197,11 @@ class Targets:
             if endpoint is not None:
                 if isinstance(mapped, TimedTranslation):
                     mapped = mapped.timed(asked.context)
-                switched = Switched(mapped, await _thinking(route))
-                translated, answers = body.translated(switched)
+                adapted = Adapted(mapped, await _thinking(route), route.model.adapter.decoding)
+                translated, answers = body.translated(adapted)
                 translated.rename(asked.name)
                 asked.context.demand = staying(asked.context.demand, translated)
-                return endpoint, translated, answers, switched.ignored
+                return endpoint, translated, answers, adapted.ignored
         if endpoint is None:
             raise self._not_served(asked, method, route)
         return endpoint, body, None, ()

@@ -25,7 +25,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "seed": "seed",
     "stop": "stop",
     "num_predict": "max_tokens",
-    "repeat_penalty": "repeat_penalty",
+    "repeat_penalty": "repetition_penalty",
     "repeat_last_n": "repeat_last_n",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",

@@ -101,7 +101,7 @@ class TestRequests:
                 "mirostat": 1,
             }
         )
-        assert told.items() >= {"temperature": 0.5, "max_tokens": 9, "stop": ["x"], "repeat_penalty": 1.1}.items()
+        assert told.items() >= {"temperature": 0.5, "max_tokens": 9, "stop": ["x"], "repetition_penalty": 1.1}.items()
         assert "seed" not in told
         assert answers.ignored == ("options.num_ctx", "options.mirostat")
 
