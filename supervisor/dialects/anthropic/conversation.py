@@ -82,6 +82,8 @@ _source: Final = msgspec.json.Decoder(Source)
 def messages(raw: msgspec.Raw) -> list[Json]:
     """The messages for chat completions. Raises InvalidRequestError."""
     turns = decoded(_messages, raw, "messages")
+    if not turns:
+        raise InvalidRequestError("messages: send at least one.", param="messages")
     found: list[Json] = []
     for role, group in groupby(turns, lambda turn: turn.role):
         contents = [turn.content for turn in group]

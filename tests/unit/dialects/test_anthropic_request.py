@@ -241,6 +241,9 @@ class TestParameters:
     def test_messages_must_be_there(self):
         assert refused(messages=None).param == "messages"
 
+    def test_there_must_be_a_message(self):
+        assert refused(messages=[]).param == "messages"
+
     def test_tools(self):
         canonical, ignored = mapped(
             tools=[WEATHER, WEATHER | {"type": "custom", "strict": True, "defer_loading": True}]
