@@ -263,6 +263,7 @@ class Adapter(abc.ABC, Generic[C]):
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "top_k": ("top_k",),
+        "min_p": ("min_p",),
         "repetition_penalty": ("repetition_penalty",),
     }  # parameters beyond OpenAI's → what its workers' chat completions call them; what isn't here they don't have
     config: type[C]

@@ -166,8 +166,11 @@ class CommandAdapter(Adapter[CommandConfig]):
     all_endpoints = frozenset(map(Endpoint, DEFAULT_ENDPOINTS))
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "top_k": ("top_k",),
-        "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
-    }  # vLLM's, llama.cpp's
+        "min_p": ("min_p",),
+        "typical_p": ("typical_p",),
+        "repetition_penalty": ("repetition_penalty", "repeat_penalty"),  # vLLM's, llama.cpp's
+        "repeat_last_n": ("repeat_last_n",),
+    }
     config = CommandConfig
     spreads = True
     divides = True

@@ -39,10 +39,10 @@ from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
 from supervisor.proxy.prompts import Completions
 from supervisor.proxy.translation import (
+    Adapted,
     AnswerTranslation,
     Chained,
     StreamTranslation,
-    Switched,
     TargetedTranslation,
     TargetModel,
     TimedTranslation,
@@ -210,11 +210,11 @@ class Targets:
             if endpoint is not None:
                 if isinstance(mapped, TimedTranslation):
                     mapped = mapped.timed(asked.context)
-                switched = Switched(mapped, await _thinking(route))
-                translated, answers = body.translated(switched)
+                adapted = Adapted(mapped, await _thinking(route), route.model.adapter.decoding)
+                translated, answers = body.translated(adapted)
                 translated.rename(asked.name)
                 asked.context.demand = staying(asked.context.demand, translated)
-                return endpoint, translated, answers, switched.ignored
+                return endpoint, translated, answers, adapted.ignored
         return endpoint, body, None, ()
 
     def _upstream_path(self, asked: Asked, endpoint: Endpoint, model: ModelId) -> bytes:

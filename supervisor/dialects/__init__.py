@@ -1,5 +1,6 @@
-"""The API dialects, one module or folder each. A request belongs to the first one that its client speaks: OpenAI's
-is spoken wherever no other is.
+"""The API dialects, a folder each. A new one is named here and nowhere else.
+
+A request belongs to the first one that its client speaks: OpenAI's is spoken wherever no other is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,20 @@ from supervisor.dialects.runner import RUNNER
 from supervisor.proxy.disconnect import Scope
 
 DIALECTS: Final[tuple[OpenAI, ...]] = (RUNNER, ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OLLAMA, OPENAI)
+
+OPERATIONS: Final = (
+    "supervisor.dialects.openai.operations",
+    "supervisor.dialects.openai.media_operations",
+    "supervisor.dialects.openai.worker_operations",
+    "supervisor.dialects.responses.operations",
+    "supervisor.dialects.llm_pool.operations",
+    "supervisor.dialects.anthropic.operations",
+    "supervisor.dialects.llamacpp.operations",
+    "supervisor.dialects.cohere.operations",
+    "supervisor.dialects.ollama.operations",
+    "supervisor.dialects.runner.operations",
+)
+"""The modules that say what the dialects serve, in the order of the documentation; see `operation`."""
 
 
 def dialect_of(scope: Scope) -> OpenAI:

@@ -6,12 +6,15 @@ Only what translations need is decoded; what workers leave out has its default.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from supervisor.errors import UpstreamError
 from supervisor.proxy.frames import FrameStream
+from supervisor.proxy.upstream_error import WorkerAnswerError, worker_error
 
 PATH: Final = "/v1/chat/completions"
 
@@ -24,7 +27,7 @@ class Function(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct):
-    """One tool call; in a stream, `index` says which one a piece belongs to."""
+    """One tool call; in a stream, a piece of the one with this `index`, which `ChatStream` adds where workers leave it out."""
 
     index: int | None = None
     id: str | None = None
@@ -109,6 +112,23 @@ class Answer(msgspec.Struct):
     error: object = None  # decoded; set iff the stream ends with it
 
 
+@dataclass(slots=True)
+class Measured:
+    """What the worker told of one answer, and when its first piece came. None: it didn't, or came as a whole."""
+
+    usage: Usage | None = None
+    timings: Timings | None = None
+    first_at: float | None = None  # on the caller's clock
+
+    def add(self, event: Answer, clock: Callable[[], float]) -> None:
+        """What the next event of a stream tells, which came just now."""
+        self.usage, self.timings = event.usage or self.usage, event.timings or self.timings
+        if self.first_at is None and event.choices:
+            said = event.choices[0].delta
+            if said.content or said.thought or said.refusal or said.tool_calls:
+                self.first_at = clock()
+
+
 _answer: Final = msgspec.json.Decoder(Answer).decode
 
 
@@ -129,13 +149,14 @@ class ChatStream(FrameStream):
     def __init__(self) -> None:
         super().__init__()
         self._is_over = False  # an error ended it
+        self._last_call = -1  # the last one's number
 
     @abc.abstractmethod
     def event(self, answer: Answer) -> bytes:
         """What the next event becomes; possibly nothing."""
 
     @abc.abstractmethod
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """What becomes of an error of the worker within its stream. Nothing follows."""
 
     @abc.abstractmethod
@@ -156,6 +177,17 @@ class ChatStream(FrameStream):
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise UpstreamError("The worker's stream is no chat completion.") from error
         if answer.error is None:
+            for choice in answer.choices[:1]:
+                self._count(choice.delta.tool_calls or ())
             return self.event(answer)
         self._is_over = True
-        return self.failed(msgspec.Raw(msgspec.json.encode(answer.error)))
+        code = answer.error.get("code") if isinstance(answer.error, dict) else None
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500  # llama.cpp and vLLM put it there
+        return self.failed(worker_error(status, b"application/json", msgspec.json.encode({"error": answer.error})))
+
+    def _count(self, pieces: Iterable[ToolCall]) -> None:
+        """A piece without a number begins a call if it has a name, else it goes on with the last one."""
+        for piece in pieces:
+            if piece.index is None:
+                piece.index = self._last_call + 1 if piece.function.name or self._last_call < 0 else self._last_call
+            self._last_call = piece.index

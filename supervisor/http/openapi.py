@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtimes.endpoints import aliases_of
+from supervisor.dialects import OPERATIONS
 from supervisor.dialects.operation import JSON, Example, Operation, Parameter, Schema, Section, choice, text
 from supervisor.io.distribution import version
 
@@ -29,16 +30,7 @@ PATH: Final = "/openapi.json"
 EXAMPLES: Final = Path(__file__).with_name("examples.json")
 """What the examples were answered: `python -m tools.api_examples` writes it."""
 SECTIONS: Final = (
-    "supervisor.dialects.openai.operations",
-    "supervisor.dialects.openai.media_operations",
-    "supervisor.dialects.openai.worker_operations",
-    "supervisor.dialects.responses.operations",
-    "supervisor.dialects.llm_pool.operations",
-    "supervisor.dialects.anthropic.operations",
-    "supervisor.dialects.llamacpp.operations",
-    "supervisor.dialects.cohere_operations",
-    "supervisor.dialects.ollama.operations",
-    "supervisor.dialects.runner.operations",
+    *OPERATIONS,
     "supervisor.http.operations.jobs",
     "supervisor.http.operations.health",
     "supervisor.http.operations.models",
@@ -47,7 +39,7 @@ SECTIONS: Final = (
     "supervisor.http.operations.clients",
     "supervisor.http.operations.daemon",
 )
-"""The modules that have a `SECTION`, in the order of the document. A new dialect adds its own here."""
+"""The modules that have a `SECTION`, in the order of the document."""
 
 COMMON_ERRORS: Final = (400, 401, 403)
 RUN_ERRORS: Final = (404, 410, 413, 429, 502, 503, 504)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar, Final
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.proxy.translation import StreamTranslation
+from supervisor.proxy.translation import CANONICAL, StreamTranslation
 
 COUNT: Final = "/v1/chat/completions/input_tokens"
 CHAT: Final = "/v1/chat/completions"
@@ -70,7 +69,7 @@ class Counts:
     content_type = b"application/json"
     stream_content_type = b"text/event-stream"
     ignored = ()
-    names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # the client's own: chats are canonical
+    names: ClassVar[Mapping[str, str]] = CANONICAL
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation. Raises InvalidRequestError for an answer that says nothing of its prompt."""

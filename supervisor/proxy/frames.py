@@ -1,14 +1,23 @@
-"""Streams of server-sent events, taken apart: what all translations of them have in common."""
+"""Streams of server-sent events, taken apart and put together: what all translations of them have in common."""
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from supervisor.errors import UpstreamError
 
 EVENT_LIMIT: Final = 16 * 1024 * 1024
 _FRAME: Final = b"\n\n"
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def event(kind: str, fields: Mapping[str, object]) -> bytes:
+    """An event with this name, which its data begin with as their `type`."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
 
 
 class FrameStream(abc.ABC):

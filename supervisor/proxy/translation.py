@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -27,9 +28,14 @@ from supervisor.io.upstream import Headers, UpstreamResponse
 ANSWER_LIMIT: Final = 64 * 1024 * 1024
 KEPT_PIECES: Final = 4  # of the canonical answer's end, where its usage stands
 KEPT_BYTES: Final = 4096
+CANONICAL: Final[Mapping[str, str]] = MappingProxyType(
+    {}
+)  # the names of `AnswerTranslation` where they are the client's
 MOST_SHOWN: Final = 20  # of the fields without effect
 _TEMPLATE: Final = "chat_template_kwargs"
 _EFFORT: Final = "reasoning_effort"  # for models that have levels, whatever switches their reasoning
+_BEYOND: Final = frozenset({"top_k", "min_p", "typical_p", "repetition_penalty", "repeat_last_n"})
+"""Parameters that translations may give beside OpenAI's."""
 _REPLACED: Final = (b"content-type", b"content-length", b"etag")
 
 
@@ -97,26 +103,34 @@ class TargetModel:
     translates: bool = False  # from one language into another, and does nothing else
 
 
-class Switched:
-    """A translation of one request, whose `chat_template_kwargs.enable_thinking` becomes what the model is switched by.
+class Adapted:
+    """A translation of one request to one model: `chat_template_kwargs.enable_thinking` becomes what it is switched by, and
+    parameters beyond OpenAI's get the names that its worker has for them (`Adapter.decoding`).
 
-    `ignored` has the client's name of the switch once a model was to be switched that can't be.
+    `ignored` has what it can't do, by the client's names, once there was a request.
     """
 
-    def __init__(self, translation: Translation, thinking: Thinking | None) -> None:
+    def __init__(
+        self, translation: Translation, thinking: Thinking | None, decoding: Mapping[str, Sequence[str]]
+    ) -> None:
         self.path = translation.path
-        self.ignored: tuple[str, ...] = ()
+        self.ignored: list[str] = []
         self._translation = translation
         self._thinking = thinking
+        self._decoding = decoding
 
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""
         canonical, answers = self._translation.request(fields)
+        for name in sorted(_BEYOND & canonical.keys()):
+            theirs, value = self._decoding.get(name, ()), canonical.pop(name)
+            canonical |= dict.fromkeys(theirs, value)
+            self.ignored += () if theirs else called([name], answers.names)
         if self._thinking == CHAT_TEMPLATE or _TEMPLATE not in canonical:
             return canonical, answers
         wanted = _switch(canonical.pop(_TEMPLATE)).enable_thinking
         if self._thinking is None:
-            self.ignored = () if _EFFORT in canonical else called([_TEMPLATE], answers.names)
+            self.ignored += () if _EFFORT in canonical else called([_TEMPLATE], answers.names)
             return canonical, answers
         switch = self._thinking.enabled if wanted else self._thinking.disabled
         return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()} | canonical, answers

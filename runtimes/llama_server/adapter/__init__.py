@@ -103,7 +103,13 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     summary = "GGUF models on llama.cpp's server: a llama-server binary, or the embedded one."
     all_endpoints = _ALWAYS | _TEXT | _AUDIO | _EMBEDDINGS | _RERANK
     requirements = HERE / "requirements.lock"
-    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {"top_k": ("top_k",), "repetition_penalty": ("repeat_penalty",)}
+    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "top_k": ("top_k",),
+        "min_p": ("min_p",),
+        "typical_p": ("typical_p",),
+        "repetition_penalty": ("repeat_penalty",),
+        "repeat_last_n": ("repeat_last_n",),
+    }
     config = LlamaServerConfig
     spreads = True
     divides = True

@@ -17,9 +17,11 @@ from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
 from supervisor.dialects.anthropic.request import NAMES, Canonical, require_max_tokens
 from supervisor.errors import UpstreamError
+from supervisor.proxy import frames
 from supervisor.proxy.counting import COUNT
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import AnswerTranslation, StreamTranslation
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 Json = dict[str, object]
 
@@ -129,8 +131,7 @@ class Stream(chat.ChatStream):
         self._is_begun = False
         self._open = ""  # the type of the block that is open
         self._index = -1  # of the last block
-        self._call: int | None = None  # the worker's number of the last call
-        self._calls = set[int]()
+        self._calls: list[int | None] = []  # their numbers
         self._last: chat.Choice | None = None  # the one that said why the answer ended
         self._usage: chat.Usage | None = None
 
@@ -144,9 +145,10 @@ class Stream(chat.ChatStream):
                 self._last = choice
         return found
 
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream."""
-        return errors.event(errors.of_worker(error))
+        fields = {"message": error.message, "param": error.param, "code": error.code}
+        return errors.event(errors.body(fields, error.status))
 
     def over(self) -> bytes:
         """See ChatStream. Raises UpstreamError for a stream that ended before its answer did."""
@@ -156,14 +158,16 @@ class Stream(chat.ChatStream):
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return (
             self._close()
-            + _event("message_delta", {"delta": delta, "usage": _usage(self._usage)})
-            + _event("message_stop", {})
+            + frames.event("message_delta", {"delta": delta, "usage": _usage(self._usage)})
+            + frames.event("message_stop", {})
         )
 
     def _begin(self, answer: chat.Answer) -> bytes:
         self._is_begun = True
         message = _message(answer, self._model) | {"content": [], "stop_reason": None, "stop_sequence": None}
-        return _event("message_start", {"message": message | {"usage": _usage(self._usage)}}) + _event("ping", {})
+        return frames.event("message_start", {"message": message | {"usage": _usage(self._usage)}}) + frames.event(
+            "ping", {}
+        )
 
     def _delta(self, delta: chat.Message) -> bytes:
         found = b""
@@ -181,45 +185,31 @@ class Stream(chat.ChatStream):
 
     def _piece(self, call: chat.ToolCall) -> bytes:
         """The next piece of a call. Raises UpstreamError for one of a call whose block is closed."""
-        number = self._number(call)
         found = b""
-        if number != self._call or self._open != "tool_use":
-            if number in self._calls:
+        if call.index not in self._calls[-1:] or self._open != "tool_use":
+            if call.index in self._calls:
                 raise UpstreamError("The worker's stream goes back to an earlier tool call.")
-            self._calls.add(number)
-            self._call = number
+            self._calls.append(call.index)
             found = self._start(_call(call.id, call.function.name) | {"input": {}})
         if call.function.arguments:
             found += self._add({"type": "input_json_delta", "partial_json": call.function.arguments})
         return found
 
-    def _number(self, call: chat.ToolCall) -> int:
-        """The worker's, or its own where that says nothing: then a call begins with its name."""
-        if call.index is not None:
-            return call.index
-        if call.function.name or self._call is None:
-            return max(self._calls, default=-1) + 1
-        return self._call
-
     def _start(self, block: Json) -> bytes:
         closed = self._close()
         self._open = str(block["type"])
         self._index += 1
-        return closed + _event("content_block_start", {"index": self._index, "content_block": block})
+        return closed + frames.event("content_block_start", {"index": self._index, "content_block": block})
 
     def _add(self, delta: Json) -> bytes:
-        return _event("content_block_delta", {"index": self._index, "delta": delta})
+        return frames.event("content_block_delta", {"index": self._index, "delta": delta})
 
     def _close(self) -> bytes:
         if not self._open:
             return b""
         signed = self._add({"type": "signature_delta", "signature": ""}) if self._open == "thinking" else b""
         self._open = ""
-        return signed + _event("content_block_stop", {"index": self._index})
-
-
-def _event(name: str, fields: Json) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode({"type": name, **fields}))
+        return signed + frames.event("content_block_stop", {"index": self._index})
 
 
 def _model(fields: Fields) -> str:

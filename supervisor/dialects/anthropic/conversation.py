@@ -2,7 +2,7 @@
 
 Content there is a list of blocks. Turns of one role that follow each other are one turn, as in Anthropic's API: many chat
 templates take only turns that alternate. Results of tools become messages of their own, before the rest of the user's
-turn, and their pictures become part of that rest. Thoughts of earlier turns are left out.
+turn, and their pictures become part of that rest. Which thoughts of earlier turns a model sees, its chat template says.
 
 Texts may hold marks (see `proxy.translation`), so they are joined by line breaks only.
 """
@@ -22,7 +22,6 @@ from supervisor.errors import InvalidRequestError
 
 Json = dict[str, object]
 
-_DROPPED: Final = frozenset({"thinking", "redacted_thinking"})
 _DATA: Final = "data:"
 PREFILL: Final = "prefill"  # a last turn of the assistant's own, which Anthropic's older models went on from
 
@@ -41,6 +40,7 @@ class Block(msgspec.Struct):
 
     type: str
     text: str | None = None
+    thinking: str | None = None
     source: msgspec.Raw = NOTHING  # a `Source`, of what can be used
     id: str | None = None
     name: str | None = None
@@ -64,6 +64,8 @@ _TURN: Final = frozenset(Message.__struct_fields__)
 _SOURCE: Final = frozenset(Source.__struct_fields__)
 _USED: Final[Mapping[str, AbstractSet[str]]] = {
     "text": {"text"},
+    "thinking": {"thinking", "signature"},  # which only Anthropic could check
+    "redacted_thinking": set(),  # encrypted, so that nobody here can read it
     "image": {"source"},
     "tool_use": {"id", "name", "input"},
     "tool_result": {"tool_use_id", "content", "is_error"},
@@ -80,6 +82,8 @@ _source: Final = msgspec.json.Decoder(Source)
 def messages(raw: msgspec.Raw) -> list[Json]:
     """The messages for chat completions. Raises InvalidRequestError."""
     turns = decoded(_messages, raw, "messages")
+    if not turns:
+        raise InvalidRequestError("messages: send at least one.", param="messages")
     found: list[Json] = []
     for role, group in groupby(turns, lambda turn: turn.role):
         contents = [turn.content for turn in group]
@@ -118,8 +122,6 @@ def _unused(content: msgspec.Raw, place: str) -> Iterator[str]:
         return
     for block in _turns.decode(content):
         kind = _kind.decode(block["type"])
-        if kind in _DROPPED:
-            continue
         yield from _others(block, _ANYWHERE | _USED[kind], place)
         if kind == "tool_result":
             yield from _unused(block.get("content", NOTHING), f"{place}.content")
@@ -156,18 +158,28 @@ def _user(blocks: list[Block]) -> list[Json]:
 
 def _assistant(blocks: list[Block]) -> Json:
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[Json] = []
     for block in blocks:
-        if block.type in _DROPPED:
-            continue
         if block.type == "tool_use":
             calls.append(_call(block))
-        else:
+        elif block.type == "thinking":
+            thoughts.append(_thought(block))
+        elif block.type != "redacted_thinking":
             texts.append(_text(block, "messages", "a message of the assistant"))
     text = "\n".join(texts)
-    if not calls:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": text or None, "tool_calls": calls}
+    message: Json = {"role": "assistant", "content": text}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message |= {"content": text or None, "tool_calls": calls}
+    return message
+
+
+def _thought(block: Block) -> str:
+    if block.thinking is None:
+        raise InvalidRequestError("messages: a thinking block needs its `thinking`.", param="messages")
+    return block.thinking
 
 
 def _call(block: Block) -> Json:

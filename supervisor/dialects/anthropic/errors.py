@@ -7,8 +7,6 @@ from typing import Final
 
 import msgspec
 
-from supervisor.proxy.upstream_error import worker_error
-
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -21,13 +19,6 @@ _TYPES: Final = {
 }
 
 
-class _Code(msgspec.Struct):
-    code: int = 500
-
-
-_code: Final = msgspec.json.Decoder(_Code).decode
-
-
 def body(fields: Mapping[str, object], status: int) -> bytes:
     """`{"type": "error", "error": {"type", "message", …}}`. `fields` are kept, but for the type."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -37,13 +28,3 @@ def body(fields: Mapping[str, object], status: int) -> bytes:
 def event(error: bytes) -> bytes:
     """A body as an event of a stream."""
     return b"event: error\ndata: " + error + b"\n\n"
-
-
-def of_worker(error: msgspec.Raw) -> bytes:
-    """The body for an error that a worker sent within its stream, in whatever shape."""
-    try:
-        status = _code(error).code  # llama.cpp and vLLM put the HTTP status there
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        status = 500
-    told = worker_error(status if 400 <= status < 600 else 500, b"application/json", b'{"error":%b}' % bytes(error))
-    return body({"message": told.message, "param": told.param, "code": told.code}, told.status)

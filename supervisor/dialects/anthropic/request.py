@@ -195,7 +195,7 @@ class Canonical:
                 raise refuse(name, message)
         if (raw := given.pop("context_management", None)) is not None:
             edits = decoded(_edits, raw, "context_management").edits
-            if not all(edit.type.startswith(_FORGETS_THOUGHTS) for edit in edits):  # they are left out in any case
+            if not all(edit.type.startswith(_FORGETS_THOUGHTS) for edit in edits):  # chat templates do that
                 raise refuse("context_management", "context_management: shorten the conversation yourself")
             self.ignored.append("context_management")
         if (raw := given.pop("metadata", None)) is not None:

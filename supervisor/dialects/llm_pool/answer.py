@@ -9,18 +9,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from supervisor.dialects import chat
-from supervisor.dialects.llm_pool.metrics import Measured, Metrics
+from supervisor.dialects.llm_pool.metrics import Metrics, metrics_of
 from supervisor.dialects.llm_pool.request import NAMES
+from supervisor.proxy import frames
+from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import StreamTranslation, Times
-from supervisor.proxy.upstream_error import worker_error
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 _encode: Final = msgspec.json.Encoder().encode
-_ERROR: Final = 500  # a worker's that came within its stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +32,15 @@ class Answers:
     ignored: Sequence[str]
     times: Times | None
     clock: Callable[[], float]
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """See AnswerTranslation."""
-        return NAMES
-
-    @property
-    def content_type(self) -> bytes:
-        """See AnswerTranslation."""
-        return b"application/json"
-
-    @property
-    def stream_content_type(self) -> bytes:
-        """See AnswerTranslation."""
-        return b"text/event-stream; charset=utf-8"
+    names: ClassVar[Mapping[str, str]] = NAMES
+    content_type = b"application/json"
+    stream_content_type = EVENTS
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""
         answer = chat.whole(body)
-        measured = Measured(answer.usage, answer.timings)
-        text = _text(answer.choices[0].message)
-        return _encode(response(new_id(), self.model, text, measured.metrics(self.times, self.clock())))
+        metrics = metrics_of(chat.Measured(answer.usage, answer.timings), self.times, self.clock())
+        return _encode(response(new_id(), self.model, _text(answer.choices[0].message), metrics))
 
     def stream(self) -> StreamTranslation:
         """See AnswerTranslation."""
@@ -68,7 +56,7 @@ class Events(chat.ChatStream):
         self._model = model
         self._times = times
         self._clock = clock
-        self._measured = Measured()
+        self._measured = chat.Measured()
         self._texts: list[str] = []
         self._is_begun = False
 
@@ -79,21 +67,20 @@ class Events(chat.ChatStream):
         if not text:
             return self._begin()
         self._texts.append(text)
-        return self._begin() + _event("response.output_text.delta", {"delta": text})
+        return self._begin() + frames.event("response.output_text.delta", {"delta": text})
 
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream."""
-        told = worker_error(_ERROR, b"application/json", b'{"error":%b}' % bytes(error))
-        return _event("error", {"code": told.code, "message": told.message, "param": told.param})
+        return frames.event("error", {"code": error.code, "message": error.message, "param": error.param})
 
     def over(self) -> bytes:
         """See ChatStream."""
-        metrics = self._measured.metrics(self._times, self._clock())
+        metrics = metrics_of(self._measured, self._times, self._clock())
         whole = response(self._id, self._model, "".join(self._texts), metrics)
         return (
             self._begin()
-            + _event("response.metrics", {"metrics": metrics})
-            + _event("response.completed", {"response": whole})
+            + frames.event("response.metrics", {"metrics": metrics})
+            + frames.event("response.completed", {"response": whole})
         )
 
     def _begin(self) -> bytes:
@@ -101,7 +88,7 @@ class Events(chat.ChatStream):
             return b""
         self._is_begun = True
         begun = {"id": self._id, "object": "response", "model": self._model, "output": []}
-        return _event("response.created", {"response": begun})
+        return frames.event("response.created", {"response": begun})
 
 
 def new_id() -> str:
@@ -123,7 +110,3 @@ def response(name: str, model: str, text: str, metrics: Metrics) -> dict[str, ob
 
 def _text(message: chat.Message) -> str:
     return message.content or message.refusal or ""
-
-
-def _event(kind: str, fields: dict[str, object]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))

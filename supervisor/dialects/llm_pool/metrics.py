@@ -6,61 +6,43 @@ the admission of the request on; the engine's time begins in the queue of the mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from supervisor.dialects import chat
 from supervisor.proxy.translation import Times
 
 Metrics = dict[str, float | None]
 
 
-@dataclass(slots=True)
-class Measured:
-    """What the worker told of one answer, and when its first piece came. None: it didn't, or came as a whole."""
+def metrics_of(measured: chat.Measured, times: Times | None, now: float) -> Metrics:
+    """At the end of the answer. What can't be told is None; milliseconds but for tokens."""
+    arrived_at, entered_at, admitted_at = (
+        (None, None, None) if times is None else (times.arrived_at, times.entered_at, times.admitted_at)
+    )
+    backend_ms = _ms(admitted_at, now)
+    first_ms, rest_ms = _generated(measured, admitted_at, now)
+    generated_ms = None if first_ms is None or rest_ms is None else first_ms + rest_ms
+    tokens = None if measured.usage is None else measured.usage.completion_tokens
+    took_ms = generated_ms or backend_ms
+    return {
+        "backend_inference_wall_ms": _rounded(backend_ms),
+        "engine_total_wall_ms": _rounded(_ms(entered_at, now)),
+        "engine_outside_backend_wall_ms": _rounded(_ms(entered_at, admitted_at)),
+        "pool_total_wall_ms": _rounded(_ms(arrived_at, now)),
+        "engine_queue_wait_ms": _rounded(_ms(entered_at, admitted_at)),
+        "engine_tokenize_ms": None,  # no worker tells
+        "gpu_time_to_first_token_ms": _rounded(first_ms),
+        "gpu_generate_total_ms": _rounded(generated_ms),
+        "gpu_decode_after_first_token_ms": _rounded(rest_ms),
+        "engine_prompt_tokens": None if measured.usage is None else measured.usage.prompt_tokens,
+        "engine_output_tokens": tokens,
+        "engine_tokens_per_second": _rounded(1000 * tokens / took_ms) if tokens is not None and took_ms else None,
+    }
 
-    usage: chat.Usage | None = None
-    timings: chat.Timings | None = None
-    first_at: float | None = None
 
-    def add(self, event: chat.Answer, clock: Callable[[], float]) -> None:
-        """What the next event of a stream tells, which came just now."""
-        self.usage, self.timings = event.usage or self.usage, event.timings or self.timings
-        if self.first_at is None and event.choices:
-            said = event.choices[0].delta
-            if said.content or said.thought or said.refusal or said.tool_calls:
-                self.first_at = clock()
-
-    def metrics(self, times: Times | None, now: float) -> Metrics:
-        """At the end of the answer. What can't be told is None; milliseconds but for tokens."""
-        arrived_at, entered_at, admitted_at = (
-            (None, None, None) if times is None else (times.arrived_at, times.entered_at, times.admitted_at)
-        )
-        backend_ms = _ms(admitted_at, now)
-        first_ms, rest_ms = self._generated(admitted_at, now)
-        generated_ms = None if first_ms is None or rest_ms is None else first_ms + rest_ms
-        tokens = None if self.usage is None else self.usage.completion_tokens
-        took_ms = generated_ms or backend_ms
-        return {
-            "backend_inference_wall_ms": _rounded(backend_ms),
-            "engine_total_wall_ms": _rounded(_ms(entered_at, now)),
-            "engine_outside_backend_wall_ms": _rounded(_ms(entered_at, admitted_at)),
-            "pool_total_wall_ms": _rounded(_ms(arrived_at, now)),
-            "engine_queue_wait_ms": _rounded(_ms(entered_at, admitted_at)),
-            "engine_tokenize_ms": None,  # no worker tells
-            "gpu_time_to_first_token_ms": _rounded(first_ms),
-            "gpu_generate_total_ms": _rounded(generated_ms),
-            "gpu_decode_after_first_token_ms": _rounded(rest_ms),
-            "engine_prompt_tokens": None if self.usage is None else self.usage.prompt_tokens,
-            "engine_output_tokens": tokens,
-            "engine_tokens_per_second": _rounded(1000 * tokens / took_ms) if tokens is not None and took_ms else None,
-        }
-
-    def _generated(self, admitted_at: float | None, now: float) -> tuple[float | None, float | None]:
-        """Milliseconds up to the first token, and from then on: as the worker tells, else as seen from here."""
-        if self.timings is not None and self.timings.predicted_ms is not None:
-            return self.timings.prompt_ms, self.timings.predicted_ms
-        return _ms(admitted_at, self.first_at), _ms(self.first_at, now)
+def _generated(measured: chat.Measured, admitted_at: float | None, now: float) -> tuple[float | None, float | None]:
+    """Milliseconds up to the first token, and from then on: as the worker tells, else as seen from here."""
+    if measured.timings is not None and measured.timings.predicted_ms is not None:
+        return measured.timings.prompt_ms, measured.timings.predicted_ms
+    return _ms(admitted_at, measured.first_at), _ms(measured.first_at, now)
 
 
 def _ms(begin: float | None, end: float | None) -> float | None:

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from supervisor.dialects.chat import Answer, ChatStream, Choice, Function, Message, Timings, ToolCall, Usage, whole
+from supervisor.dialects.chat import Answer, ChatStream, Choice, Measured, Message, ToolCall, Usage, whole
 from supervisor.dialects.ollama.fields import NAMES, encode
 from supervisor.dialects.ollama.messages import tool_calls
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 JSON: Final = b"application/json"
 LINES: Final = b"application/x-ndjson"
@@ -27,13 +28,13 @@ Shape = Literal["chat", "generate"]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """See AnswerTranslation. `model` as it was asked for, if the request names one; times are of the monotonic clock, in ns."""
+    """See AnswerTranslation. `model` as it was asked for, if the request names one."""
 
     shape: Shape
     model: str
     ignored: Sequence[str] = ()
     is_load: bool = False  # nothing was asked for: the model only had to be there
-    begun: int = field(default_factory=time.monotonic_ns)
+    begun: float = field(default_factory=time.monotonic)
     names: ClassVar[Mapping[str, str]] = NAMES
     content_type: bytes = JSON
     stream_content_type: bytes = LINES
@@ -46,7 +47,7 @@ class Answers:
             return encode(self.loaded(answer.model))
         calls = choice.message.tool_calls or []
         said = self.said(answer.model, choice, choice.message, _finished(calls, choice.finish_reason))
-        return encode({**said, **self.end(answer.usage, answer.timings, choice.finish_reason, None)})
+        return encode({**said, **self.end(Measured(answer.usage, answer.timings), choice.finish_reason)})
 
     def stream(self) -> Lines:
         """See AnswerTranslation."""
@@ -71,21 +72,19 @@ class Answers:
         """What says that the model is there."""
         return {**self._empty(model), "done": True, "done_reason": "load"}
 
-    def last(
-        self, model: str, usage: Usage | None, timings: Timings | None, reason: str | None, first: int | None
-    ) -> Json:
-        """The last line. `first`: when the first piece of the answer came."""
-        return {**self._empty(model), **self.end(usage, timings, reason, first)}
+    def last(self, model: str, measured: Measured, reason: str | None) -> Json:
+        """The last line."""
+        return {**self._empty(model), **self.end(measured, reason)}
 
-    def end(self, usage: Usage | None, timings: Timings | None, reason: str | None, first: int | None) -> Json:
+    def end(self, measured: Measured, reason: str | None) -> Json:
         """How it ended, and its figures. llama.cpp times its work; otherwise it is what the client waited for."""
-        now = time.monotonic_ns()
-        total = now - self.begun
-        prompt, answer, before = 0, now - (self.begun if first is None else first), 0
+        timings, now = measured.timings, time.monotonic()
+        total = _ns(1000 * (now - self.begun))
+        prompt, answer, before = 0, _ns(1000 * (now - (measured.first_at or self.begun))), 0
         if timings is not None and timings.predicted_ms is not None:
             prompt, answer = _ns(timings.prompt_ms), _ns(timings.predicted_ms)
             before = max(0, total - prompt - answer)
-        usage = usage or Usage()
+        usage = measured.usage or Usage()
         return {
             "done": True,
             "done_reason": _REASONS.get(reason or "stop", reason or "stop"),
@@ -112,55 +111,46 @@ class Lines(ChatStream):
         super().__init__()
         self._answers = answers
         self._model = ""
-        self._first: int | None = None
-        self._usage: Usage | None = None
-        self._timings: Timings | None = None
+        self._measured = Measured()
         self._reason: str | None = None
-        self._calls: dict[int, ToolCall] = {}
+        self._calls: dict[int | None, ToolCall] = {}  # by their numbers
 
     def event(self, answer: Answer) -> bytes:
         """See ChatStream."""
         self._model = answer.model or self._model
-        self._usage, self._timings = answer.usage or self._usage, answer.timings or self._timings
+        self._measured.add(answer, time.monotonic)
         if not answer.choices or self._answers.is_load or answer.choices[0].index:
             return b""
         choice = answer.choices[0]
         delta = choice.delta
         for call in delta.tool_calls or ():
             self._add(call)
-        if self._first is None and (delta.content or delta.thought or delta.tool_calls):
-            self._first = time.monotonic_ns()
         found = b""
-        if delta.content or delta.refusal or delta.thought:
+        if delta.content or delta.refusal or delta.thought or _logprobs(choice.logprobs):  # also within a character
             found = _line(self._answers.said(self._model, choice, delta, ()))
         if choice.finish_reason is not None:
             self._reason = choice.finish_reason
             found += self._called()
         return found
 
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream."""
-        said = msgspec.json.decode(error)
-        message = said.get("message") if isinstance(said, dict) else said
-        return _line({"error": message if isinstance(message, str) and message else "The worker's answer broke off."})
+        return _line({"error": error.message})
 
     def over(self) -> bytes:
         """See ChatStream."""
         if self._answers.is_load:
             return _line(self._answers.loaded(self._model))
-        last = self._answers.last(self._model, self._usage, self._timings, self._reason, self._first)
-        return self._called() + _line(last)
+        return self._called() + _line(self._answers.last(self._model, self._measured, self._reason))
 
     def _add(self, piece: ToolCall) -> None:
-        """A piece of a call, which is that of the one before if it doesn't say so."""
-        index = piece.index if piece.index is not None else max(0, len(self._calls) - (not piece.id))
-        call = self._calls.setdefault(index, ToolCall(index, None, Function("", "")))
+        call = self._calls.setdefault(piece.index, ToolCall())
         call.id = call.id or piece.id
         call.function.name = call.function.name or piece.function.name
         call.function.arguments = (call.function.arguments or "") + (piece.function.arguments or "")
 
     def _called(self) -> bytes:
-        calls = _finished([self._calls[index] for index in sorted(self._calls)], self._reason)
+        calls = _finished([*self._calls.values()], self._reason)
         self._calls = {}
         return _line(self._answers.said(self._model, Choice(), Message(), calls)) if calls else b""
 

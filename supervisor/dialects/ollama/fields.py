@@ -25,7 +25,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "seed": "seed",
     "stop": "stop",
     "num_predict": "max_tokens",
-    "repeat_penalty": "repeat_penalty",
+    "repeat_penalty": "repetition_penalty",
     "repeat_last_n": "repeat_last_n",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
@@ -146,11 +146,10 @@ def response_format(fields: Fields) -> Fields:
     raise InvalidRequestError('"format" must be "json" or a JSON schema.', param="format")
 
 
-def log_probabilities(fields: Fields) -> Fields:
-    """`logprobs` and `top_logprobs`, which the canonical API calls the same, but takes the second with the first only."""
-    if not flag(fields, "logprobs"):
-        return {}
-    return {name: fields[name] for name in ("logprobs", "top_logprobs") if name in fields}
+def log_probabilities(fields: Fields) -> tuple[Fields, list[str]]:
+    """`logprobs` and `top_logprobs`, and what has no effect: the canonical API takes the second with the first only."""
+    found: Fields = {name: fields[name] for name in ("logprobs", "top_logprobs") if name in fields}
+    return (found, []) if flag(fields, "logprobs") else ({}, [*found])
 
 
 def keep_alive_s(fields: Fields) -> float | None:
@@ -189,10 +188,8 @@ def common(fields: Fields) -> tuple[Fields, list[str]]:
     """What chats and prompts have in common, as canonical fields, and the names of what has no effect."""
     sampled, unused = sampling(fields)
     kept, unkept = staying(fields)
-    return (
-        {**sampled, **thinking(fields), **response_format(fields), **log_probabilities(fields), **kept},
-        unused + unkept,
-    )
+    likely, unlikely = log_probabilities(fields)
+    return {**sampled, **thinking(fields), **response_format(fields), **likely, **kept}, unused + unlikely + unkept
 
 
 def refuse(fields: Fields, name: str, instead: str) -> None:

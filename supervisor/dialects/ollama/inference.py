@@ -39,7 +39,7 @@ CHAT: Final = "/api/chat"
 GENERATE: Final = "/api/generate"
 EMBED: Final = "/api/embed"
 EMBEDDINGS: Final = "/api/embeddings"
-_COMMON: Final = frozenset({"model", "options", "stream", "think", "format", "keep_alive", "logprobs"})
+_COMMON: Final = frozenset({"model", "options", "stream", "think", "format", "keep_alive", "logprobs", "top_logprobs"})
 _EMPTY: Final = re.compile(rb'""|\[\s*\]|\{\s*\}')
 
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from pydantic import JsonValue
 
 from supervisor.dialects import chat
-from supervisor.dialects.llm_pool.metrics import Measured
+from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
 from supervisor.proxy.translation import Times
 
@@ -129,7 +129,7 @@ class Envelope:
         output: Sequence[Json] = (),
         *,
         model: str = "",
-        measured: Measured | None = None,
+        measured: chat.Measured | None = None,
         incomplete: str | None = None,
         error: Json | None = None,
     ) -> Json:
@@ -152,7 +152,7 @@ class Envelope:
             "usage": None if measured is None else _usage(measured.usage),
         }
         if measured is not None and self.times is not None:
-            found["metrics"] = {**measured.metrics(self.times, time.monotonic())}
+            found["metrics"] = {**metrics_of(measured, self.times, time.monotonic())}
         return found
 
     def whole(self, answer: chat.Answer, spaces: Spaces) -> Json:
@@ -163,6 +163,6 @@ class Envelope:
             "completed" if incomplete is None else "incomplete",
             _output(choice, spaces),
             model=answer.model,
-            measured=Measured(answer.usage, answer.timings),
+            measured=chat.Measured(answer.usage, answer.timings),
             incomplete=incomplete,
         )

@@ -13,6 +13,7 @@ from supervisor.dialects.responses.answer import Envelope, Spaces
 from supervisor.dialects.responses.checks import Json, a_list, count, flag, text
 from supervisor.dialects.responses.request import NAMES, Asked, conversation, encoded
 from supervisor.dialects.responses.stream import ResponseStream
+from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import Times
 
 _ONLY_TOLD: Final = ("safety_identifier", "prompt_cache_key", "max_tool_calls")
@@ -25,23 +26,19 @@ class ResponseAnswers:
 
     names = NAMES
     content_type = b"application/json"
-    stream_content_type = b"text/event-stream; charset=utf-8"
+    stream_content_type = EVENTS
 
     def __init__(self, envelope: Envelope, spaces: Spaces, ignored: Sequence[str]) -> None:
         self.ignored = ignored
         self._envelope = envelope
         self._spaces = spaces
 
-    def response(self, body: bytes) -> Json:
-        """The response object for a whole chat completion. Raises UpstreamError for what is none."""
-        return self._envelope.whole(chat.whole(body), self._spaces)
-
     def answer(self, body: bytes) -> bytes:
         """See `AnswerTranslation`."""
-        return msgspec.json.encode(self.response(body))
+        return msgspec.json.encode(self._envelope.whole(chat.whole(body), self._spaces))
 
     def stream(self) -> ResponseStream:
-        """See `AnswerTranslation`. Its `response` is the response object, once it is finished."""
+        """See `AnswerTranslation`."""
         return ResponseStream(self._envelope, self._spaces)
 
 

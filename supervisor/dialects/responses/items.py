@@ -2,7 +2,8 @@
 
 What a model said in one turn is several items (its reasoning, its text, its calls), but one message of a chat: items of
 the assistant that follow each other are joined. The instructions and what the system says before anything else become one
-message, because many chat templates take a system prompt only there.
+message, because many chat templates take a system prompt only there. Pictures and sounds that functions gave become the user's:
+a tool's message of a chat has only text.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class _Chat:
         self._system: list[Json] = []  # parts of the message at the beginning
         self._messages: list[Json] = []
         self._turn = _Turn()
+        self._given: list[Json] = []  # by functions, what is no text
 
     def say_to_all(self, said: str) -> None:
         """Instructions."""
@@ -98,6 +100,9 @@ class _Chat:
     def add_message(self, role: str, parts: list[Json]) -> None:
         """Of anybody but the assistant."""
         self._end_turn()
+        if role == "user":
+            parts, self._given = self._given + parts, []
+        self._show()
         if role not in _SYSTEM:
             self._messages.append({"role": role, "content": _content(parts)})
         elif self._messages:
@@ -117,21 +122,32 @@ class _Chat:
 
     def add_call(self, call: Json) -> None:
         """Of the assistant."""
+        self._show()
         self._turn.calls.append(call)
 
-    def add_result(self, call_id: str, content: JsonValue) -> None:
+    def add_result(self, call_id: str, parts: list[Json]) -> None:
         """Of a call."""
         self._end_turn()
-        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        texts = [part for part in parts if part["type"] == "text"]
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": _content(texts)})
+        self._given += [part for part in parts if part["type"] != "text"]
 
     def finished(self) -> list[Json]:
         """All messages."""
         self._end_turn()
+        self._show()
         if not self._system:
             return self._messages
         return [{"role": "system", "content": _system_content(self._system)}, *self._messages]
 
+    def _show(self) -> None:
+        """Let the user say what functions gave: their results have been said."""
+        if self._given:
+            self._messages.append({"role": "user", "content": _content(self._given)})
+            self._given = []
+
     def _begin_turn(self) -> None:
+        self._show()
         if self._turn.is_answered:
             self._end_turn()
 
@@ -156,7 +172,7 @@ def _add(chat: _Chat, item: Json, where: str) -> None:
             chat.add_call({"id": call_id, "type": "function", "function": {"name": called, "arguments": arguments}})
         case "function_call_output":
             parts = _parts(chat, item.get("output"), f"{where}.output")
-            chat.add_result(name(item.get("call_id"), f"{where}.call_id"), _content(parts))
+            chat.add_result(name(item.get("call_id"), f"{where}.call_id"), parts)
         case "item_reference" | None:
             raise unsupported(where, "items can't be referred to here. Send the item itself, or previous_response_id.")
         case _:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
-import msgspec
 from pydantic import JsonValue
 
 from supervisor.dialects import chat
-from supervisor.dialects.llm_pool.metrics import Measured
 from supervisor.dialects.responses.answer import (
     Envelope,
     Kind,
@@ -29,7 +27,8 @@ from supervisor.dialects.responses.answer import (
 )
 from supervisor.dialects.responses.checks import Json
 from supervisor.errors import UpstreamError
-from supervisor.proxy.upstream_error import worker_error
+from supervisor.proxy import frames
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 _EVENTS: Final[dict[Kind, str]] = {
     "reasoning": "response.reasoning_text",
@@ -37,7 +36,6 @@ _EVENTS: Final[dict[Kind, str]] = {
     "refusal": "response.refusal",
 }
 _CALL: Final = "response.function_call_arguments"
-_FAILED: Final = 500  # what the status would have been
 _UNNAMED: Final = "upstream_error"  # OpenAI's word for it within a response is another
 
 
@@ -110,8 +108,8 @@ class _Call:
         self._pieces: list[str] = []
 
     def is_continued_by(self, piece: chat.ToolCall) -> bool:
-        """Is this a piece of the same call? Where workers don't number them, a new one begins with its name."""
-        return not piece.function.name if piece.index is None else piece.index == self.number
+        """Is this a piece of the same call?"""
+        return piece.index == self.number
 
     def begun(self) -> list[Json]:
         """The event at its beginning."""
@@ -141,9 +139,6 @@ class _Call:
 class ResponseStream(chat.ChatStream):
     """One stream; see `StreamTranslation`."""
 
-    response: Json | None = None
-    """The response object; set when the stream is over, or failed."""
-
     def __init__(self, envelope: Envelope, spaces: Spaces) -> None:
         super().__init__()
         self._envelope = envelope
@@ -153,7 +148,7 @@ class ResponseStream(chat.ChatStream):
         self._output: list[Json] = []
         self._open: _Text | _Call | None = None
         self._finish_reason: str | None = None
-        self._measured = Measured()
+        self._measured = chat.Measured()
 
     def event(self, answer: chat.Answer) -> bytes:
         """See ChatStream."""
@@ -169,29 +164,28 @@ class ResponseStream(chat.ChatStream):
             self._finish_reason = choice.finish_reason or self._finish_reason
         return self._sent(found)
 
-    def failed(self, error: msgspec.Raw) -> bytes:
+    def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream: `response.failed`."""
-        told = worker_error(_FAILED, b"application/json", b'{"error":%b}' % bytes(error))
         found = self._begun()
         output = self._output if self._open is None else [*self._output, self._open.item("incomplete")]
-        self.response = self._envelope.response(
+        response = self._envelope.response(
             "failed",
             output,
             model=self._model,
             measured=self._measured,
-            error={"code": "server_error" if told.code == _UNNAMED else told.code, "message": told.message},
+            error={"code": "server_error" if error.code == _UNNAMED else error.code, "message": error.message},
         )
-        return self._sent([*found, {"type": "response.failed", "response": self.response}])
+        return self._sent([*found, {"type": "response.failed", "response": response}])
 
     def over(self) -> bytes:
         """See ChatStream: `response.completed`, or `response.incomplete`."""
         incomplete = why_incomplete(self._finish_reason)
         status: Status = "completed" if incomplete is None else "incomplete"
         found = self._begun() + self._ended(status)
-        self.response = self._envelope.response(
+        response = self._envelope.response(
             status, self._output, model=self._model, measured=self._measured, incomplete=incomplete
         )
-        return self._sent([*found, {"type": f"response.{status}", "response": self.response}])
+        return self._sent([*found, {"type": f"response.{status}", "response": response}])
 
     def _begun(self, model: str = "") -> list[Json]:
         """The events before all others."""
@@ -235,9 +229,8 @@ class ResponseStream(chat.ChatStream):
         return item.ended(status)
 
     def _sent(self, events: list[Json]) -> bytes:
-        found = []
-        for event in events:
-            data = msgspec.json.encode({**event, "sequence_number": self._number})
-            found.append(b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), data))
-            self._number += 1
-        return b"".join(found)
+        begin, self._number = self._number, self._number + len(events)
+        return b"".join(
+            frames.event(str(fields["type"]), fields | {"sequence_number": number})
+            for number, fields in enumerate(events, begin)
+        )

@@ -14,17 +14,17 @@ import msgspec
 from pydantic import JsonValue
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.chat import Usage
-from supervisor.dialects.llm_pool.metrics import Measured
+from supervisor.dialects.chat import Measured, Usage
+from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.kept import earlier, joined, response_of
 from supervisor.dialects.responses.state import wish_of
 from supervisor.io.held_body import HeldBody
 from supervisor.io.response_store import EventLog, Kept
+from supervisor.proxy import frames
 from supervisor.proxy.body import Body
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.disconnect import Message, Send
-from supervisor.proxy.frames import EVENT_LIMIT
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.translation import ANSWER_LIMIT
 from supervisor.proxy.turn import Memory, Turn
@@ -194,7 +194,7 @@ class ResponseTurn:
         }
         if is_over and (times := self._memory.times) is not None and "metrics" not in fields:  # no translation's
             measured = Measured(_usage(fields.get("usage")), first_at=self._first_at)
-            changes["metrics"] = msgspec.Raw(_encode(measured.metrics(times, time.monotonic())))
+            changes["metrics"] = msgspec.Raw(_encode(metrics_of(measured, times, time.monotonic())))
         if not changes:
             return fields, data
         fields = fields | changes
@@ -227,11 +227,11 @@ class ResponseTurn:
         text = self._rest + piece
         if b"\r" in text:  # many Python servers end lines so
             text = text.replace(b"\r\n", b"\n")
-        if b"\r" in text[:-1] or len(self._rest) > EVENT_LIMIT:  # no event would be seen to end
+        if b"\r" in text[:-1] or len(self._rest) > frames.EVENT_LIMIT:  # no event would be seen to end
             self._is_stream = False
             return text
-        *frames, self._rest = text.split(_FRAME)
-        told = b"".join([self._event(frame) + _FRAME for frame in frames])
+        *whole, self._rest = text.split(_FRAME)
+        told = b"".join([self._event(frame) + _FRAME for frame in whole])
         return told + self._rest if is_last else told
 
     def _event(self, frame: bytes) -> bytes:
@@ -280,8 +280,7 @@ BEGINNING: Final = 2
 
 def event(kind: str, number: int, **fields: JsonValue) -> bytes:
     """An event of a stream."""
-    data = _encode({"type": kind, **fields, "sequence_number": number})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+    return frames.event(kind, fields | {"sequence_number": number})
 
 
 def log_of(logs: dict[str, EventLog], name: str, kept: Kept) -> EventLog:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
 from runtimes.model_config import PromptFormatName
 from supervisor.catalog.prompt_format import PromptFormat
 from supervisor.errors import UpstreamError
+from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.frames import FrameStream
-from supervisor.proxy.translation import StreamTranslation
+from supervisor.proxy.translation import CANONICAL, StreamTranslation
 
 _encode: Final = msgspec.json.Encoder().encode
 _MARKS: Final[Mapping[PromptFormatName, tuple[str, str]]] = {
@@ -71,21 +72,9 @@ class Chats:
 
     ignored: Sequence[str]
     thinking: PromptFormat | None
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """The client's own: chats are canonical."""
-        return {}
-
-    @property
-    def content_type(self) -> bytes:
-        """See AnswerTranslation."""
-        return b"application/json"
-
-    @property
-    def stream_content_type(self) -> bytes:
-        """See AnswerTranslation."""
-        return b"text/event-stream; charset=utf-8"
+    names: ClassVar[Mapping[str, str]] = CANONICAL
+    content_type = b"application/json"
+    stream_content_type = EVENTS
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""

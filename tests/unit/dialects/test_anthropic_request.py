@@ -67,6 +67,7 @@ def picture(**source):
     return {"type": "image", "source": source or {"type": "base64", "media_type": "image/png", "data": PIXEL}}
 
 
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
 SEEN = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
 
 
@@ -148,11 +149,15 @@ class TestConversation:
             user(SEEN, text("So?")),
         ]
 
-    def test_thoughts_are_left_out(self):
-        thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
-        assert messages(assistant(thought, {"type": "redacted_thinking", "data": "x"}, text("Yes."))) == [
-            {"role": "assistant", "content": "Yes."}
-        ]
+    def test_thoughts_stay_with_their_turn(self):
+        """As within a loop of tool calls, where models go on from them. What is encrypted nobody here can read."""
+        turn = assistant(THOUGHT, {"type": "redacted_thinking", "data": "x"}, text("Yes."))
+        assert messages(turn) == [{"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}]
+        assert mapped(messages=[turn, *HELLO])[1] == ["messages.content.data"]
+        assert messages(assistant(THOUGHT, CALL))[0]["reasoning_content"] == "Hm."
+
+    def test_a_thought_has_a_text(self):
+        assert refused(messages=[assistant({"type": "thinking", "signature": "x"})]).param == "messages"
 
     def test_caching_has_no_effect_anywhere(self):
         turns = [user(text("a", **CACHED), picture() | CACHED), assistant(CALL | CACHED), user(result("b", **CACHED))]
@@ -235,6 +240,9 @@ class TestParameters:
 
     def test_messages_must_be_there(self):
         assert refused(messages=None).param == "messages"
+
+    def test_there_must_be_a_message(self):
+        assert refused(messages=[]).param == "messages"
 
     def test_tools(self):
         canonical, ignored = mapped(
@@ -338,7 +346,7 @@ class TestParameters:
         assert [told.param] == list(fields)
         assert told.code == "unsupported_parameter"
 
-    def test_thoughts_are_cleared_in_any_case(self):
+    def test_thoughts_are_left_to_chat_templates(self):
         edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
         assert mapped(context_management={"edits": edits})[1] == ["context_management"]
 
@@ -402,11 +410,11 @@ class TestNothingIsLost:
         assert canonical.keys() <= set(PLACES.values()) | {"stream_options"}
 
     def test_fields_of_turns_and_blocks(self):
-        """Those that are null say nothing, and thoughts are left out with all that they have."""
+        """Those that are null say nothing, and a thought's signature is nothing that a worker could check."""
         odd = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL, "dpi": 72}}
         turns = [
             user(text("a", citations=None, tone="kind"), text("b", tone="kind"), odd) | {"name": "Ada"},
-            assistant({"type": "thinking", "thinking": "Hm.", "signature": "x"}, CALL | {"caller": {"type": "direct"}}),
+            assistant(THOUGHT, CALL | {"caller": {"type": "direct"}}),
             user(result([text("c", lang="en")]), text("d", content=[5])),
         ]
         assert mapped(messages=turns, system=[text("s", title="t")])[1] == [

@@ -43,7 +43,7 @@ def generate(**fields):
 
 def event(delta=None, reason=None, **more):
     choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": reason}]
-    return b"data: " + json.dumps({"model": "m", "choices": choices, **more}).encode() + b"\n\n"
+    return b"data: " + json.dumps({"model": "m", "choices": choices} | more).encode() + b"\n\n"
 
 
 def lines(answers, stream, size=10_000):
@@ -101,7 +101,7 @@ class TestRequests:
                 "mirostat": 1,
             }
         )
-        assert told.items() >= {"temperature": 0.5, "max_tokens": 9, "stop": ["x"], "repeat_penalty": 1.1}.items()
+        assert told.items() >= {"temperature": 0.5, "max_tokens": 9, "stop": ["x"], "repetition_penalty": 1.1}.items()
         assert "seed" not in told
         assert answers.ignored == ("options.num_ctx", "options.mirostat")
 
@@ -370,6 +370,11 @@ class TestAnswers:
         assert (told["logprobs"], told["top_logprobs"]) == (True, 1)
         body = {"choices": [{"message": {"content": "Hi"}, "logprobs": {"content": [row]}}]}
         assert json.loads(answers.answer(json.dumps(body).encode()))["logprobs"] == [row]
+        assert answers.ignored == ()
+
+    def test_alternatives_need_log_probabilities(self):
+        told, answers = chat(top_logprobs=1)
+        assert ("top_logprobs" in told, answers.ignored) == (False, ("top_logprobs",))
 
     def test_a_call_that_was_cut_off_is_left_out(self):
         calls = [{"id": "a", "function": {"name": "f", "arguments": '{"x'}}]
@@ -421,6 +426,18 @@ class TestStreams:
         assert (told[-1]["prompt_eval_count"], told[-1]["eval_count"]) == (7, 5)
         assert told[-1]["eval_duration"] == 2_500_000
         assert told[-1]["total_duration"] > 0
+
+    def test_calls_without_numbers_and_ids(self):
+        pieces = [("f", "{"), (None, "}"), ("g", "{}")]
+        calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments in pieces]
+        told = lines(chat()[1], b"".join(event({"tool_calls": [call]}) for call in calls) + event({}, "tool_calls"))
+        assert [call["function"]["name"] for call in told[0]["message"]["tool_calls"]] == ["f", "g"]
+
+    def test_log_probabilities_within_a_character(self):
+        row = {"token": "\\xc3", "logprob": -0.5}
+        choice = {"index": 0, "delta": {"content": ""}, "logprobs": {"content": [row]}}
+        told = lines(chat(logprobs=True)[1], event(choices=[choice]) + event({"content": "é"}) + event({}, "stop"))
+        assert told[0]["logprobs"] == [row]
 
     def test_a_prompt(self):
         told = lines(generate()[1], event({"content": "a"}) + event({}, "length"))

@@ -155,14 +155,18 @@ class TestTurns:
             {"role": "user", "content": "B"},
         ]
 
-    def test_results_may_be_parts(self):
+    @pytest.mark.parametrize("next_item", [user("So?"), said("I see."), call("c"), None])
+    def test_pictures_of_results_are_the_users(self, next_item):
+        """They come behind all results of a turn, since nothing may stand between calls and results."""
         image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         text = {"type": "input_text", "text": "ok"}
-        assert messages_of([result("a", [text])])[0]["content"] == "ok"
-        assert [part["type"] for part in messages_of([result("a", [text, image])])[0]["content"]] == [
-            "text",
-            "image_url",
-        ]
+        given = [call("a"), call("b"), result("a", [text, image]), result("b", [image])]
+        _, first, second, shown, *rest = messages_of([*given, next_item] if next_item else given)
+        assert [(each["role"], each["content"]) for each in (first, second)] == [("tool", "ok"), ("tool", "")]
+        assert shown["role"] == "user"
+        types = [part["type"] for part in shown["content"]]
+        assert types == ["image_url", "image_url", *(["text"] if next_item == user("So?") else [])]
+        assert [each["role"] for each in rest] == (["assistant"] if next_item in (said("I see."), call("c")) else [])
 
     def test_a_namespace_is_part_of_the_name(self):
         for space in ("crm", "crm__"):

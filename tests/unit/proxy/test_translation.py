@@ -1,4 +1,4 @@
-"""A translated request switches the model's reasoning as the model is switched, and what is told of fields without effect."""
+"""A translated request is adapted to its model, and what is told of fields without effect."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import msgspec
 import pytest
 
 from runtimes.base import CHAT_TEMPLATE, Thinking
+from runtimes.registry import REGISTRY
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.dialects.ollama import OLLAMA
 from supervisor.dialects.responses import RESPONSES
 from supervisor.proxy.prompts.answer import Chats
-from supervisor.proxy.translation import Chained, Switched, ignored_header, shown
+from supervisor.proxy.translation import Adapted, Chained, ignored_header, shown
 
 EFFORT = Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"})
 MESSAGES = ("/v1/messages", ANTHROPIC, {"max_tokens": 5})
 OLLAMA_CHAT = ("/api/chat", OLLAMA, {})
 
 
-def switched(api, switch, **fields):
-    """What of the canonical request switches, and what has no effect."""
+def adapted(api, switch=CHAT_TEMPLATE, decoding=None, **fields):
+    """The canonical request, and what has no effect on the model."""
     path, dialect, rest = api
     request = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **rest, **fields}
     raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in request.items()}
-    translation = Switched(dialect.translation("POST", path), switch)
+    translation = Adapted(dialect.translation("POST", path), switch, decoding or {})
     canonical, _ = translation.request(raw)
-    found = {name: json.loads(bytes(canonical[name])) for name in canonical if "effort" in name or "kwargs" in name}
-    return found, translation.ignored
+    return {name: json.loads(bytes(value)) for name, value in canonical.items()}, (*translation.ignored,)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,27 @@ def switched(api, switch, **fields):
     ],
 )  # fmt: skip
 def test_thinking(api, asked, thinking, found, ignored):
-    assert switched(api, thinking, **asked) == (found, ignored)
+    canonical, unused = adapted(api, thinking, **asked)
+    assert {name: value for name, value in canonical.items() if "effort" in name or "kwargs" in name} == found
+    assert unused == ignored
+
+
+@pytest.mark.parametrize(
+    ("runtime", "found", "ignored"),
+    [
+        ("llama_server", {"top_k": 3, "repeat_penalty": 1.1, "repeat_last_n": 9}, ()),
+        ("vllm_serve", {"top_k": 3, "repetition_penalty": 1.1}, ("options.repeat_last_n",)),
+        ("command", {"top_k": 3, "repeat_penalty": 1.1, "repetition_penalty": 1.1, "repeat_last_n": 9}, ()),
+        ("openai_remote", {}, ("options.repeat_last_n", "options.repeat_penalty", "options.top_k")),
+    ],
+)
+def test_parameters_have_the_workers_own_names(runtime, found, ignored):
+    """One that it would pass over is named."""
+    options = {"top_k": 3, "repeat_penalty": 1.1, "repeat_last_n": 9}
+    canonical, unused = adapted(OLLAMA_CHAT, decoding=REGISTRY.get(runtime).decoding, options=options)
+    own = ("top_k", "repeat_penalty", "repetition_penalty", "repeat_last_n")
+    assert {name: canonical[name] for name in own if name in canonical} == found
+    assert (*sorted(unused),) == ignored
 
 
 class TestNames:
