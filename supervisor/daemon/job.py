@@ -70,6 +70,11 @@ class Answer:
     held: HeldBody | None = None  # counts the body; release it when that is kept
 
 
+def unsent(message: str, code: str) -> Answer:
+    """What came of a job that could not be sent."""
+    return Answer(500, "", b"", {"message": message, "code": code})
+
+
 def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
     """Whose things a request may see, by its scope's state: the key's name, and whether all."""
     key: Key | None = state.get(KEY)

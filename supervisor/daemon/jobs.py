@@ -23,7 +23,7 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.job_limits import JobsConfig
-from supervisor.daemon.job import Answer, Job, JobFullError, JobInterruptedError, Send, State
+from supervisor.daemon.job import Answer, Job, JobFullError, JobInterruptedError, Send, State, unsent
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.io.files import replacing
 from supervisor.io.held_body import Bytes
@@ -220,10 +220,9 @@ class Jobs:
 
     async def changed(self, timeout_s: float) -> None:
         """Wait until a job has changed, or so long."""
-        event = self._changed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await event.wait()
+                await self._changed.wait()
 
     # --------------------------------------------------------------------------------------------------------- their way
 
@@ -279,13 +278,10 @@ class Jobs:
                 raise
             return None
         except OSError as error:
-            message = f"Its request can't be read: {error.strerror or error}"
-            return Answer(500, "", b"", {"message": message, "code": "job_not_kept"})
+            return unsent(f"Its request can't be read: {error.strerror or error}", "job_not_kept")
         except Exception as error:
             log.exception("job.broke", job=job.id, reason=str(error))
-            return Answer(
-                500, "", b"", {"message": "llmux could not send it; its log says why.", "code": "internal_error"}
-            )
+            return unsent("llmux could not send it; its log says why.", "internal_error")
         finally:
             running.is_sending = False
         return None if self.is_paused and answer.error is not None else answer  # perhaps because the daemon ends
