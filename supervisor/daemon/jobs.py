@@ -206,10 +206,9 @@ class Jobs:
 
     async def changed(self, timeout_s: float) -> None:
         """Wait until a job has changed, or so long."""
-        event = self._changed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await event.wait()
+                await self._changed.wait()
 
     # --------------------------------------------------------------------------------------------------------- their way
 
