@@ -153,7 +153,7 @@ class ChatStream(FrameStream):
 
     @abc.abstractmethod
     def event(self, answer: Answer) -> bytes:
-        """What the next event becomes; possibly nothing."""
+        """What the next event becomes; possibly nothing. Its `choices` are those of the first answer: one, or none."""
 
     @abc.abstractmethod
     def failed(self, error: WorkerAnswerError) -> bytes:
@@ -177,7 +177,8 @@ class ChatStream(FrameStream):
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise UpstreamError("The worker's stream is no chat completion.") from error
         if answer.error is None:
-            for choice in answer.choices[:1]:
+            answer.choices = [choice for choice in answer.choices if choice.index == 0][:1]
+            for choice in answer.choices:
                 self._count(choice.delta.tool_calls or ())
             return self.event(answer)
         self._is_over = True

@@ -139,7 +139,7 @@ class Stream(chat.ChatStream):
         """See ChatStream."""
         self._usage = answer.usage or self._usage
         found = b"" if self._is_begun else self._begin(answer)
-        for choice in answer.choices[:1]:
+        for choice in answer.choices:
             found += self._delta(choice.delta)
             if choice.finish_reason is not None:
                 self._last = choice

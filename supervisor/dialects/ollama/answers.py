@@ -119,7 +119,7 @@ class Lines(ChatStream):
         """See ChatStream."""
         self._model = answer.model or self._model
         self._measured.add(answer, time.monotonic)
-        if not answer.choices or self._answers.is_load or answer.choices[0].index:
+        if not answer.choices or self._answers.is_load:
             return b""
         choice = answer.choices[0]
         delta = choice.delta

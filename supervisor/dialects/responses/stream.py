@@ -154,7 +154,7 @@ class ResponseStream(chat.ChatStream):
         """See ChatStream."""
         found = self._begun(answer.model)
         self._measured.add(answer, time.monotonic)
-        for choice in answer.choices[:1]:
+        for choice in answer.choices:
             said = choice.delta
             found += self._text("reasoning", said.thought)
             found += self._text("text", said.content or "", logprobs_of(choice))

@@ -6,8 +6,8 @@ clients may have them fetched, it is `pull-NUMBER`, which goes on as the load th
 
 Of what a request says about how to load a model, the longest context becomes an override, which ends with an unload. The
 rest is checked against the configuration, and refused where that differs: a client must not be told that it changed what
-it didn't. Where `server.governance` is configured,
-`verifiedOpToken` must say who agreed to the request, besides the scope of its key. Every other field has no effect.
+it didn't. Where `server.governance` is configured, `verifiedOpToken` must say who agreed to the request, besides the scope
+of its key. Every other field has no effect.
 """
 
 from __future__ import annotations

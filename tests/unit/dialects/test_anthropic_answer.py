@@ -20,10 +20,11 @@ TOKENS = {
     "output_tokens": 4,
 }
 NO_TOKENS = dict.fromkeys(TOKENS, 0)
+HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def answers(path="/v1/messages", **fields):
-    request = {"model": "asked", "max_tokens": 5, "messages": [], **fields}
+    request = {"model": "asked", "max_tokens": 5, "messages": HELLO, **fields}
     raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in request.items()}
     return ANTHROPIC.translation("POST", path).request(raw)[1]
 
@@ -180,7 +181,7 @@ class TestWhole:
         body = b'{"model": "own", "choices": [{"message": {"content": "x"}}]}'
         told = json.loads(
             ANTHROPIC.translation("POST", "/v1/messages")
-            .request({"max_tokens": msgspec.Raw(b"5"), "messages": msgspec.Raw(b"[]")})[1]
+            .request({"max_tokens": msgspec.Raw(b"5"), "messages": msgspec.Raw(json.dumps(HELLO).encode())})[1]
             .answer(body)
         )
         assert told["model"] == "own"
