@@ -89,7 +89,6 @@ class SharedLeases:
         """Lease it in the store. None, or why not; then others' leases are known to the engine."""
         self._asking.add(holder)
         try:
-            await self._release_returned()  # else what was unloaded just now would be in its way
             refusal = await self._take(holder, dict(zip(devices, mib, strict=True)), has_it=False)
             if refusal is None:
                 return None
@@ -142,14 +141,9 @@ class SharedLeases:
             if refusal is not None:
                 self._lose(holder, f"its lease in the lease store is gone, and {refusal}")
         self._lost &= ours.keys()
-        await self._release_returned()
-
-    async def _release_returned(self) -> None:
-        """Give back what our ledger holds no longer."""
-        ours = self._ours()
         for holder in [holder for holder in self._held if holder not in ours and holder not in self._asking]:
-            held = self._held.pop(holder)  # before: two may do this at once
-            await self._store.release(self._name(holder), tuple(held.shares))
+            await self._store.release(self._name(holder), tuple(self._held[holder].shares))
+            del self._held[holder]
 
     def _is_fresh(self, held: _Held | None) -> bool:
         return held is not None and held.is_there and held.until - self._clock() > self._ttl_s - RENEW_S

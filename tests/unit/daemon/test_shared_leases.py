@@ -50,9 +50,6 @@ class Store:
 
     async def take(self, holder, shares, ttl_s, *, has_it):
         self._answer()
-        taken = sum(mib for name, mib in self.fields.items() if name != holder)
-        if taken + shares[CARD].mib > shares[CARD].most_mib:
-            return Refusal(CARD)
         if self.full or (self.has_just_begun and not has_it):
             return Refusal(CARD if self.full else None)
         self.fields[holder] = shares[CARD].mib
@@ -167,14 +164,6 @@ class TestKeep:
         site.engine.leases = []
         await site.after(1)
         assert site.store.fields == {}
-
-    async def test_memory_that_is_back_can_be_leased_at_once(self, site):
-        await site.load()
-        site.engine.leases = []
-        follower = (ModelId("other"), Generation(1))
-        site.engine.leases.append(Lease(follower, GPU, Phase.STARTING, 600))
-        assert await site.shared.gate(StartWorker(*follower, (GPU,), (600,))) is None
-        assert list(site.store.fields.values()) == [600]
 
     async def test_one_that_the_store_forgot_is_taken_again_at_once(self, site):
         await site.load()
