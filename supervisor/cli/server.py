@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
         self.up.set()
 
     async def main_loop(self) -> None:
-        """uvicorn's looks ten times a second whether it is to end; this one is told, and renews the Date header."""
+        """Renew the Date header until told to end; uvicorn's own looks ten times a second whether it is."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DATE_S):
