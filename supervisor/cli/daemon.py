@@ -380,7 +380,7 @@ async def _until_stopped(
         await daemon.jobs.close()
         await engine.shutdown()
     application.close()
-    server.should_exit = True
+    server.end()
     await serving
     await daemon.responses.close()
     if is_restart:

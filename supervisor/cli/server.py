@@ -21,6 +21,7 @@ from supervisor.io import notify
 from supervisor.io.ports import who_listens
 
 BACKLOG = 2048
+DATE_S = 1.0
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections: whoever closes first must not be us, while they send
 
 SOCKET_HINT = "`llmux service install --socket HOST:PORT` writes one."
@@ -33,15 +34,28 @@ class CannotListenError(LlmuxError):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: ours drain first. `up` is set once it accepts."""
+    """uvicorn's server without its signal handlers: ours drain first. `up` is set once it accepts; `end` lets it end."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Let `serve` end, at once."""
+        self.should_exit = True
+        self._ending.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+    async def main_loop(self) -> None:
+        """Renew the Date header until told to end; uvicorn's own looks ten times a second whether it is."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_S):
+                    await self._ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

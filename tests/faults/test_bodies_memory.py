@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 
 from supervisor.cli.own_process import TRIM_S
 from tests.support.clients import times
-from tests.support.daemon import Daemon, fake, running, wait_until
+from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.held import held
 from tests.support.limits import LIMIT_S
 
@@ -77,6 +77,17 @@ def requests(daemon: Daemon, **wanted: object) -> list[dict[str, object]]:
     return [item for item in found if all(item[name] == value for name, value in wanted.items())]
 
 
+@contextlib.contextmanager
+def hasty(folder: Path, config: dict[str, object]) -> Iterator[Daemon]:
+    daemon = Daemon(folder, config)
+    daemon.program = ("-m", "tests.support.hasty_daemon")
+    try:
+        yield daemon.start()
+    finally:
+        daemon.stop()
+        wait_until(lambda: not daemon.workers(), what="no worker is left")
+
+
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bodies")
@@ -89,7 +100,7 @@ def daemon(tmp_path_factory):
     }
     limits = {"crash_limit": 1, "queue_per_model": AT_ONCE, "readiness_interval_s": 600}
     limits |= {"loads_per_device": 8, "liveness_interval_s": 600, "body_mib": 8}
-    with running(folder, {"models": models, "limits": limits}) as daemon:
+    with hasty(folder, {"models": models, "limits": limits}) as daemon:
         for name in ("plain", "stopped"):
             daemon.post(f"/v1/admin/models/{name}/load").raise_for_status()
         yield daemon
@@ -98,7 +109,7 @@ def daemon(tmp_path_factory):
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
     """A daemon that waits for a worker's answer for one second."""
-    with running(
+    with hasty(
         tmp_path_factory.mktemp("impatient"), {"models": {"plain": fake()}, "limits": {"first_byte_s": 1}}
     ) as one:
         one.post("/v1/admin/models/plain/load").raise_for_status()
@@ -243,7 +254,7 @@ KINDS: dict[str, Callable[[Daemon, int], Awaitable[None]]] = {
 
 async def settled_mib(daemon: Daemon) -> float:
     """Its memory, once it has given back what it doesn't use."""
-    await asyncio.sleep(TRIM_S + 1)
+    await asyncio.sleep(TRIM_S / 10 + 1)
     return rss_mib(daemon)
 
 

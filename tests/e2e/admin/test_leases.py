@@ -18,7 +18,9 @@ BUDGET_MIB = 4000
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     models = {"idle": fake(vram_mib=3000), "busy": fake("--chunks", "4000", "--chunk-delay", "0.05", vram_mib=3000)}
-    with running(tmp_path_factory.mktemp("partners"), {"models": models, "limits": {"drain_s": 2}}) as daemon:
+    with running(
+        tmp_path_factory.mktemp("partners"), {"models": models, "limits": {"drain_s": 2, "min_residency_s": 0}}
+    ) as daemon:
         yield daemon
 
 

@@ -72,7 +72,8 @@ def texts(items) -> list[tuple[str, str]]:
 def test_a_model_that_never_comes_is_an_event_for_the_sdk(tmp_path):
     """Its `stream()` takes nothing before `response.created`."""
     models = {"never": fake("--start-delay=1", "--exit-code=1", endpoints=[CHAT])}
-    with running(tmp_path, {"models": models, "limits": {"keepalive_s": 0.1}}) as site, sdk_of(site) as sdk:
+    limits = {"keepalive_s": 0.1, "crash_limit": 1}
+    with running(tmp_path, {"models": models, "limits": limits}) as site, sdk_of(site) as sdk:
         with sdk.responses.stream(model="never", input="Hi") as stream:
             kinds = [event.type for event in stream]
         assert kinds == ["response.created", "error"]

@@ -20,7 +20,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         "devices": [{"kind": "host", "budget_mib": 4000, "margin_mib": 0}],
         "models": {
             "chat": gguf(vram_mib=300, replicas=2, parallel=2),
-            "busy": fake("--chunk-delay", "0.05", "--chunks", "60", replica_max=3, target_inflight=1),
+            "busy": fake("--chunk-delay", "0.05", "--chunks", "25", replica_max=3, target_inflight=1),
             "pair": fake("--chunk-delay", "0.05", "--chunks", "20", replicas=2, target_inflight=2),
             "alone": fake(),
         },

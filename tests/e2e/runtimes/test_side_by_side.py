@@ -42,6 +42,9 @@ def daemon(tmp_path_factory):
         "devices": [{"kind": "host", "budget_mib": 6000, "margin_mib": 0}],
         "models": models,
         "server": {"runtimes_dir": str(runtimes_dir)},
+        "limits": {
+            "readiness_interval_s": 100
+        },  # a stopped worker isn't missed, however long its request is on its way
     }
     with running(folder, config) as started:
         yield started
@@ -158,8 +161,11 @@ class TestSideBySide:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_until(lambda: daemon.model(model)["in_flight"] == 1)
-        os.kill(stopped, signal.SIGKILL)
+        try:
+            wait_until(lambda: outcome or daemon.model(model)["in_flight"] == 1, what="it has the request")
+            assert outcome == [], "it was answered by a worker that does not run"
+        finally:
+            os.kill(stopped, signal.SIGKILL)
         killed_at = time.monotonic()
         asking.join()
         (ended,) = outcome

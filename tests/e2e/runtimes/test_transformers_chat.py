@@ -323,7 +323,7 @@ class TestFormats:
             return text
 
         with ThreadPoolExecutor(6) as pool:
-            assert len(set(pool.map(said, range(36)))) == 36
+            assert len(set(pool.map(said, range(18)))) == 18
 
     @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
     def test_thoughts_are_free(self, ask, kind):
@@ -431,7 +431,7 @@ class TestFormats:
         with ThreadPoolExecutor(1) as pool:
             hostile = pool.submit(daemon.chat, "qwen3", response_format=given, **SILENT)
             answered = 0
-            while not hostile.done():
+            while not hostile.done() and answered < 3:  # more would only take its time
                 assert whole(sdk, model="qwen3", messages=HELLO) == before
                 answered += not hostile.done()
         if kind == "making":  # for seconds of the processor's time, while an answer takes tenths
