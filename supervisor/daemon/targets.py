@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
 
-from runtimes.base import Endpoint, Thinking
+from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER, aliases_of
 from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
@@ -45,7 +45,6 @@ from supervisor.proxy.translation import (
     StreamTranslation,
     TargetedTranslation,
     TargetModel,
-    TimedTranslation,
     Translation,
 )
 
@@ -208,9 +207,10 @@ class Targets:
         if mapped is not None and (endpoint is None or _is_unheard(body, endpoint)):
             endpoint = self.table.get((asked.scope["method"], mapped.path), _NONE).get(model)
             if endpoint is not None:
-                if isinstance(mapped, TimedTranslation):
-                    mapped = mapped.timed(asked.context)
-                adapted = Adapted(mapped, await _thinking(route), route.model.adapter.decoding)
+                target = await _target_model(asked.name, route)
+                if isinstance(mapped, TargetedTranslation):
+                    mapped = mapped.of(target, asked.context)
+                adapted = Adapted(mapped, target)
                 translated, answers = body.translated(adapted)
                 translated.rename(asked.name)
                 asked.context.demand = staying(asked.context.demand, translated)
@@ -326,12 +326,6 @@ def _is_unheard(body: Body, endpoint: Endpoint) -> bool:
     return any(
         (raw := body.raw(name)) is not None and raw != b"null" and part in raw for name, part in endpoint.unheard
     )
-
-
-async def _thinking(route: Route) -> Thinking | None:
-    """How its reasoning is switched."""
-    is_known = route.model.known_capabilities is not None
-    return route.model.thinking if is_known else await asyncio.to_thread(lambda: route.model.thinking)
 
 
 async def _target_model(name: str, route: Route) -> TargetModel:

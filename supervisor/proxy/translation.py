@@ -4,8 +4,8 @@ Canonical is OpenAI's API. A dialect gives a `Translation` for each path that it
 workers don't serve the path themselves; for the others, and on every other path, the bytes stay untouched. Errors are not
 translated here: the dialect renders them, see `Dialect.error`.
 
-Two APIs may share a path of which workers speak one. A request of the other has a `TargetedTranslation`, which is used
-whatever its worker serves: see `Dialect.required_translation`.
+A `TargetedTranslation` is told which model answers, and when. It is also what a request needs whose path another API has, of
+which workers speak that one: such a request is translated whatever its worker serves, see `Dialect.required_translation`.
 """
 
 from __future__ import annotations
@@ -110,14 +110,12 @@ class Adapted:
     `ignored` has what it can't do, by the client's names, once there was a request.
     """
 
-    def __init__(
-        self, translation: Translation, thinking: Thinking | None, decoding: Mapping[str, Sequence[str]]
-    ) -> None:
+    def __init__(self, translation: Translation, target: TargetModel) -> None:
         self.path = translation.path
         self.ignored: list[str] = []
         self._translation = translation
-        self._thinking = thinking
-        self._decoding = decoding
+        self._thinking = target.thinking
+        self._decoding = target.decoding
 
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""
@@ -160,15 +158,11 @@ class Times(Protocol):
 
 
 @runtime_checkable
-class TimedTranslation(Translation, Protocol):
-    """A `Translation` whose answers say how long they took."""
-
-    def timed(self, times: Times) -> Translation:
-        """For one request. `times` are read when the answer comes."""
-
-
 class TargetedTranslation(Protocol):
-    """How requests to one path are mapped that no worker understands, whichever serves it. Stateless."""
+    """How requests to one path are mapped by what is known of their model, or with answers that say how long they took.
+
+    Stateless.
+    """
 
     @property
     def path(self) -> str:

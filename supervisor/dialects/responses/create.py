@@ -14,7 +14,7 @@ from supervisor.dialects.responses.checks import Json, a_list, count, flag, text
 from supervisor.dialects.responses.request import NAMES, Asked, conversation, encoded
 from supervisor.dialects.responses.stream import ResponseStream
 from supervisor.proxy.dialect import EVENTS
-from supervisor.proxy.translation import Times
+from supervisor.proxy.translation import TargetModel, Times
 
 _ONLY_TOLD: Final = ("safety_identifier", "prompt_cache_key", "max_tool_calls")
 """They say something to whoever runs the API, or about tools that are not called here. The answer repeats them."""
@@ -43,15 +43,15 @@ class ResponseAnswers:
 
 
 class CreateResponse:
-    """See `TimedTranslation`. Its answers have no metrics where their times aren't known."""
+    """See `Translation` and `TargetedTranslation`. Its answers have no metrics where their times aren't known."""
 
     path = chat.PATH
 
     def __init__(self, times: Times | None = None) -> None:
         self._times = times
 
-    def timed(self, times: Times) -> CreateResponse:
-        """See `TimedTranslation`."""
+    def of(self, target: TargetModel, times: Times) -> CreateResponse:
+        """See `TargetedTranslation`."""
         return CreateResponse(times)
 
     def request(self, fields: Fields) -> tuple[Fields, ResponseAnswers]:

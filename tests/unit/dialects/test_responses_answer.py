@@ -11,6 +11,7 @@ import pytest
 from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import UpstreamError
 from supervisor.proxy.error_response import error_event
+from supervisor.proxy.translation import TargetModel
 
 USAGE = {
     "prompt_tokens": 10,
@@ -379,7 +380,7 @@ class TestMetrics:
 
     def asked(self):
         fields = {"model": msgspec.Raw(b'"asked"'), "input": msgspec.Raw(b'"Hi"')}
-        return RESPONSES.translation("POST", "/v1/responses").timed(Times()).request(fields)[1]
+        return RESPONSES.translation("POST", "/v1/responses").of(TargetModel(), Times()).request(fields)[1]
 
     def test_of_a_whole_answer(self):
         body = {

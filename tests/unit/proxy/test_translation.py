@@ -13,7 +13,7 @@ from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.dialects.ollama import OLLAMA
 from supervisor.dialects.responses import RESPONSES
 from supervisor.proxy.prompts.answer import Chats
-from supervisor.proxy.translation import Adapted, Chained, ignored_header, shown
+from supervisor.proxy.translation import Adapted, Chained, TargetModel, ignored_header, shown
 
 EFFORT = Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"})
 MESSAGES = ("/v1/messages", ANTHROPIC, {"max_tokens": 5})
@@ -25,7 +25,7 @@ def adapted(api, switch=CHAT_TEMPLATE, decoding=None, **fields):
     path, dialect, rest = api
     request = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **rest, **fields}
     raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in request.items()}
-    translation = Adapted(dialect.translation("POST", path), switch, decoding or {})
+    translation = Adapted(dialect.translation("POST", path), TargetModel(thinking=switch, decoding=decoding or {}))
     canonical, _ = translation.request(raw)
     return {name: json.loads(bytes(value)) for name, value in canonical.items()}, (*translation.ignored,)
 
