@@ -237,7 +237,7 @@ class TestFields:
         [
             ("/v1/responses", {"input": "Hello", "max_output_tokens": 9}, ["max_output_tokens"]),
             ("/api/chat", {"options": {"num_gpu": 1, "num_predict": 9}}, ["options.num_gpu", "options.num_predict"]),
-            ("/v1/messages", {"max_tokens": 9, "top_k": 1, "stop_sequences": ["x"]}, ["max_tokens", "top_k", "stop_sequences"]),
+            ("/v1/messages", {"max_tokens": 9, "top_k": 1, "stop_sequences": ["x"]}, ["top_k", "max_tokens", "stop_sequences"]),
         ],
     )  # fmt: skip
     def test_ignored_by_the_clients_names(self, site, path, fields, names):
