@@ -48,7 +48,7 @@ from supervisor.io.upstream import Headers
 from supervisor.proxy import budget, load_feedback
 from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.cache_report import NOTHING_REUSED
-from supervisor.proxy.dialect import Dialect, OrderError
+from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
@@ -117,7 +117,7 @@ class Pipeline:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         """Serve one request. Raises LlmuxError if nothing was sent yet; for later failures see `forward`.
 
-        Raises OrderError for one that the daemon answers itself, by its body; `context.waiting` is that.
+        Raises ForDaemonError for one that the daemon answers itself, by its body; `context.waiting` is that.
         """
         context.path = scope["path"]
         if context.key is not None:
@@ -125,16 +125,16 @@ class Pipeline:
         held = HeldBody(self._bodies)
         target: Target | None = None
         turn: Turn | None = None
-        is_order = False
+        is_for_daemon = False
         try:
             # 1.
             raw = await read_body(scope, receive, self._body_limit, held)
             held.keep(raw)
             body = await _open(raw, scope)
             if context.dialect.reads_fields:
-                if (wanted := context.dialect.order_scope(context.path, body.fields)) is not None:
-                    is_order, context.waiting, held = True, held, HeldBody()
-                    raise OrderError(wanted, body.fields)
+                if (wanted := context.dialect.daemon_scope(context.path, body.fields)) is not None:
+                    is_for_daemon, context.waiting, held = True, held, HeldBody()
+                    raise ForDaemonError(wanted, body.fields)
                 body, turn = await context.dialect.turn(context.path, body, self._memory(context))
                 if turn is not None:
                     scope, send = _uncompressed(scope), turn.observed(send)
@@ -175,7 +175,7 @@ class Pipeline:
                 turn.release()
             if target is not None and target.ladder is not None:  # else it is `held`, which may be somebody else's now
                 target.body.release()
-            if not is_order:
+            if not is_for_daemon:
                 self._requests.finished(context)
 
     # ------------------------------------------------------------------------------------------------------------ target

@@ -126,8 +126,7 @@ class Targets:
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
         route = self._catalog.route(name)
         if route is None:
-            name = dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
-            context.name = name
+            context.name = name = dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
             route = self._catalog.resolve(name)
         context.name = name
         is_permitted = body.take_permission()

@@ -32,7 +32,7 @@ from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import HeldBody
 from supervisor.proxy.body import read_body
-from supervisor.proxy.dialect import Dialect, OrderError
+from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import Message, Receive, Scope, Send
 from supervisor.proxy.error_response import error_body, error_event, error_headers
 from supervisor.proxy.forward import processing_ms
@@ -121,8 +121,8 @@ class Application:
                     return
                 try:
                     await pipeline(scope, receive, send, context)
-                except OrderError as order:
-                    await self._obey(order, dialect, scope, receive, _signed(send, context), context)
+                except ForDaemonError as request:
+                    await self._respond(request, dialect, scope, receive, _signed(send, context), context)
             else:
                 await self._route(scope, receive, _signed(send, context), context)
         except HandedOverError:
@@ -153,21 +153,27 @@ class Application:
             if body is not None:
                 body.release()
 
-    async def _obey(
-        self, order: OrderError, dialect: OpenAI, scope: Scope, receive: Receive, send: Send, context: RequestContext
+    async def _respond(
+        self,
+        request: ForDaemonError,
+        dialect: OpenAI,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        context: RequestContext,
     ) -> None:
         """Do what a request on a path of inference asks of the daemon. What changes something is for the one that goes on."""
         body = context.waiting
         assert body is not None
         try:
-            self._auth.authorize(scope, dialect, order.scope)
+            self._auth.authorize(scope, dialect, request.scope)
             await self._daemon.settled.wait()
         except BaseException:
             body.release()
             raise
         if self._daemon.successor is not None:
             raise HandedOverError
-        response = await dialect.obey(self._daemon, scope, order.fields, body.take())
+        response = await dialect.respond(self._daemon, scope, request.fields, body.take())
         await response(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:

@@ -32,7 +32,7 @@ from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.body import read_body
-from supervisor.proxy.dialect import Dialect, OrderError
+from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.proxy.error_response import error_body
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
@@ -46,7 +46,7 @@ FORMS: Final = frozenset(
 LOOK_S: Final = 1.0
 PIECE: Final = 1 << 20
 """Bytes of a result that are in memory at once."""
-_ORDER: Final = "This request asks something of llmux itself, which is no job."
+_FOR_DAEMON: Final = "This request asks something of llmux itself, which is no job."
 _FIELDS: Final = frozenset({"endpoint", "body"})
 _NOT_OFFERED: Final = "identity"  # workloads of the program whose jobs these are modelled on
 _Decoded = dict[str, Any]
@@ -142,8 +142,8 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
     inner = await JsonBody.open(bytes(raw))
     if inner.stream:
         raise InvalidRequestError("A job's result comes in one piece: leave stream out.", param="body.stream")
-    if dialect_of(scope).order_scope(endpoint, inner.fields) is not None:
-        raise InvalidRequestError(_ORDER, param="body")
+    if dialect_of(scope).daemon_scope(endpoint, inner.fields) is not None:
+        raise InvalidRequestError(_FOR_DAEMON, param="body")
     if inner.name is not None:
         daemon.catalog.resolve(inner.name)
     return endpoint, inner.name, bytes(raw)
@@ -254,8 +254,8 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         if not daemon.pipeline.serves("POST", job.endpoint, dialect):
             raise InvalidRequestError(f"No configured model serves POST {job.endpoint} any more.")
         await daemon.pipeline(scope, response.receive, response.send, context)
-    except OrderError:
-        return Answer(400, "", b"", {"message": _ORDER, "code": "invalid_request"})
+    except ForDaemonError:
+        return Answer(400, "", b"", {"message": _FOR_DAEMON, "code": "invalid_request"})
     except HandedOverError as handed_over:
         raise JobInterruptedError from handed_over
     except (LlmuxError, ResponseOverError) as error:

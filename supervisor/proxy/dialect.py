@@ -33,7 +33,7 @@ class ReasoningEvent(Protocol):
     def __call__(self, text: str, model: str, request_id: str, created: int) -> bytes: ...
 
 
-class OrderError(Exception):
+class ForDaemonError(Exception):
     """The request is for the daemon itself, though its path is one of inference. No error that a client sees."""
 
     def __init__(self, scope: str, fields: Fields) -> None:
@@ -50,7 +50,7 @@ class Dialect(abc.ABC):
     keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
     has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
     reads_fields: bool = False
-    """Do the fields of a request decide what becomes of it? See `order_scope`, `turn` and `required_translation`."""
+    """Do the fields of a request decide what becomes of it? See `daemon_scope`, `turn` and `required_translation`."""
 
     @abc.abstractmethod
     def owns(self, path: str) -> bool:
@@ -76,12 +76,12 @@ class Dialect(abc.ABC):
         """Does the daemon answer this request itself, though workers serve its path as well?"""
         return False
 
-    def order_scope(self, path: str, fields: Fields) -> str | None:
+    def daemon_scope(self, path: str, fields: Fields) -> str | None:
         """The key scope for what these fields of a JSON request ask of the daemon itself; None: it is inference."""
         return None
 
     def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
-        """What the daemon calls the model that a request names; `is_known` says whether there is one of a name."""
+        """Which model a name means that no model has; `is_known` says whether there is one of a name."""
         return name
 
     async def turn(self, path: str, body: Body, memory: Memory) -> tuple[Body, Turn | None]:

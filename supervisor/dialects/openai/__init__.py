@@ -43,8 +43,8 @@ class OpenAI(Dialect):
         """Of chats."""
         return _reasoning_chunk if path in _CHATS else None
 
-    async def obey(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
-        """Do what a request for which `order_scope` named a scope asks; `raw` is its body. Raises LlmuxError."""
+    async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
+        """Do what a request for which `daemon_scope` named a scope asks; `raw` is its body. Raises LlmuxError."""
         raise NotImplementedError
 
     def routes(self, daemon: Daemon) -> list[Route]:

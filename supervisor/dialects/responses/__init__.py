@@ -69,12 +69,12 @@ class Responses(OpenAI):
         """The path of a response, and of the count of its tokens."""
         return path in _PATHS or path in _COUNTED
 
-    def order_scope(self, path: str, fields: Fields) -> str | None:
+    def daemon_scope(self, path: str, fields: Fields) -> str | None:
         """A response in the background is a job of the daemon's."""
-        is_order = path in _PATHS and is_for_background(fields) and not self._is_other(path, fields)
-        return "inference" if is_order else None
+        is_for_daemon = path in _PATHS and is_for_background(fields) and not self._is_other(path, fields)
+        return "inference" if is_for_daemon else None
 
-    async def obey(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
+    async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Generate it in the background. Raises LlmuxError."""
         return await background.begin(daemon, scope, raw)
 

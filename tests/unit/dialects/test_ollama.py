@@ -333,7 +333,7 @@ class TestLoads:
     )
     def test_which_one_unloads(self, path, fields, scope):
         raw = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in fields.items()}
-        assert OLLAMA.order_scope(path, raw) == scope
+        assert OLLAMA.daemon_scope(path, raw) == scope
 
 
 class TestAnswers:
