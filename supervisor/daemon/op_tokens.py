@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hmac
 import json
 import math
@@ -134,7 +133,7 @@ def opened(token: JsonValue) -> Json:
                 if text.startswith("{")
                 else base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             )
-        except (binascii.Error, ValueError, RecursionError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise RefusedError("it is neither JSON nor JSON in base64url") from error
     if not isinstance(token, dict):
         raise RefusedError("there is none" if token is None else "it is not a JSON object")
