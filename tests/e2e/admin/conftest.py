@@ -104,6 +104,7 @@ def listening(daemon: Daemon, path: str) -> Iterator[Listener]:
         thread.start()
         wait_until(lambda: listener.comments or listener.events, what="the stream has begun")
         yield listener
-        # The reader blocks in recv; the stream is closed under it.
-        response.extensions["network_stream"].get_extra_info("socket").shutdown(2)
+        # The reader blocks in recv; the stream is closed under it, unless the daemon has ended it.
+        with contextlib.suppress(OSError):
+            response.extensions["network_stream"].get_extra_info("socket").shutdown(2)
         thread.join(LIMIT_S)
