@@ -66,7 +66,7 @@ def routes(daemon: Daemon) -> list[Route]:
             await daemon.jobs.cancel(job)
             name, kept = await _found(daemon, request)
         told = await background.current(daemon, name, kept)
-        if job is None and told["status"] != "cancelled":
+        if told["status"] != "cancelled":  # it may have been completed already
             raise InvalidRequestError(f"Cannot cancel a {told['status']} response.", param="response_id")
         return JSONResponse(told)
 
