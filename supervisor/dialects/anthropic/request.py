@@ -16,6 +16,8 @@ from supervisor.dialects.anthropic.conversation import messages, system_text, wi
 from supervisor.dialects.anthropic.fields import NOTHING, decoded, is_set, refuse
 from supervisor.errors import InvalidRequestError
 
+_Function = dict[str, object]
+
 _SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k")
 _REFUSED: Final = {
     "container": "container: no model here runs code in one; leave it out",
@@ -129,13 +131,23 @@ class Canonical:
 
     def _take_tools(self, given: Fields) -> None:
         raw = given.pop("tools", None)
-        if raw is not None and (tools := [self._function(tool) for tool in decoded(_tools, raw, "tools")]):
-            self._set("tools", tools)
-        if (raw := given.pop("tool_choice", None)) is None:
-            return
+        tools = [self._function(tool) for tool in decoded(_tools, raw, "tools")] if raw is not None else []
+        choice = given.pop("tool_choice", None)
+        if choice is not None:
+            tools = self._chosen(tools, choice)
+        if tools:
+            self._set("tools", [{"type": "function", "function": function} for function in tools])
+
+    def _chosen(self, tools: list[_Function], raw: msgspec.Raw) -> list[_Function]:
+        """The tools that are offered: where one must be called, only that one. Not all workers know such a choice."""
         choice = decoded(_choice, raw, "tool_choice")
         if choice.type == "tool" and choice.name:
-            self._set("tool_choice", {"type": "function", "function": {"name": choice.name}})
+            tools = [tool for tool in tools if tool["name"] == choice.name]
+            if not tools:
+                raise InvalidRequestError(
+                    f"tool_choice: there is no {choice.name[:50]!r} among the tools.", param="tool_choice"
+                )
+            self._set("tool_choice", "required")
         elif choice.type in _CHOICES:
             self._set("tool_choice", _CHOICES[choice.type])
         else:
@@ -148,20 +160,21 @@ class Canonical:
         )
         if choice.disable_parallel_tool_use is not None:
             self._set("parallel_tool_calls", not choice.disable_parallel_tool_use)
+        return tools
 
-    def _function(self, tool: Fields) -> dict[str, object]:
+    def _function(self, tool: Fields) -> _Function:
         kind = decoded(_type, tool["type"], "tools") if is_set(tool.get("type", NOTHING)) else "custom"
         if kind != "custom":
             raise refuse("tools", f"tools: a {kind[:50]!r} runs at Anthropic; offer a tool of your own instead")
         found = decoded(_tool, msgspec.Raw(msgspec.json.encode(tool)), "tools")
-        function: dict[str, object] = {"name": found.name, "parameters": found.input_schema}
+        function: _Function = {"name": found.name, "parameters": found.input_schema}
         if found.description is not None:
             function["description"] = found.description
         if found.strict is not None:
             function["strict"] = found.strict
         names = [f"tools.{name}" for name in tool if name not in _TOOL_FIELDS]
         self.ignored += [name for name in names if name not in self.ignored]
-        return {"type": "function", "function": function}
+        return function
 
     def _take_thinking(self, given: Fields) -> None:
         if (raw := given.pop("thinking", None)) is None:

@@ -274,13 +274,20 @@ class TestParameters:
             ({"type": "auto"}, "auto"),
             ({"type": "any"}, "required"),
             ({"type": "none"}, "none"),
-            ({"type": "tool", "name": "weather"}, {"type": "function", "function": {"name": "weather"}}),
         ],
     )
     def test_tool_choice(self, choice, canonical):
         told, _ = mapped(tools=[WEATHER], tool_choice=choice)
         assert told["tool_choice"] == canonical
         assert "parallel_tool_calls" not in told
+
+    def test_a_tool_that_must_be_called_is_offered_alone(self):
+        """llmux's canonical API has a choice for that, but llama.cpp's server takes it for `auto`."""
+        time = {"name": "time", "input_schema": {}}
+        told, ignored = mapped(tools=[time, WEATHER], tool_choice={"type": "tool", "name": "weather"})
+        assert ([tool["function"]["name"] for tool in told["tools"]], told["tool_choice"]) == (["weather"], "required")
+        assert ignored == []
+        assert refused(tools=[time], tool_choice={"type": "tool", "name": "weather"}).param == "tool_choice"
 
     def test_one_call_at_a_time(self):
         told, _ = mapped(tools=[WEATHER], tool_choice={"type": "any", "disable_parallel_tool_use": True})
