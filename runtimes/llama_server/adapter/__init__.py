@@ -71,6 +71,22 @@ _UNHEARD = (
     ("prompt", b""),
 )
 """Of responses."""
+_UNHEARD_MESSAGES = (
+    ("thinking", b'"disabled"'),
+    ("output_config", b'"format"'),
+    ("output_format", b"{"),
+    ("messages", b'"is_error"'),
+    ("tool_choice", b'"none"'),  # it calls tools all the same
+    ("tool_choice", b'"tool"'),  # it calls any
+    ("tool_choice", b'"disable_parallel_tool_use"'),
+    # Anthropic's own, which it takes for tools without a description.
+    *(("tools", b'"' + kind) for kind in (b"bash_2", b"code_execution_2", b"computer_2", b"mcp_toolset", b"memory_2")),
+    *(("tools", b'"' + kind) for kind in (b"text_editor_2", b"tool_search_tool_", b"web_fetch_2", b"web_search_2")),
+    ("container", b""),
+    ("context_management", b'"clear_tool_'),
+    ("context_management", b'"compact_'),
+    ("mcp_servers", b"{"),
+)
 _TEXT = frozenset(
     Endpoint(path)
     for path in (
@@ -86,9 +102,7 @@ _TEXT = frozenset(
 ) | {
     Endpoint("/v1/responses", unheard=_UNHEARD),
     Endpoint("/v1/responses/input_tokens", unheard=_UNHEARD),
-    Endpoint(
-        "/v1/messages", unheard=(("thinking", b'"disabled"'), ("output_config", b'"format"'), ("output_format", b"{"))
-    ),
+    Endpoint("/v1/messages", unheard=_UNHEARD_MESSAGES),
 }
 _CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})
 _AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})
