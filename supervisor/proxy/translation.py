@@ -115,6 +115,7 @@ class Adapted:
         self.ignored: list[str] = []
         self._translation = translation
         self._thinking = target.thinking
+        self._only = target.thinking_modes[0] if len(target.thinking_modes) == 1 else None
         self._decoding = target.decoding
 
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
@@ -124,14 +125,20 @@ class Adapted:
             theirs, value = self._decoding.get(name, ()), canonical.pop(name)
             canonical |= dict.fromkeys(theirs, value)
             self.ignored += () if theirs else called([name], answers.names)
-        if self._thinking == CHAT_TEMPLATE or _TEMPLATE not in canonical:
+        if _TEMPLATE not in canonical:
             return canonical, answers
-        wanted = _switch(canonical.pop(_TEMPLATE)).enable_thinking
+        wanted = _switch(canonical[_TEMPLATE]).enable_thinking
         if self._thinking is None:
+            del canonical[_TEMPLATE]
             self.ignored += () if _EFFORT in canonical else called([_TEMPLATE], answers.names)
             return canonical, answers
-        switch = self._thinking.enabled if wanted else self._thinking.disabled
-        return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()} | canonical, answers
+        if self._only == ("disabled" if wanted else "enabled"):
+            self.ignored += called([_TEMPLATE], answers.names)
+        if self._thinking != CHAT_TEMPLATE:
+            del canonical[_TEMPLATE]
+            switch = self._thinking.enabled if wanted else self._thinking.disabled
+            canonical = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()} | canonical
+        return canonical, answers
 
 
 class _Switch(msgspec.Struct):

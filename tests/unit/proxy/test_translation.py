@@ -20,12 +20,13 @@ MESSAGES = ("/v1/messages", ANTHROPIC, {"max_tokens": 5})
 OLLAMA_CHAT = ("/api/chat", OLLAMA, {})
 
 
-def adapted(api, switch=CHAT_TEMPLATE, decoding=None, **fields):
+def adapted(api, switch=CHAT_TEMPLATE, decoding=None, modes=("default", "enabled", "disabled"), **fields):
     """The canonical request, and what has no effect on the model."""
     path, dialect, rest = api
     request = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **rest, **fields}
     raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in request.items()}
-    translation = Adapted(dialect.translation("POST", path), TargetModel(thinking=switch, decoding=decoding or {}))
+    target = TargetModel(thinking=switch, thinking_modes=modes, decoding=decoding or {})
+    translation = Adapted(dialect.translation("POST", path), target)
     canonical, _ = translation.request(raw)
     return {name: json.loads(bytes(value)) for name, value in canonical.items()}, (*translation.ignored,)
 
@@ -48,6 +49,25 @@ def adapted(api, switch=CHAT_TEMPLATE, decoding=None, **fields):
 def test_thinking(api, asked, thinking, found, ignored):
     canonical, unused = adapted(api, thinking, **asked)
     assert {name: value for name, value in canonical.items() if "effort" in name or "kwargs" in name} == found
+    assert unused == ignored
+
+
+@pytest.mark.parametrize(
+    ("api", "asked", "modes", "ignored"),
+    [
+        (OLLAMA_CHAT, {"think": True}, ("disabled",), ("think",)),
+        (OLLAMA_CHAT, {"think": "high"}, ("disabled",), ("think",)),
+        (OLLAMA_CHAT, {"think": False}, ("disabled",), ()),
+        (MESSAGES, {"thinking": {"type": "disabled"}}, ("enabled",), ("thinking",)),
+        (MESSAGES, {"thinking": {"type": "adaptive"}}, ("enabled",), ()),
+        (MESSAGES, {"thinking": {"type": "disabled"}}, ("default",), ()),
+        (MESSAGES, {}, ("enabled",), ()),
+    ],
+)
+@pytest.mark.parametrize("switch", [CHAT_TEMPLATE, EFFORT])
+def test_thinking_that_is_fixed(api, asked, modes, ignored, switch):
+    """A virtual model's configuration wins, and what a request says otherwise is named."""
+    _, unused = adapted(api, switch, modes=modes, **asked)
     assert unused == ignored
 
 
