@@ -176,7 +176,8 @@ class Targets:
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name, body.fields, stream=body.stream) if translation is None else None
-        context.ignored = (*(() if translation is None else translation.ignored), *unused, *cached.ignored)
+        translated = () if translation is None else translation.ignored
+        context.ignored = (*asked.body.unsaid, *translated, *unused, *cached.ignored)
         return Target(
             model,
             upstream_path,

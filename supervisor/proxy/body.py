@@ -71,6 +71,11 @@ class Body:
         """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""
         return None
 
+    @property
+    def unsaid(self) -> Sequence[str]:
+        """The private fields that say nothing to llmux, and reach no worker."""
+        return ()
+
     def raw(self, name: str) -> bytes | None:
         """A top-level field as JSON; None where there is none."""
         return None

@@ -8,7 +8,7 @@ unchanged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pydantic import JsonValue
@@ -197,6 +197,11 @@ class Form(Body):
     def take_permission(self) -> bool:
         """See Body."""
         return permission.in_form(self.allow_remote)
+
+    @property
+    def unsaid(self) -> Sequence[str]:
+        """See Body."""
+        return sorted(name for name in self.names if name.startswith(PRIVATE) and name not in SAID)
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """See Body."""

@@ -21,7 +21,7 @@ from runtimes.model_config import Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
-from supervisor.proxy.body import PRIVATE, Body, Bytes
+from supervisor.proxy.body import PRIVATE, SAID, Body, Bytes
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import references
 from supervisor.proxy.media_address import LONGEST
@@ -109,6 +109,11 @@ class JsonBody(Body):
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise _refusal(raw, error) from error
         return None if value == "" else value
+
+    @property
+    def unsaid(self) -> Sequence[str]:
+        """See Body."""
+        return [name for name in self._private if name not in SAID] if self._private else ()
 
     async def field(self, name: str) -> Bytes | None:
         """The value of a field as it came, as JSON; None without it."""

@@ -111,6 +111,7 @@ class TestWhoAsks:
         answer = site.post("/v1/audio/transcriptions", data=form, files=files, headers=bearer("gateway"))
         assert demand(site, answer) == ("bob", 80)
         assert b"x_" not in answer.content
+        assert answer.headers["x-llmux-ignored"] == "x_more"
         assert b"language" in answer.content
 
     def test_the_ceiling_holds_and_the_answer_says_so(self, site):
@@ -125,6 +126,7 @@ class TestWhoAsks:
         answer = ask(site, "gateway", path, said, **fields)
         received = answer.json().get("received", answer.json())
         assert received == {"model": "fake", "messages": [], "seed": 3}
+        assert answer.headers["x-llmux-ignored"] == "x_anything"  # what nobody heard
         assert {name.lower() for name, _ in json.loads(answer.headers.get("x-echo-headers", "[]"))}.isdisjoint(said)
 
     @pytest.mark.parametrize(
