@@ -24,9 +24,10 @@ _TOO_LONG: Final = re.compile(
 _OVERFLOW: Final = "context_length_exceeded"
 _CLIENTS_FAULT: Final = re.compile(
     rb'"message"\s*:\s*"((?:Failed to parse (?:messages|tools|tool call arguments)|\'messages\' is required'
-    rb'|(?:image|audio|video) input is not supported|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\.){0,1000}?)(?:; (?:tools|messages) = |")'
+    rb'|(?:image|audio|video) input is not supported|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u]){0,1000})'
 )
 """What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
+_SENT: Final = re.compile(rb"; (?:tools|messages) = ")
 _TYPES: Final = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", "forbidden"),
@@ -53,7 +54,7 @@ def restated(status: int, data: bytes) -> tuple[int, bytes]:
     found = _CLIENTS_FAULT.search(data, 0, 4096) if status == 500 else None
     if found is None:
         return status, data
-    message: bytes = found[1]
+    message = _SENT.split(found[1], 1)[0].decode("utf-8", "ignore").encode()  # it may end within a character
     code = _OVERFLOW.encode() if _TOO_LONG.search(message.decode("latin-1")) else b"invalid_request"
     fields = b'"type":"invalid_request_error","param":null,"code":"%b"' % code
     return 400, b'{"error":{"message":"%b",%b}}' % (message, fields)

@@ -12,7 +12,9 @@ from supervisor.proxy.upstream_error import error_answer, restated
 
 def failure(message: str, status: int = 500) -> bytes:
     """As llama.cpp writes it."""
-    return json.dumps({"error": {"code": status, "message": message, "type": "server_error"}}).encode()
+    return json.dumps(
+        {"error": {"code": status, "message": message, "type": "server_error"}}, ensure_ascii=False
+    ).encode()
 
 
 class TestRestated:
@@ -36,6 +38,16 @@ class TestRestated:
         error = json.loads(error_answer(status, b"application/json", data, OPENAI))["error"]
         assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_request")
         assert error["message"] == (told or message.partition("; messages = ")[0])
+
+    @pytest.mark.parametrize("letter", ["a", "\x01", '"', "\u00e4", "\U0001f642"])
+    @pytest.mark.parametrize("shift", range(6))
+    def test_one_that_repeats_much_of_what_was_sent(self, letter, shift):
+        """It is cut, but not within a character."""
+        message = "Failed to parse tools: Expected 'tools' to be an array, got " + "x" * shift + letter * 30_000
+        status, data = restated(500, failure(message)[: 64 * 1024])
+        told = json.loads(error_answer(status, b"application/json", data, OPENAI))["error"]["message"]
+        assert (status, message.startswith(told)) == (400, True)
+        assert len(told) > 200
 
     def test_an_embedding_longer_than_the_context(self):
         said = (
