@@ -108,10 +108,10 @@ def _chosen(functions: list[_Function], choice: JsonValue) -> tuple[list[_Functi
     match an_object(choice, "tool_choice"):
         case {"type": "function", **rest}:
             flat = flat_name(rest.get("namespace"), name(rest.get("name"), "tool_choice.name"))
-            flat = next((one.name for one in functions if flat in {one.name, one.own[1]}), "")
-            if not flat:
+            found = next((one for one in functions if flat in {one.name, one.own[1]}), None)
+            if found is None:
                 raise wrong("tool_choice.name", "the name of one of the tools")
-            return functions, {"type": "function", "function": {"name": flat}}
+            return [found], "required"  # llama.cpp's server takes a chat's choice of one function for `auto`
         case {"type": "allowed_tools", **rest}:
             mode = one_of(rest.get("mode", "auto"), ("auto", "required"), "tool_choice.mode")
             allowed = {*_allowed(a_list(rest.get("tools"), "tool_choice.tools"))}

@@ -199,9 +199,10 @@ class TestTools:
         assert mapped(parallel_tool_calls=False) == ({}, []), "no tools, no calls"
 
     def test_one_function(self):
+        """It is offered alone: llama.cpp's server takes a chat's choice of one for `auto`."""
         choice = {"type": "function", "name": "time"}
-        told = mapped(tools=[WEATHER, TIME], tool_choice=choice)[0]["tool_choice"]
-        assert told == {"type": "function", "function": {"name": "time"}}
+        chat = {"tools": [TIME_AS_CHAT], "tool_choice": "required"}
+        assert mapped(tools=[WEATHER, TIME], tool_choice=choice) == (chat, [])
         assert refused(tools=[WEATHER], tool_choice=choice).param == "tool_choice.name"
 
     @pytest.mark.parametrize("mode", ["auto", "required"])
