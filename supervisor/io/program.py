@@ -18,7 +18,6 @@ import shutil
 import time
 from collections.abc import Coroutine, Mapping
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,6 +28,7 @@ from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError, Up
 from supervisor.io.held_body import HeldBody
 from supervisor.io.process import SpawnError, UnkillableError, WorkerProcess
 from supervisor.io.procfs import Proc
+from supervisor.io.program_output import ProgramOutput, pipe
 from supervisor.io.spawn import SpawnOrder, spawn
 from supervisor.io.threads import in_thread
 from supervisor.io.upstream import Body, Headers, UpstreamResponse
@@ -39,7 +39,6 @@ FOLDERS: Final = ".requests"  # instead of the log's suffix
 LOG_LIMIT_BYTES: Final = 1024 * 1024
 LAST_WORDS: Final = 8192  # bytes of stderr
 KILL_WAIT_S: Final = 5.0
-PIECE: Final = 64 * 1024
 THIS: Final = "The program that answers for this model"
 
 T = TypeVar("T")
@@ -131,7 +130,7 @@ class ProgramPool:
             with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
                 call, stdin = await in_thread(partial(self._prepare, data, folder))
                 theirs.callback(os.close, stdin)
-                (out, stdout), (err, stderr) = (_pipe(ours, theirs) for _ in range(2))
+                (out, stdout), (err, stderr) = (pipe(ours, theirs) for _ in range(2))
                 order = SpawnOrder(
                     instance=self._instance,
                     model=f"{self.model}/{os.getpid()}",  # a successor counts anew
@@ -143,7 +142,7 @@ class ProgramPool:
                     stdio=(stdin, stdout, stderr),
                 )
                 process = await spawn(order)
-                response = ProgramResponse(self, process, call, folder, (out, err))
+                response = ProgramResponse(self, process, call, folder, out, err)
                 ours.pop_all()
         except BaseException as error:
             self._turns.release()
@@ -231,13 +230,6 @@ def _this_daemon() -> str:
     return _daemon(os.getpid())
 
 
-def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[FileIO, int]:
-    """The end that we read, and the program's."""
-    out, into = os.pipe2(os.O_CLOEXEC)
-    theirs.callback(os.close, into)
-    return ours.enter_context(FileIO(out)), into
-
-
 def _abandon(starting: asyncio.Task[ProgramResponse]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         starting.result().close()
@@ -251,9 +243,15 @@ class ProgramResponse(UpstreamResponse):
     """One process as an `UpstreamResponse`. One consumer."""
 
     def __init__(
-        self, pool: ProgramPool, process: WorkerProcess, call: ProgramCall, folder: Path, pipes: tuple[FileIO, FileIO]
+        self,
+        pool: ProgramPool,
+        process: WorkerProcess,
+        call: ProgramCall,
+        folder: Path,
+        stdout: ProgramOutput,
+        stderr: ProgramOutput,
     ) -> None:
-        """`pipes`: its stdout and stderr, which are this object's from now on."""
+        """Both outputs are this object's from now on."""
         self.status = 200
         self.headers: Headers = [(b"content-type", call.answer.content_type.encode())]
         self.ignored = call.ignored  # of the request's fields
@@ -266,19 +264,13 @@ class ProgramResponse(UpstreamResponse):
         self._first = b""
         self._left = pool.spec.output_bytes
         self._why: LlmuxError | None = None  # set iff it was killed for that
-        self._stdout = asyncio.StreamReader(PIECE)
-        self._stderr = asyncio.StreamReader(PIECE)
-        self._pipes: list[FileIO | asyncio.ReadTransport] = [*pipes]
+        self._stdout, self._stderr = stdout, stderr
         self._last_words = b""
         self._hearing: asyncio.Task[None] | None = None
         self._timer = pool.loop.call_later(pool.spec.timeout_s, self._time_is_over)
 
     async def begin(self) -> None:
         """Wait for the first piece. Raises UpstreamError, UpstreamTimeoutError."""
-        for number, reader in enumerate((self._stdout, self._stderr)):
-            pipe = self._pipes[number]
-            make = partial(asyncio.StreamReaderProtocol, reader)
-            self._pipes[number] = (await self._pool.loop.connect_read_pipe(make, pipe))[0]
         self._hearing = self._pool.loop.create_task(self._hear())
         self._first = await self.next_chunk()
 
@@ -292,7 +284,7 @@ class ProgramResponse(UpstreamResponse):
             first, self._first = self._first, b""
             return first
         while not self.complete:
-            output = await self._stdout.read(PIECE)
+            output = await self._stdout.read()
             try:
                 piece = self._answer.feed(output) if self._counted(output) else b""
                 if not output:
@@ -317,8 +309,8 @@ class ProgramResponse(UpstreamResponse):
         self._timer.cancel()
         if self._hearing is not None:
             self._hearing.cancel()
-        for pipe in self._pipes:
-            pipe.close()
+        self._stdout.close()
+        self._stderr.close()
         self._pool.ended(self)
 
     def _time_is_over(self) -> None:
@@ -339,7 +331,7 @@ class ProgramResponse(UpstreamResponse):
         return self._left >= 0
 
     async def _hear(self) -> None:
-        while said := await self._stderr.read(PIECE):
+        while said := await self._stderr.read():
             if self._counted(said):
                 self._last_words = (self._last_words + said)[-LAST_WORDS:]
 
