@@ -131,7 +131,7 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
             'The body must be {"endpoint": "/v1/chat/completions", "body": {…}}, with the path of an endpoint.',
             param="endpoint",
         )
-    scope = {"path": endpoint, "headers": request.scope["headers"]}
+    scope = {"method": "POST", "path": endpoint, "headers": request.scope["headers"]}
     if not daemon.pipeline.serves("POST", endpoint, dialect_of(scope)):
         if _NOT_OFFERED in endpoint:
             raise InvalidRequestError("Identity workloads are not offered.", code="job_not_offered", param="endpoint")

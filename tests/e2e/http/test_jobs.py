@@ -134,6 +134,7 @@ class TestFailure:
             ({"endpoint": 5, "body": {}}, "endpoint"),
             ({"endpoint": "/v1/admin/models", "body": {}}, "endpoint"),
             ({"endpoint": "/v1/jobs", "body": {}}, "endpoint"),
+            ({"endpoint": "/v1/models/load", "body": {"modelId": "chat"}}, "endpoint"),
             ({"endpoint": "/v1/identity/shoot", "body": {}}, "endpoint"),
             ({"endpoint": CHAT}, "body"),
             ({"endpoint": CHAT, "body": []}, "body"),
