@@ -22,7 +22,12 @@ def token() -> None:
 @token.command("sign")
 @click.argument("operation", type=click.Choice(OPERATIONS), required=False)
 @click.option(
-    "-f", "--field", "said", multiple=True, metavar="NAME=VALUE", help="A field of the request, e.g. modelId=chat."
+    "-f",
+    "--field",
+    "said",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A field of the request, e.g. modelId=chat; its value is JSON, else text.",
 )
 @click.option("--signer", "signers", multiple=True, help="Who signs; give all of them, once each.")
 @click.option(
@@ -42,15 +47,17 @@ def token_sign(
 ) -> None:
     """Print a token for `verifiedOpToken`, good for five minutes and one use.
 
-    OPERATION is what is asked for, with every field of the request. With one shared key that is all. Where each signer has a
-    key of its own, the first one names all --signer and signs --as himself; each of the others adds his signature to that
-    --token.
+    OPERATION is what is asked for, with every field of the request, and every --signer. With one shared key that is all. Where
+    each signer has a key of its own, the first one names all of them and signs --as himself; each of the others adds his
+    signature to that --token.
     """
     from supervisor.catalog.governance import KEY_FILE, read_key  # noqa: PLC0415  # not for declaring
     from supervisor.daemon import op_tokens  # noqa: PLC0415  # as above
 
     if (operation is None) == (begun is None):
         raise click.UsageError("Give an OPERATION, or a --token to which a signature is added.")
+    if operation is not None and not signers:
+        raise click.UsageError("Name each --signer: a token that nobody has signed is refused.")
     path = key_file or KEY_FILE
     try:
         key = read_key(path)

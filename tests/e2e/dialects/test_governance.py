@@ -21,6 +21,7 @@ KEYS = {name: f"the key of {name}, long enough".encode() for name in ("ann", "bo
 SHARED = b"the key that all share, long enough"
 ADMIN, USER = "sk-admin-0123456789abcdef", "sk-user-0123456789abcdef"
 FIELDS = {"modelId": "one"}
+ANNS = ("model-load", "--signer", "ann")
 
 
 @pytest.fixture(scope="module")
@@ -336,6 +337,8 @@ class TestCommand:
             "maxContextLength=4096",
             "-f",
             "modelId=one",
+            "--signer",
+            "ann",
             "--key",
             str(folder / "shared.key"),
             "--json",
@@ -348,11 +351,12 @@ class TestCommand:
             ((), "Give an OPERATION"),
             (("model-load", "--token", "e30"), "Give an OPERATION"),
             (("model-burn",), "model-burn"),
-            (("model-load", "-f", "modelId"), "expected NAME=VALUE"),
-            (("model-load", "-f", "modelId=a", "-f", "modelId=b"), "modelId is given twice"),
-            (("model-load", "-f", "nonce=1"), "the token's own"),
-            (("model-load", "-f", "x=NaN"), "not JSON compliant"),
-            (("model-load", "--as", "eve", "--signer", "ann"), "'eve' is not among the signers"),
+            (("model-load", "-f", "modelId=a"), "Name each --signer"),
+            ((*ANNS, "-f", "modelId"), "expected NAME=VALUE"),
+            ((*ANNS, "-f", "modelId=a", "-f", "modelId=b"), "modelId is given twice"),
+            ((*ANNS, "-f", "nonce=1"), "the token's own"),
+            ((*ANNS, "-f", "x=NaN"), "not JSON compliant"),
+            ((*ANNS, "--as", "eve"), "'eve' is not among the signers"),
             (("--token", "e30"), "the token has no opToken"),
         ],
     )
@@ -363,13 +367,13 @@ class TestCommand:
         assert told.stdout == ""
 
     def test_the_default_key(self):
-        told = self.run("model-load", "-f", "modelId=one")
+        told = self.run(*ANNS, "-f", "modelId=one")
         assert told.returncode != 0
         assert "/etc/safebox/model-api.key" in told.stderr
 
     def test_a_key_that_is_too_short(self, tmp_path):
         (tmp_path / "key").write_text("short")
         (tmp_path / "key").chmod(0o600)
-        told = self.run("model-load", "--key", str(tmp_path / "key"))
+        told = self.run(*ANNS, "--key", str(tmp_path / "key"))
         assert told.returncode != 0
         assert "at least 16 bytes" in told.stderr
