@@ -131,8 +131,8 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
             'The body must be {"endpoint": "/v1/chat/completions", "body": {…}}, with the path of an endpoint.',
             param="endpoint",
         )
-    scope = {"method": "POST", "path": endpoint, "headers": request.scope["headers"]}
-    if not daemon.pipeline.serves("POST", endpoint, dialect_of(scope)):
+    dialect = dialect_of({"method": "POST", "path": endpoint, "headers": request.scope["headers"]})
+    if not daemon.pipeline.serves("POST", endpoint, dialect):
         if _NOT_OFFERED in endpoint:
             raise InvalidRequestError("Identity workloads are not offered.", code="job_not_offered", param="endpoint")
         raise InvalidRequestError(f"No configured model serves POST {endpoint[:200]}.", param="endpoint")
@@ -142,10 +142,12 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
     inner = await JsonBody.open(bytes(raw))
     if inner.stream:
         raise InvalidRequestError("A job's result comes in one piece: leave stream out.", param="body.stream")
-    if dialect_of(scope).daemon_scope(endpoint, inner.fields) is not None:
+    if dialect.daemon_scope(endpoint, inner.fields) is not None:
         raise InvalidRequestError(_FOR_DAEMON, param="body")
     if inner.name is not None:
         daemon.catalog.resolve(inner.name)
+    if dialect.streams_unasked(endpoint):
+        raw = await inner.changed({"stream": b"false"})
     return endpoint, inner.name, bytes(raw)
 
 

@@ -76,6 +76,10 @@ class Dialect(abc.ABC):
         """Does the daemon answer this request itself, though workers serve its path as well?"""
         return False
 
+    def streams_unasked(self, path: str) -> bool:
+        """Is an answer of this path a stream where the request doesn't say what it is to be?"""
+        return False
+
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
         """The key scope for what these fields of a JSON request ask of the daemon itself; None: it is inference."""
         return None

@@ -32,7 +32,7 @@ AT_OWN_PORT: Final = "ollama_port"
 """In the state of a request that came by a port for Ollama's clients, whose root has no page."""
 _CHANGES: Final = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/")
 _READS: Final = ("/api/version", "/api/tags", "/api/ps", "/api/show")
-_UNLOADING: Final = frozenset({inference.CHAT, inference.GENERATE})
+_GENERATING: Final = frozenset({inference.CHAT, inference.GENERATE})
 _OTHERS: Final = frozenset({*_READS, *_CHANGES[:-1]})
 # Clients read every line as JSON, and most check it against the type of the answers; this one is of both types.
 _KEEPALIVE: Final = (
@@ -63,6 +63,10 @@ class Ollama(OpenAI):
         """All but what models answer, whatever a worker serves."""
         return path not in inference.TRANSLATIONS
 
+    def streams_unasked(self, path: str) -> bool:
+        """See Dialect."""
+        return path in _GENERATING
+
     def translation(self, method: str, path: str) -> Translation | None:
         """See Dialect."""
         return inference.TRANSLATIONS.get(path) if method == "POST" else None
@@ -77,7 +81,7 @@ class Ollama(OpenAI):
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
         """`keep_alive: 0` without a prompt unloads the model, for all who use it: as everywhere, that is an operator's."""
-        return "admin" if path in _UNLOADING and inference.is_unload(path, fields) else None
+        return "admin" if path in _GENERATING and inference.is_unload(path, fields) else None
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Unload a model after its running requests. Raises LlmuxError."""

@@ -104,6 +104,11 @@ class TestResult:
             found["result_bytes"],
         )
 
+    def test_of_an_api_that_streams_unless_told(self, site):
+        found = ended(site, submit(site, endpoint="/api/chat", messages=MESSAGES).json()["id"])
+        assert (found["status"], found["content_type"]) == ("completed", "application/json")
+        assert site.get(found["result"]).json()["done"] is True
+
     def test_a_file_goes_as_a_form(self, site):
         sound = "data:audio/wav;base64," + base64.b64encode(b"RIFF....").decode()
         taken = submit(site, "ears", "/v1/audio/transcriptions", file=sound, language="de").json()
