@@ -342,14 +342,14 @@ class Jobs:
         budget = self.config.jobs_mib << 20
         taken = sum(job.request_bytes + (job.result_bytes or 0) for job in self._all.values())
         taken += sum(self._coming.values())
-        for job in [job for job in self._all.values() if job.is_over and job.result_bytes]:
+        old = [job for job in self._all.values() if job.is_over and job.result_bytes]
+        if taken + size - sum(job.result_bytes or 0 for job in old) > budget:  # then none of them goes for nothing
+            raise JobFullError("Jobs take all the disk that they may (limits.jobs_mib).", retry_after_s=LONGEST_PAUSE_S)
+        for job in old:
             if taken + size <= budget:
                 return
-            taken -= job.result_bytes or 0
             self._path(job, "result").unlink(missing_ok=True)
-            job.result_bytes = None
-        if taken + size > budget:
-            raise JobFullError("Jobs take all the disk that they may (limits.jobs_mib).", retry_after_s=LONGEST_PAUSE_S)
+            taken, job.result_bytes = taken - (job.result_bytes or 0), None
 
     async def _write(self, job: Job, kind: str, data: Bytes) -> None:
         def write() -> None:

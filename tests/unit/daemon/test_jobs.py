@@ -177,6 +177,17 @@ class TestBounds:
             told = await asyncio.gather(*(add(jobs, body=b" " * 300_000) for _ in range(10)), return_exceptions=True)
             assert sum(isinstance(each, Job) for each in told) == 3
 
+    async def test_no_result_goes_for_what_has_no_room_even_so(self, tmp_path):
+        worker = Worker()
+        worker.answers = [Answer(200, "", b" " * 1000)]
+        async with opened(tmp_path, worker, jobs_mib=1) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+            with pytest.raises(JobFullError):
+                await add(jobs, body=b" " * (2 << 20))
+            assert job.result_bytes == 1000
+            (await jobs.result(job)).close()
+
     async def test_ended_ones_are_not_remembered_without_bound(self, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "MOST_ENDED", 3)
         worker = Worker()
