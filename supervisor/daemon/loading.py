@@ -9,7 +9,7 @@ next one) and the core (its footprint, and that a running worker with another de
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pydantic import JsonValue
 
@@ -17,7 +17,7 @@ from supervisor.catalog.fitting import misplaced
 from supervisor.catalog.overrides import Override, overridden
 from supervisor.catalog.sources import is_missing
 from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
-from supervisor.core.types import ModelId
+from supervisor.core.types import ModelId, ModelSpec
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import InvalidRequestError, UnavailableError
 
@@ -48,10 +48,15 @@ def ask_load(daemon: Daemon, model: ModelId) -> None:
     daemon.engine.post(LoadAsked(model))
 
 
-async def override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonValue]) -> None:
-    """Add to the model's overrides: a running worker with others is replaced. Raises InvalidRequestError, UnavailableError."""
+async def override(
+    daemon: Daemon, model: ModelId, values: Mapping[str, JsonValue], check: Callable[[ModelSpec], None]
+) -> None:
+    """Add to the model's overrides: a running worker with others is replaced. Raises InvalidRequestError, UnavailableError.
+
+    And what `check` raises of the model as it is to be.
+    """
     before = daemon.fleet.override_of(model)
-    await _override(daemon, model, {**({} if before is None else before.values), **values}, model)
+    await _override(daemon, model, {**({} if before is None else before.values), **values}, model, check)
 
 
 def ask_unload(daemon: Daemon, model: ModelId) -> None:
@@ -60,7 +65,13 @@ def ask_unload(daemon: Daemon, model: ModelId) -> None:
     daemon.engine.post(UnloadAsked(model))
 
 
-async def _override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonValue], asked: str) -> None:
+async def _override(
+    daemon: Daemon,
+    model: ModelId,
+    values: Mapping[str, JsonValue],
+    asked: str,
+    check: Callable[[ModelSpec], None] | None = None,
+) -> None:
     configured = daemon.catalog.models[model]
     runtimes_dir = daemon.catalog.server.runtimes_dir
     learned = daemon.learned()
@@ -78,6 +89,8 @@ async def _override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonVal
     if found is not None:
         message = f"With these overrides {asked} has no place here: {found[1]}."
         raise InvalidRequestError(message, code="invalid_override", param="overrides")
+    if check is not None:
+        check(override.spec)
     daemon.fleet.override(model, override)
     daemon.engine.post(Respecified(override.spec))
 

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from supervisor.core.types import DeviceId, ModelId, WorkerState
+from supervisor.core.types import DeviceId, ModelId, ModelSpec, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.op_tokens import FIELD
@@ -63,18 +63,18 @@ def routes(daemon: Daemon) -> list[Route]:
         asked = dict(fields)
         model = model_of(daemon, fields.pop("modelId", None), "modelId")
         await daemon.know_capabilities()
-        _check(daemon, model, fields)
-        longest = _count(fields, "maxContextLength")
+        _check_quantization(daemon, model, fields)
+        longest, most_mib = _count(fields, "maxContextLength"), _count(fields, "gpuMemoryBudgetMB")
         evicted, victim = fields.pop("evictModel", None), None
         if evicted is not None:
             victim = model_of(daemon, evicted, "evictModel")
             if victim == model:
                 raise InvalidRequestError('"evictModel" is the model to be loaded.', param="evictModel")
         await agree(daemon, "model-load", asked, fields)
+        begin = partial(_begin, daemon, model, longest, most_mib, victim)
         if await loading.may_pull(daemon, model):
-            pull = daemon.pulls.begin(model, partial(_begin, daemon, model, longest, victim))
-            return answer(_of_pull(daemon, pull), fields, status=202)
-        begun = await _begin(daemon, model, longest, victim)
+            return answer(_of_pull(daemon, daemon.pulls.begin(model, begin)), fields, status=202)
+        begun = await begin()
         status = daemon.engine.model(model)
         if begun is None and status is not None and status.answering and status.state is WorkerState.READY:
             return answer(_loaded(daemon, model), fields)
@@ -159,35 +159,24 @@ def _free(daemon: Daemon, devices: tuple[DeviceId, ...]) -> int | None:
     return sum(known) if free and len(known) == len(free) else None
 
 
-def _check(daemon: Daemon, model: ModelId, fields: Json) -> None:
-    """Takes out of `fields` how the model is to be loaded. Raises InvalidRequestError where it is configured otherwise."""
-    configured, status = daemon.fleet.effective(model), daemon.engine.model(model)
+def _check_quantization(daemon: Daemon, model: ModelId, fields: Json) -> None:
+    """Takes it out of `fields`. Raises InvalidRequestError where another one is configured."""
     if (wanted := fields.pop("quantization", None)) is not None:
         if not isinstance(wanted, str):
             raise InvalidRequestError('"quantization" must be a text such as "awq-4bit".', param="quantization")
-        known = quantization_of(configured)
+        known = quantization_of(daemon.fleet.effective(model))
         if known is None or not is_same_quantization(wanted, known):
             raise _refused("quantization", model, known)
-    if (budget := _count(fields, "gpuMemoryBudgetMB")) is not None:
-        if status is None or status.spec.remote:
-            raise _refused("gpuMemoryBudgetMB", model, None)
-        allowed = status.spec.devices
-        needs = [
-            device.spec.need(status.spec).mib
-            for device in daemon.engine.devices()
-            if not allowed or device.id in allowed
-        ]
-        need = max([*needs, memory_of(status) or 0])
-        if need > budget:
-            raise _refused("gpuMemoryBudgetMB", model, f"{need} MiB")
 
 
-async def _begin(daemon: Daemon, model: ModelId, longest: int | None, victim: ModelId | None) -> str | None:
+async def _begin(
+    daemon: Daemon, model: ModelId, longest: int | None, most_mib: int | None, victim: ModelId | None
+) -> str | None:
     """Begin to load it; the number of the load. None: it needs none. Raises InvalidRequestError, UnavailableError."""
     if model not in daemon.catalog.models:
         raise UnavailableError(f"{model} was taken out of the configuration.")
     await daemon.know_capabilities()
-    await _set_context(daemon, model, longest)
+    await _set_context(daemon, model, longest, most_mib)
     if victim is not None and victim in daemon.catalog.models:
         loading.ask_unload(daemon, victim)
     status = daemon.engine.model(model)
@@ -200,19 +189,33 @@ async def _begin(daemon: Daemon, model: ModelId, longest: int | None, victim: Mo
     return str(load["id"]) if load is not None and is_new else None
 
 
-async def _set_context(daemon: Daemon, model: ModelId, longest: int | None) -> None:
-    """Let a request of it have so many tokens. Raises InvalidRequestError where that can't be."""
-    configured = daemon.fleet.effective(model)
+async def _set_context(daemon: Daemon, model: ModelId, longest: int | None, most_mib: int | None) -> None:
+    """Let a request of it have so many tokens, within so much memory. Raises InvalidRequestError where that can't be."""
+    configured, status = daemon.fleet.effective(model), daemon.engine.model(model)
     if longest is None or context_of(configured) == longest:
+        if status is not None:
+            _check_budget(daemon, most_mib, status.spec, memory_of(status) or 0)
         return
     settings = configured.adapter.context_settings(configured.config, longest)
     if not settings:
         raise _refused("maxContextLength", model, context_of(configured))
     try:
-        await loading.override(daemon, model, settings)
+        await loading.override(daemon, model, settings, partial(_check_budget, daemon, most_mib))
     except InvalidRequestError as error:
         message = f"{model} can't be loaded with maxContextLength {longest}: {error.message}"
         raise InvalidRequestError(message, code=error.code, param="maxContextLength") from error
+
+
+def _check_budget(daemon: Daemon, most_mib: int | None, spec: ModelSpec, taken_mib: int = 0) -> None:
+    """Raises InvalidRequestError for a model that needs, or has taken, more memory than that."""
+    if most_mib is None:
+        return
+    if spec.remote:
+        raise _refused("gpuMemoryBudgetMB", spec.id, None)
+    devices = [device.spec for device in daemon.engine.devices() if not spec.devices or device.id in spec.devices]
+    need_mib = max([device.need(spec).mib * (1 if device.takes_whole else spec.gpus) for device in devices], default=0)
+    if max(need_mib, taken_mib) > most_mib:
+        raise _refused("gpuMemoryBudgetMB", spec.id, f"{max(need_mib, taken_mib)} MiB")
 
 
 def _refused(field: str, model: ModelId, known: object) -> InvalidRequestError:

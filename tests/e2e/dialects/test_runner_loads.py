@@ -38,7 +38,8 @@ def daemon(tmp_path_factory):
         "kv_unified": False,
         "vram_mib": 100,
     }
-    daemon = Daemon(folder, {"models": {"chat": llama, "load/odd": fake(), "fixed": fake()}})
+    sized = {key: value for key, value in llama.items() if key != "vram_mib"}
+    daemon = Daemon(folder, {"models": {"chat": llama, "load/odd": fake(), "fixed": fake(), "sized": sized}})
     try:
         yield daemon.start()
     finally:
@@ -69,6 +70,15 @@ class TestContext:
         told = daemon.post("/v1/models/load", json={"modelId": "chat", "maxContextLength": 1 << 40})
         assert (told.status_code, told.json()["error"]["param"]) == (400, "maxContextLength")
         assert self.context(daemon) == 1024
+
+    def test_within_the_memory_that_it_may_take(self, daemon):
+        need_mib = daemon.model("sized")["memory"]["need"]["host"]["mib"]
+        asked = {"modelId": "sized", "gpuMemoryBudgetMB": need_mib, "maxContextLength": 8192}
+        told = daemon.post("/v1/models/load", json=asked)
+        assert (told.status_code, told.json()["error"]["code"]) == (400, "not_configured_so")
+        assert "gpuMemoryBudgetMB" in told.json()["error"]["message"]
+        assert daemon.model("sized")["memory"]["need"]["host"]["mib"] == need_mib
+        assert load(daemon, modelId="sized", gpuMemoryBudgetMB=need_mib)["status"] == "completed"
 
     @pytest.mark.parametrize("longest", [0, -1, True, 1.5, "4096"])
     def test_no_context_at_all(self, daemon, longest):
@@ -132,8 +142,10 @@ class TestPull:
     def test_then_it_is_loaded(self, start, tmp_path):
         daemon = start()
         assert not (tmp_path / "models/acme").exists()
-        told = daemon.post("/v1/models/load", json={"modelId": "acme/tiny", "maxContextLength": 512})
-        assert told.status_code == 202
+        # The budget is below what is guessed of a model without files.
+        asked = {"modelId": "acme/tiny", "maxContextLength": 512, "gpuMemoryBudgetMB": 500}
+        told = daemon.post("/v1/models/load", json=asked)
+        assert told.status_code == 202, told.text
         assert told.json()["taskId"].startswith("pull-")
         ended = wait_until(lambda: over(daemon, told.json()["taskId"]), what="it is there, and loaded")
         assert (ended["status"], ended["modelId"], ended["progress"]) == ("completed", "chat", 1.0), ended
