@@ -40,7 +40,7 @@ _TASK: Final = named(
             "loadTimeMs": whole(null=True),
             "error": text(),
             "bytesDone": whole("Of its files, while they are fetched."),
-            "bytesTotal": whole(),
+            "bytesTotal": whole("Null: not known yet.", null=True),
         },
         optional=("gpuMemoryUsedMB", "loadTimeMs", "error", "bytesDone", "bytesTotal"),
     ),
