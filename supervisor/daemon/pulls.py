@@ -56,6 +56,7 @@ class Pull:
     total_bytes: int | None = None
     error: str = ""
     load: str | None = None
+    then: list[Then] = field(default_factory=list)  # what all who asked for it want
 
     @property
     def share(self) -> float:
@@ -79,9 +80,10 @@ class Pulls:
         self._command: Sequence[str] | None = None
         self._reload: Callable[[str], Awaitable[object]] | None = None
         self._pulls: dict[str, Pull] = {}  # by number, the oldest first
-        self._tasks: dict[ModelId, asyncio.Task[None]] = {}  # of those that are not over
+        self._current: dict[ModelId, Pull] = {}  # that others may join
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by number, of those that are not over
         self._turn = asyncio.Semaphore(1)
-        self._last = 0
+        self._last = time.time_ns() // 1_000_000  # no number comes again after a restart: clients may still ask for it
 
     def open(self, configuration: Configuration, reload: Callable[[str], Awaitable[object]]) -> None:
         """Fetch what this configuration names. `reload` reads what has come."""
@@ -97,15 +99,16 @@ class Pulls:
         """
         if self._command is None:
             raise UnavailableError("llmux has no configuration file of its own here, so it can't fetch files.")
-        if model in self._tasks:
-            return next(pull for pull in reversed(self._pulls.values()) if pull.model == model)
+        if (pull := self._current.get(model)) is not None:
+            pull.then.append(then)
+            return pull
         if len(self._tasks) >= MOST_WAITING:
             raise UnavailableError(f"{MOST_WAITING} models are waiting for their files; try again later.")
         self._last += 1
-        pull = self._pulls[str(self._last)] = Pull(str(self._last), model)
+        pull = self._current[model] = self._pulls[str(self._last)] = Pull(str(self._last), model, then=[then])
         if len(self._pulls) > KEPT:  # which is more than may wait
             del self._pulls[next(number for number, old in self._pulls.items() if old.took_s is not None)]
-        task = self._tasks[model] = asyncio.create_task(self._run(pull, then), name=f"pull of {model}")
+        task = self._tasks[pull.id] = asyncio.create_task(self._run(pull), name=f"pull of {model}")
         task.add_done_callback(partial(self._over, pull))  # not in the task: one that is cancelled at once never runs
         return pull
 
@@ -113,10 +116,14 @@ class Pulls:
         """One that is under way, or not long over."""
         return self._pulls.get(number)
 
+    def current(self, model: ModelId) -> Pull | None:
+        """The pull of this model that is under way."""
+        return self._current.get(model)
+
     def cancel(self, model: ModelId) -> None:
-        """End the pull of this model, if there is one."""
-        if (task := self._tasks.get(model)) is not None:
-            task.cancel()
+        """End the pull of this model, if there is one. Another one may begin at once."""
+        if (pull := self._current.pop(model, None)) is not None:
+            self._tasks[pull.id].cancel()
 
     async def close(self) -> None:
         """End all of them."""
@@ -125,7 +132,7 @@ class Pulls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, pull: Pull, then: Then) -> None:
+    async def _run(self, pull: Pull) -> None:
         assert self._reload is not None
         try:
             async with self._turn:
@@ -133,16 +140,25 @@ class Pulls:
                 log.info("pull.began", model=pull.model)
                 await self._fetch(pull)
                 await self._reload(f"the files of {pull.model} came")
-            pull.load = await then()
+            for then in pull.then:  # others may come meanwhile
+                pull.load = await then() or pull.load
             pull.state = "done"
         except LlmuxError as error:
             pull.state, pull.error = "failed", error.message
         except Exception as error:
             pull.state, pull.error = "failed", "llmux could not start or follow the pull; its log says why"
             log.exception("pull.broke", model=pull.model, reason=str(error))
+        finally:
+            self._leave(pull)
+
+    def _leave(self, pull: Pull) -> None:
+        """Nobody joins it any more."""
+        if self._current.get(pull.model) is pull:
+            del self._current[pull.model]
 
     def _over(self, pull: Pull, task: asyncio.Task[None]) -> None:
-        del self._tasks[pull.model]
+        self._leave(pull)
+        del self._tasks[pull.id]
         if task.cancelled():
             pull.state, pull.error = "failed", "it was cancelled"
         pull.took_s = round(time.monotonic() - pull.asked_at, 3)
