@@ -18,6 +18,7 @@ from supervisor.daemon.queue_view import queue_view
 from supervisor.daemon.runner_metrics import known_estimate
 from supervisor.daemon.scrape import metrics_of, ready_workers
 from supervisor.daemon.status import ModelStatus
+from supervisor.dialects.runner.lifecycle import pull_progress
 from supervisor.dialects.runner.models import context_of, memory_of, quantization_of
 from supervisor.io.distribution import version
 
@@ -75,6 +76,8 @@ def _models(daemon: Daemon) -> Json:
             loaded.append(_loaded(daemon, status))
         elif (load := daemon.loads.current(status.id)) is not None:
             loading.append({"id": status.id, "progress": load["progress"], "eta": load["eta_s"]})
+        elif (pull := daemon.pulls.current(status.id)) is not None:
+            loading.append({"id": status.id, "progress": pull_progress(pull), "eta": pull.eta_s})
         elif status.state is not WorkerState.FAILED:
             available.append(status.id)
     return {"loaded": loaded, "loading": loading, "available": available}

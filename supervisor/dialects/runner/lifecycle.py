@@ -244,6 +244,11 @@ def _no_task(request: Request) -> NotFoundError:
     return NotFoundError(f"There is no load task {name[:100]!r}.", code="task_not_found")
 
 
+def pull_progress(pull: Pull) -> float:
+    """Of a load whose files come first, as long as they do."""
+    return round(_PULL_SHARE * pull.share, 3)
+
+
 def _of_pull(daemon: Daemon, pull: Pull) -> Json:
     """While its files come, and then as the load that it began."""
     view: Json = {"taskId": f"{_PULL}{pull.id}", "modelId": pull.model}
@@ -257,7 +262,7 @@ def _of_pull(daemon: Daemon, pull: Pull) -> Json:
         return of_load | view | {"progress": round(_PULL_SHARE + (1 - _PULL_SHARE) * share, 3)}
     pulling: Json = {
         "status": "queued" if pull.state == "queued" else "loading",
-        "progress": round(_PULL_SHARE * pull.share, 3),
+        "progress": pull_progress(pull),
         "eta": pull.eta_s,
         "bytesDone": pull.done_bytes,
         "bytesTotal": pull.total_bytes,

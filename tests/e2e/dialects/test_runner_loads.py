@@ -172,6 +172,8 @@ class TestPull:
             found = wait_until(half_way, what="half of it has come")
             assert found["status"] == "loading"
             assert 0 < found["bytesDone"] < found["bytesTotal"]
+            models = daemon.get("/v1/capabilities").json()["models"]
+            assert ([each["id"] for each in models["loading"]], models["available"]) == (["chat"], ["other"])
             daemon.post("/v1/models/unload", json={"modelId": "chat"})
             ended = wait_until(lambda: over(daemon, told["taskId"]))
             assert (ended["status"], ended["error"]) == ("failed", "it was cancelled")
