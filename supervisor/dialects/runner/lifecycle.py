@@ -175,6 +175,8 @@ async def _begin(
     """Begin to load it; the number of the load. None: it needs none. Raises InvalidRequestError, UnavailableError."""
     if model not in daemon.catalog.models:
         raise UnavailableError(f"{model} was taken out of the configuration.")
+    if daemon.engine.queue().is_stopping:
+        raise UnavailableError("llmux is shutting down.", code="shutting_down", retry_after_s=5.0)
     await daemon.know_capabilities()
     await _set_context(daemon, model, longest, most_mib)
     if victim is not None and victim in daemon.catalog.models:

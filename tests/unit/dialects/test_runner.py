@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from supervisor.core.device_ledger import Lease, Phase
-from supervisor.core.events import Configured
+from supervisor.core.events import Configured, ShutdownAsked
 from supervisor.dialects import dialect_of
 from supervisor.dialects.runner import RUNNER, flush
 from supervisor.dialects.runner.flush import Flushed, _asked
@@ -220,3 +220,15 @@ class TestBeforeItServes:
             await served.daemon.engine.sample()
             status, _, _ = await ask(served.port, get(b"/v1/capabilities"))
             assert status == 200
+
+
+class TestAsItEnds:
+    async def test_nothing_is_loaded(self, tmp_path):
+        """Also not what still answers: it goes with the daemon."""
+        async with serving(tmp_path) as served:
+            served.daemon.engine.post(Configured(served.daemon.catalog.model_specs(), ()))
+            served.daemon.engine.post(ShutdownAsked())
+            body = b'{"modelId": "plain"}'
+            head = get(b"/v1/models/load", b"Content-Length: %d" % len(body), method=b"POST")
+            status, _, told = await ask(served.port, head + body)
+            assert (status, msgspec.json.decode(told)["error"]["code"]) == (503, "shutting_down")
