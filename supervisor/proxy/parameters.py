@@ -10,7 +10,7 @@ import msgspec
 from pydantic import JsonValue
 from starlette.requests import Request
 
-from supervisor.errors import InvalidRequestError
+from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.proxy.body import read_body
 
 BODY_LIMIT: Final = 64 * 1024
@@ -47,8 +47,14 @@ def choices(request: Request, name: str, known: Iterable[S]) -> tuple[S, ...]:
 
 
 async def json_object(request: Request, keys: Iterable[str] | None) -> dict[str, JsonValue]:
-    """The body as a JSON object with none but these keys (None: any); empty without a body. Raises InvalidRequestError."""
-    body = await read_body(request.scope, request.receive, BODY_LIMIT)
+    """The body as a JSON object with none but these keys (None: any); empty without a body.
+
+    Raises InvalidRequestError, TooLargeError.
+    """
+    try:
+        body = await read_body(request.scope, request.receive, BODY_LIMIT)
+    except TooLargeError:  # whose message names a setting of inference
+        raise TooLargeError(f"The request body is larger than {BODY_LIMIT} bytes.") from None
     if not body.strip():
         return {}
     try:

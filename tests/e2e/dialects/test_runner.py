@@ -143,6 +143,12 @@ class TestLoad:
         assert [*told.json()["error"]][:2] == ["code", "message"]
         assert "type" not in told.json()["error"]
 
+    def test_a_body_that_is_too_large(self, daemon):
+        """However large inference's may be."""
+        told = daemon.post("/v1/models/load", json={"modelId": "one", "more": "x" * 65_536})
+        assert told.status_code == 413
+        assert told.json()["error"]["message"] == "The request body is larger than 65536 bytes."
+
     def test_unknown_task(self, daemon):
         told = daemon.get("/v1/models/load/load-0")
         assert (told.status_code, told.json()["error"]["code"]) == (404, "task_not_found")
