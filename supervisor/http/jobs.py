@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from runtimes.endpoints import aliases_of
 from supervisor.catalog.keys import Key, Scope
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.job import KEPT_HEADERS, Answer, Job, JobInterruptedError, State, owner_of
@@ -39,9 +40,8 @@ from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.parameters import number
 
-FORMS: Final = frozenset(
-    {"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations"}
-)
+_FORMS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
+FORMS: Final = frozenset(each for path in _FORMS for each in (path, *aliases_of(path)))
 """What takes a form: fields that hold a data URL are sent as files."""
 LOOK_S: Final = 1.0
 PIECE: Final = 1 << 20

@@ -109,10 +109,12 @@ class TestResult:
         assert (found["status"], found["content_type"]) == ("completed", "application/json")
         assert site.get(found["result"]).json()["done"] is True
 
-    def test_a_file_goes_as_a_form(self, site):
+    @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/audio/transcriptions"])
+    def test_a_file_goes_as_a_form(self, site, path):
         sound = "data:audio/wav;base64," + base64.b64encode(b"RIFF....").decode()
-        taken = submit(site, "ears", "/v1/audio/transcriptions", file=sound, language="de").json()
-        assert ended(site, taken["id"])["status"] == "completed"
+        found = ended(site, submit(site, "ears", path, file=sound, language="de").json()["id"])
+        assert found["status"] == "completed"
+        assert site.get(found["result"]).content.startswith(b"--"), "the form, which it sends back"
 
     def test_a_large_body_arrives_whole(self, site):
         taken = submit(site, messages=[{"role": "user", "content": "x" * 300_000 + " \u00e4"}], max_tokens=1).json()
