@@ -145,7 +145,7 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
     if dialect.daemon_scope(endpoint, inner.fields) is not None:
         raise InvalidRequestError(_FOR_DAEMON, param="body")
     if inner.name is not None:
-        daemon.catalog.resolve(inner.name)
+        daemon.catalog.resolve(dialect.model_name(inner.name, lambda one: daemon.catalog.route(one) is not None))
     if dialect.streams_unasked(endpoint):
         raw = await inner.changed({"stream": b"false"})
     return endpoint, inner.name, bytes(raw)

@@ -105,7 +105,7 @@ class TestResult:
         )
 
     def test_of_an_api_that_streams_unless_told(self, site):
-        found = ended(site, submit(site, endpoint="/api/chat", messages=MESSAGES).json()["id"])
+        found = ended(site, submit(site, "chat:latest", "/api/chat", messages=MESSAGES).json()["id"])
         assert (found["status"], found["content_type"]) == ("completed", "application/json")
         assert site.get(found["result"]).json()["done"] is True
 
