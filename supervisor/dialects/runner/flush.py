@@ -152,6 +152,8 @@ async def _flush(daemon: Daemon, model: ModelId, scope: str) -> Flushed:
     if entries is not None:
         return Flushed("slots_erased", entries)
     freed = await unloaded(daemon, model, keep_overrides=True)
+    if status.state is not WorkerState.READY:  # it was about to go, and stays away
+        return Flushed("nothing_to_flush", 0)
     loading.ask_load(daemon, model)
     return Flushed("worker_restarted", None, freed)
 

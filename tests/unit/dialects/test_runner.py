@@ -10,8 +10,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from runtimes.prompt_cache import PromptCache
 from supervisor.core.device_ledger import Lease, Phase
 from supervisor.core.events import Configured, ShutdownAsked
+from supervisor.core.types import WorkerState
 from supervisor.dialects import dialect_of
 from supervisor.dialects.runner import RUNNER, flush
 from supervisor.dialects.runner.flush import Flushed, _asked
@@ -167,6 +169,26 @@ class TestFlush:
     def test_a_single_one_that_fails_is_an_error(self, client):
         with pytest.raises(UnavailableError):
             client.post("/v1/cache/flush", json={"scope": "model", "modelId": "stuck"})
+
+    @pytest.mark.parametrize(
+        ("state", "how", "loaded"),
+        [(WorkerState.READY, "worker_restarted", ["m"]), (WorkerState.DRAINING, "nothing_to_flush", [])],
+    )
+    async def test_one_that_was_about_to_go_stays_away(self, monkeypatch, state, how, loaded):
+        async def unloaded(*_: object, **__: object) -> int:
+            return 5
+
+        asked = []
+        monkeypatch.setattr(flush, "unloaded", unloaded)
+        monkeypatch.setattr(flush.loading, "ask_load", lambda _daemon, name: asked.append(name))
+        adapter = SimpleNamespace(prompt_cache=lambda _config: PromptCache(is_kept=True))
+        status = SimpleNamespace(state=state, has_worker=True, spec=SimpleNamespace(remote=False))
+        served = SimpleNamespace(
+            engine=SimpleNamespace(model=lambda _: status),
+            fleet=SimpleNamespace(effective=lambda _: SimpleNamespace(adapter=adapter, config=None)),
+        )
+        done = await flush._flush(served, "m", "all")
+        assert (done.how, done.is_done, asked) == (how, True, loaded)
 
 
 class TestFreed:
