@@ -180,7 +180,7 @@ class ResponseTurn:
             if _text(fields["object"]) != "response":
                 return data
             fields, data = self._changed(fields, data, is_over=True)
-            self._finished = _text(fields["id"]), data
+            self._finish(fields, data)
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             pass  # whatever it is, it is no response
         return data
@@ -199,6 +199,11 @@ class ResponseTurn:
             return fields, data
         fields = fields | changes
         return fields, _encode(fields)
+
+    def _finish(self, fields: Fields, data: bytes) -> None:
+        """Remember a response that is over. Raises KeyError or MsgspecError for one that doesn't say who and how it is."""
+        _text(fields["status"])
+        self._finished = _text(fields["id"]), data
 
     async def _keep(self) -> None:
         """Keep the response if it is over. It can be found before its client has the end of it."""
@@ -248,6 +253,8 @@ class ResponseTurn:
                 changed, data = self._changed(_fields(whole), whole, is_over=kind in _FINAL)
                 if data is not whole:
                     event["response"] = msgspec.Raw(data)
+                if kind in _FINAL:
+                    self._finish(changed, data)
             if self._log is not None:
                 if kind == _BEGUN:  # which it has
                     return b""
@@ -256,8 +263,6 @@ class ResponseTurn:
                 frame = b"event: %b\ndata: %b" % (kind.encode(), _encode(event))
             if self._log is not None:
                 self._log.add(frame + _FRAME)
-            if kind in _FINAL and response is not None:
-                self._finished = _text(changed["id"]), bytes(event["response"])
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return frame
         return frame

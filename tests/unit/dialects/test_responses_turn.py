@@ -233,6 +233,7 @@ class TestAnswer:
             (JSON, b"no JSON"),
             (JSON, b'{"object": "list"}'),
             (JSON, b'{"object": "response"}'),
+            (JSON, b'{"object": "response", "id": "resp_2"}'),
             ([(b"content-type", b"text/html")], b"<html>"),
         ],
     )
@@ -240,3 +241,16 @@ class TestAnswer:
         _, _, turn = await asked(store, input="Hi")
         assert (await told(turn, headers, body))[1] == body
         assert await store.find("resp_2", "ann") is None
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_one_in_the_background_that_does_not_say_how_it_ended_is_still_to_come(self, store, stream):
+        begun = msgspec.Raw(b'{"id":"resp_2","status":"queued","output":[]}')
+        kept = Kept("ann", begun, msgspec.Raw(b"[]"), is_background=True, is_streamed=stream)
+        await store.keep("resp_2", kept)
+        body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
+        memory = Memory(store, BodyBudget(), "ann", False, response="resp_2")
+        _, turn = await turn_of(body, memory, is_counted=False)
+        answer = {"object": "response", "output": []}
+        pieces = framed({"type": "response.completed", "response": answer})
+        await told(turn, EVENTS, *pieces) if stream else await told(turn, JSON, json.dumps(answer).encode())
+        assert bytes((await store.find("resp_2", "ann")).response) == bytes(begun)
