@@ -115,6 +115,23 @@ class TestWorkersOfTheirOwn:
             self.ask(sdk, **fields)
         assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
 
+    @pytest.mark.parametrize("store", [True, False])
+    def test_thoughts_have_all_their_events_before_the_texts(self, sdk, store):
+        told = sdk.responses.create(model="native", input="Hi", store=store, stream=True)
+        found = [(event.type.removeprefix("response."), getattr(event, "output_index", None)) for event in told]
+        events = [
+            "output_item.added",
+            "content_part.added",
+            "{}.delta",
+            "{}.done",
+            "content_part.done",
+            "output_item.done",
+        ]
+        items = [
+            (kind.format(text), at) for at, text in enumerate(["reasoning_text", "output_text"]) for kind in events
+        ]
+        assert [*dict.fromkeys(found)] == [("created", None), ("in_progress", None), *items, ("completed", None)]
+
     def test_null_is_nothing(self, site):
         nulls = dict.fromkeys(["max_output_tokens", "conversation", "prompt", "top_logprobs"])
         told = site.post("/v1/responses", json={"model": "native", "input": "Hi", "store": False, **nulls}).json()
