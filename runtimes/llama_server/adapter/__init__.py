@@ -58,14 +58,22 @@ _ALWAYS = frozenset(
     | {Endpoint(path, "GET") for path in ("/props", "/slots", "/lora-adapters")}
 )
 _UNHEARD = (
-    ("text", b'"json_'),
+    ("text", b"{"),
     ("tools", b"{"),  # some kinds are left out, and so is the choice of one
     ("input", b'"assistant"'),  # refused unless it is in parts
     ("input", b'"item_reference"'),  # refused without a reason
+    ("input", b'"reasoning"'),  # refused where it is encrypted, and has no text
     ("max_output_tokens", b""),  # an answer that is cut short passes for complete
-    ("include", b"logprobs"),
+    ("include", b'"'),
     ("top_logprobs", b""),
     ("reasoning", b'"minimal"'),
+    ("reasoning", b'"summary"'),
+    ("metadata", b""),
+    ("max_tool_calls", b""),
+    ("prompt_cache_key", b""),
+    ("safety_identifier", b""),
+    ("service_tier", b""),
+    ("stream_options", b"{"),
     ("truncation", b'"auto"'),
     ("conversation", b""),
     ("prompt", b""),

@@ -115,6 +115,30 @@ class TestWorkersOfTheirOwn:
             self.ask(sdk, **fields)
         assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
 
+    def test_thoughts_that_only_others_can_read(self, sdk):
+        thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "theirs"}
+        assert self.ask(sdk, [thought, {"role": "user", "content": "Hi"}]).output_text == ANSWER
+
+    def test_metadata_come_back(self, sdk):
+        assert self.ask(sdk, metadata={"a": "b"}).metadata == {"a": "b"}
+
+    @pytest.mark.parametrize(
+        ("fields", "ignored"),
+        [
+            ({"text": {"verbosity": "low"}}, "text.verbosity"),
+            ({"include": ["reasoning.encrypted_content"]}, "include[reasoning.encrypted_content]"),
+            ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+            ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+            ({"service_tier": "flex"}, "service_tier"),
+            ({"max_tool_calls": 1}, "max_tool_calls"),
+            ({"prompt_cache_key": "k"}, "prompt_cache_key"),
+            ({"safety_identifier": "s"}, "safety_identifier"),
+        ],
+    )
+    def test_what_has_no_effect_is_named(self, sdk, fields, ignored):
+        told = sdk.responses.with_raw_response.create(model="native", input="Hi", **fields)
+        assert told.headers["x-llmux-ignored"] == ignored
+
     @pytest.mark.parametrize("store", [True, False])
     def test_thoughts_have_all_their_events_before_the_texts(self, sdk, store):
         told = sdk.responses.create(model="native", input="Hi", store=store, stream=True)
