@@ -204,9 +204,9 @@ class Targets:
             translated, answers = body.translated(required)
             return endpoint, translated, answers, ()
         mapped = asked.translation
-        if mapped is not None and (endpoint is None or _is_unheard(body, endpoint)):
-            endpoint = self.table.get((asked.scope["method"], mapped.path), _NONE).get(model)
-            if endpoint is not None:
+        if mapped is not None and (endpoint is None or self._is_unheard(asked, route, endpoint)):
+            canonical = self.table.get((asked.scope["method"], mapped.path), _NONE).get(model)
+            if canonical is not None:
                 target = await _target_model(asked.name, route)
                 if isinstance(mapped, TargetedTranslation):
                     mapped = mapped.of(target, asked.context)
@@ -214,8 +214,15 @@ class Targets:
                 translated, answers = body.translated(adapted)
                 translated.rename(asked.name)
                 asked.context.demand = staying(asked.context.demand, translated)
-                return endpoint, translated, answers, adapted.ignored
+                return canonical, translated, answers, adapted.ignored
         return endpoint, body, None, ()
+
+    def _is_unheard(self, asked: Asked, route: Route, endpoint: Endpoint) -> bool:
+        """Would the worker pass over a part of the request, or of what the configuration adds to it?"""
+        body, settings = asked.body, asked.context.dialect.unheard_settings
+        return any(
+            (raw := body.raw(name)) is not None and raw != b"null" and part in raw for name, part in endpoint.unheard
+        ) or (bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(asked.profile.parameters)))
 
     def _upstream_path(self, asked: Asked, endpoint: Endpoint, model: ModelId) -> bytes:
         """The worker's path and query."""
@@ -319,13 +326,6 @@ class Targets:
             code="endpoint_not_supported",
             param="model",
         )
-
-
-def _is_unheard(body: Body, endpoint: Endpoint) -> bool:
-    """Would the worker pass over a part of the request?"""
-    return any(
-        (raw := body.raw(name)) is not None and raw != b"null" and part in raw for name, part in endpoint.unheard
-    )
 
 
 async def _target_model(name: str, route: Route) -> TargetModel:

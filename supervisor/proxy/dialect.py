@@ -49,6 +49,8 @@ class Dialect(abc.ABC):
     credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
     keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
     has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
+    unheard_settings: frozenset[str] = frozenset()
+    """Fields of a configuration that its workers pass over, or take wrongly: its requests are translated then, if they can be."""
     reads_fields: bool = False
     """Do the fields of a request decide what becomes of it? See `daemon_scope`, `turn` and `required_translation`."""
 

@@ -55,6 +55,7 @@ class Responses(OpenAI):
     """As OpenAI's other paths, but for the events of its streams."""
 
     name = "responses"
+    unheard_settings = frozenset({"max_tokens", "max_completion_tokens", "n_predict"})  # a limit has another name here
     reads_fields = True
 
     def __init__(self, *, is_llm_pools: bool = False) -> None:

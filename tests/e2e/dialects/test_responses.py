@@ -33,11 +33,14 @@ def site(tmp_path_factory):
             "broken": fake("--status=500", endpoints=[CHAT]),
             "dying": fake("--die-after=2", endpoints=[CHAT]),
             "speaks": fake(endpoints=[CHAT, "/v1/responses"]),
+            "only": fake(endpoints=["/v1/responses"]),
         },
         "virtual_models": {
             "calling": scripted(deltas=CALLS, finish="tool_calls"),
             "thinking": scripted(message={"reasoning_content": "Hm", "content": "Hello"}),
             "long": {"model": "fake", "force": {"max_tokens": 400, "n": 3}},
+            "limited": {"model": "speaks", "defaults": {"max_tokens": 9}},
+            "limited-only": {"model": "only", "defaults": {"max_tokens": 9}},
             "cut": scripted(message={"content": "Hel"}, finish="length"),
             "failing": scripted(deltas=[{"content": "Hel"}, {"error": {"message": "out of luck", "code": 500}}]),
         },
@@ -92,6 +95,10 @@ class TestAnswers:
 
     def test_a_worker_that_speaks_it_gets_the_request_as_it_is(self, site):
         assert ask(site, "speaks", store=True).status_code == 404, "which the scripted worker says"
+
+    def test_a_configured_limit_has_another_name_there(self, site):
+        assert ask(site, "limited").json()["status"] == "completed", "translated"
+        assert ask(site, "limited-only").json()["error"]["message"] == "no such path", "it can't be"
 
 
 class TestStreams:

@@ -40,6 +40,7 @@ def config(folder, **more):
         "thinking": {"message": {"reasoning_content": "Hm", "content": "Hello"}},
     }
     virtual = {name: {"model": "chat", "force": {"fake": keys}} for name, keys in forced.items()}
+    virtual["short"] = {"model": "native", "defaults": {"max_tokens": 1}}
     return {"models": models, "virtual_models": virtual, **more}
 
 
@@ -90,6 +91,10 @@ class TestWorkersOfTheirOwn:
         assert (told.status, told.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         *_, last = self.ask(sdk, max_output_tokens=1, stream=True)
         assert last.type == "response.incomplete"
+
+    def test_an_answer_that_the_configuration_cuts_short(self, sdk):
+        assert sdk.responses.create(model="short", input="Hi").status == "incomplete"
+        assert sdk.responses.create(model="short", input="Hi", max_output_tokens=200).status == "completed"
 
     def test_what_the_assistant_said(self, sdk):
         given = [{"role": role, "content": "Hi"} for role in ("user", "assistant", "user")]
