@@ -37,6 +37,7 @@ from supervisor.dialects.responses.create import CreateResponse, echo_of
 from supervisor.dialects.responses.request import Asked
 from supervisor.dialects.responses.state import is_for_background
 from supervisor.dialects.responses.turn import event, turn_of
+from supervisor.proxy import frames
 from supervisor.proxy.body import Body, Bytes
 from supervisor.proxy.dialect import Dialect, after
 from supervisor.proxy.disconnect import Scope
@@ -102,13 +103,15 @@ class Responses(OpenAI):
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """See Dialect."""
         error = msgspec.json.decode(body)["error"]
+        told = {field: error.get(field) for field in ("code", "message", "param")}
         numbers = NUMBER.findall(sent)
+        if sent and not numbers:  # llm-pool's
+            return after(sent, frames.event("error", told))
         at = int(numbers[-1]) + 1 if numbers else 0
         begun = b""
         if not sent:  # OpenAI's own SDKs raise at any event before this one
             begun = event("response.created", at, response=Envelope.of(echo_of(Asked({}))).response("in_progress"))
             at += 1
-        told = {field: error.get(field) for field in ("code", "message", "param")}
         return begun + after(sent, event("error", at, **told))
 
     def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:

@@ -118,6 +118,12 @@ class TestErrors:
             "sequence_number": 5,
         }
 
+    def test_in_a_stream_without_numbers(self):
+        """As llm-pool's."""
+        sent = framed({"type": "response.output_text.delta", "delta": "Hel"})
+        event = error_event(UnavailableError("No room.", code="insufficient_memory"), RESPONSES, sent)
+        assert read(event) == [{"type": "error", "code": "insufficient_memory", "message": "No room.", "param": None}]
+
     def test_as_the_first_event(self):
         assert b'"sequence_number":0' in error_event(UnavailableError("x"), RESPONSES)
 
