@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, NamedTuple
@@ -27,6 +27,7 @@ from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
 from supervisor.proxy.translation import (
+    CANONICAL,
     AnswerTranslation,
     StreamTranslation,
     TranslatedResponse,
@@ -199,7 +200,10 @@ async def forward(
             status, data = restated(response.status, await response.read(ERROR_LIMIT))
             raise worker_error(status, content_type, data)
         if response.status >= 400 and not has_events and not _encoded(response.headers) and scope["method"] != "HEAD":
-            await _send_error(send, response, content_type, own, outcome, dialect, raises_overflow=raises_overflow)
+            as_called = CANONICAL if translation is None else translation.names
+            await _send_error(
+                send, response, content_type, own, outcome, dialect, as_called, raises_overflow=raises_overflow
+            )
             return
         if not sse_started:
             head = response_headers(response.headers, own, is_stream=content_type.startswith(STREAMS))
@@ -271,6 +275,7 @@ async def _send_error(
     own: Headers,
     outcome: Outcome,
     dialect: Dialect,
+    as_called: Mapping[str, str],
     *,
     raises_overflow: bool,
 ) -> None:
@@ -282,7 +287,7 @@ async def _send_error(
     if raises_overflow and is_overflow(error):
         raise error
     outcome.error_message = error.message
-    rendered = error_answer(outcome.status, content_type, said, dialect)
+    rendered = error_answer(outcome.status, content_type, said, dialect, as_called)
     if rendered is not data:
         data = rendered
         replaced = (b"content-type", b"content-length", b"etag")

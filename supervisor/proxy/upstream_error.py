@@ -7,6 +7,7 @@ that OpenAI's clients can show to a person.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -15,6 +16,7 @@ import msgspec
 from supervisor.errors import LlmuxError
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.error_response import error_body
+from supervisor.proxy.translation import CANONICAL
 
 _TEXT_LIMIT: Final = 1000
 # As llama.cpp says it for prompts, and for inputs of embeddings; as vLLM and OpenAI do; as Anthropic does.
@@ -65,8 +67,12 @@ def is_overflow(error: LlmuxError) -> bool:
     return error.status in (400, 413, 422) and (error.code == _OVERFLOW or bool(_TOO_LONG.search(error.message)))
 
 
-def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect) -> bytes:
+def error_answer(
+    status: int, content_type: bytes, data: bytes, dialect: Dialect, names: Mapping[str, str] = CANONICAL
+) -> bytes:
     """The error response `data` in the shape of `dialect`; `data` itself if nothing must change.
+
+    `names`: of a translated request, see `AnswerTranslation.names`.
 
     Where it is `{"error": {"message": text, …}}` its fields are kept, and what is missing or no text is filled in:
     llama.cpp leaves out `param`, repeats the status as `code`, and adds fields of its own.
@@ -78,6 +84,8 @@ def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect
     kind, code = _default(status, error["message"])
     defaults = {"type": kind, "param": None, "code": code}
     filled = {key: value for key, value in defaults.items() if not isinstance(error.get(key, 0), str | None)}
+    if isinstance(param := error.get("param"), str) and param in names:
+        filled["param"] = names[param]
     if not dialect.has_openai_errors:
         return dialect.error(error | filled, status)
     return msgspec.json.encode(document | {"error": error | filled}) if filled else data

@@ -20,6 +20,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy.outline import may_be_cut
 
 NAMES: Final = {
+    "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "chat_template_kwargs": "reasoning.effort",

@@ -70,3 +70,16 @@ class TestRestated:
     )
     def test_anything_else_stays(self, status, data):
         assert restated(status, data) == (status, data)
+
+
+class TestParam:
+    """The field that a worker complains of, as the client calls it."""
+
+    @pytest.mark.parametrize(
+        ("param", "told"), [("temperature", "decoding.temperature"), ("seed", "seed"), (None, None), (["seed"], None)]
+    )
+    def test_of_a_translated_request(self, param, told):
+        error = {"message": "No.", "type": "invalid_request_error", "code": "x", "param": param}
+        names = {"temperature": "decoding.temperature"}
+        said = error_answer(400, b"application/json", json.dumps({"error": error}).encode(), OPENAI, names)
+        assert json.loads(said) == {"error": error | {"param": told}}
