@@ -2,22 +2,15 @@
 
 llama.cpp leaves out the events' numbers and places, and `output` of a response that begins. OpenAI's own SDKs don't get
 through such a stream, so these are put in where they are missing: the events are not parsed, the fields are spliced in.
-
-Nor does it say where a thought begins and ends within its item, which is done only after the text that follows. These
-events are made here, and its own end of the item is left out.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from contextlib import suppress
 from typing import Final
 
 import msgspec
-
-from supervisor.dialects.responses.checks import Json
-from supervisor.dialects.responses.stream import Text, numbered
 
 EVENT_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer one passes as it is
 NUMBER: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})\b')
@@ -27,17 +20,6 @@ _BEGINS: Final = b'"response":{'
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data: {"
 _TEXT: Final = b'"type":"response.output_text.'
-_ADDED: Final = b'"type":"response.output_item.added"'
-_DONE: Final = b'"type":"response.output_item.done"'
-_THOUGHT: Final = b'"type":"response.reasoning_text.delta"'
-_REASONING: Final = b'"type":"reasoning"'
-
-
-class _Delta(msgspec.Struct):
-    delta: str
-
-
-_delta: Final = msgspec.json.Decoder(_Delta).decode
 
 
 class Completion:
@@ -48,7 +30,6 @@ class Completion:
         self._rest = b""
         self._number = 0
         self._items: dict[bytes, int] = {}  # id → its place in the output
-        self._thought: Text | None = None  # the one that grows
         self._passes = False
 
     def feed(self, piece: bytes) -> bytes:
@@ -58,7 +39,7 @@ class Completion:
         if self._passes:
             return self.end() + piece
         *events, self._rest = (self._rest + piece).split(_FRAME)
-        whole = b"".join([self._completed(event) for event in events])
+        whole = b"".join([self._completed(event) + _FRAME for event in events])
         if self._passes or len(self._rest) > EVENT_LIMIT:
             self._passes = True
             return whole + self.end()
@@ -70,48 +51,14 @@ class Completion:
         return rest
 
     def _completed(self, event: bytes) -> bytes:
-        """The event with what it lacks, and the events that must stand around it."""
         at = event.find(_DATA)
         if at < 0 or self._passes:
-            return event + _FRAME
+            return event
         if self._number == 0 and NUMBER.search(event) is not None:
             self._passes = True
-            return event + _FRAME
+            return event
         begin = at + len(_DATA)
         head, data = event[:begin], event[begin:]
-        if data.startswith(_DONE) and _REASONING in data:
-            return self._end_thought()
-        if not data.startswith(_ADDED):
-            if data.startswith(_THOUGHT):
-                self._think(data)
-            return head + self._spliced(data) + _FRAME
-        found = self._end_thought() + head + self._spliced(data) + _FRAME
-        return found + self._begin_thought(data) if _REASONING in data else found
-
-    def _begin_thought(self, data: bytes) -> bytes:
-        """The event at the beginning of the one that the item of this event is."""
-        name = _text(data, _ID) or b""
-        self._thought = Text("reasoning", self._items.get(name, 0), name.decode())
-        return self._made(self._thought.begun()[1:])
-
-    def _think(self, data: bytes) -> None:
-        """Note the next piece."""
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError):  # else it is no piece
-            piece = _delta(b"{" + data).delta
-            if self._thought is not None:
-                self._thought.grown(piece, [])
-
-    def _end_thought(self) -> bytes:
-        """The events at the end of the one that grows, if there is one."""
-        thought, self._thought = self._thought, None
-        return b"" if thought is None else self._made(thought.ended("completed"))
-
-    def _made(self, events: list[Json]) -> bytes:
-        begin, self._number = self._number, self._number + len(events)
-        return numbered(events, begin)
-
-    def _spliced(self, data: bytes) -> bytes:
-        """An event's fields, from the first one's name on, after those that it lacks."""
         fields = b'"sequence_number":%d,' % self._number
         self._number += 1
         if (item := _text(data, _ITEM)) is not None:
@@ -122,7 +69,7 @@ class Completion:
             fields += b'"output_index":%d,' % self._items.setdefault(item, len(self._items))
         elif _BEGINS in data and b'"output":' not in data:
             data = data.replace(_BEGINS, _BEGINS + msgspec.json.encode(self._begun)[1:-1] + b",", 1)
-        return fields + data
+        return head + fields + data
 
 
 def _text(data: bytes, key: bytes) -> bytes | None:

@@ -7,7 +7,6 @@ Each event has its number, which stands at its end: there it is found when an er
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Final
 
 from pydantic import JsonValue
@@ -40,12 +39,12 @@ _CALL: Final = "response.function_call_arguments"
 _UNNAMED: Final = "upstream_error"  # OpenAI's word for it within a response is another
 
 
-class Text:
-    """An item with a text that grows: reasoning, or a message. `name`: its id, where it has one."""
+class _Text:
+    """An item with a text that grows: reasoning, or a message."""
 
-    def __init__(self, kind: Kind, index: int, name: str | None = None) -> None:
+    def __init__(self, kind: Kind, index: int) -> None:
         self.kind = kind
-        self.id = name or item_id(kind)
+        self.id = item_id(kind)
         self.index = index
         self._pieces: list[str] = []
         self._logprobs: list[JsonValue] = []
@@ -147,7 +146,7 @@ class ResponseStream(chat.ChatStream):
         self._model = ""
         self._number = 0
         self._output: list[Json] = []
-        self._open: Text | _Call | None = None
+        self._open: _Text | _Call | None = None
         self._finish_reason: str | None = None
         self._measured = chat.Measured()
 
@@ -201,12 +200,12 @@ class ResponseStream(chat.ChatStream):
 
     def _text(self, kind: Kind, piece: str, logprobs: list[JsonValue] | None = None) -> list[Json]:
         item, found = self._open, list[Json]()
-        is_continued = isinstance(item, Text) and item.kind == kind
+        is_continued = isinstance(item, _Text) and item.kind == kind
         if not piece and not (logprobs and is_continued):  # tokens within a character have probabilities as well
             return []
-        if not isinstance(item, Text) or not is_continued:
+        if not isinstance(item, _Text) or not is_continued:
             found = self._ended()
-            item = self._open = Text(kind, len(self._output))
+            item = self._open = _Text(kind, len(self._output))
             found += item.begun()
         return [*found, item.grown(piece, logprobs or [])]
 
@@ -231,12 +230,7 @@ class ResponseStream(chat.ChatStream):
 
     def _sent(self, events: list[Json]) -> bytes:
         begin, self._number = self._number, self._number + len(events)
-        return numbered(events, begin)
-
-
-def numbered(events: Sequence[Json], begin: int) -> bytes:
-    """Events as they are sent, the first with this number, which stands at the end of each."""
-    return b"".join(
-        frames.event(str(fields["type"]), fields | {"sequence_number": number})
-        for number, fields in enumerate(events, begin)
-    )
+        return b"".join(
+            frames.event(str(fields["type"]), fields | {"sequence_number": number})
+            for number, fields in enumerate(events, begin)
+        )
