@@ -21,6 +21,7 @@ from tests.support.limits import LIMIT_S
 from tests.support.ports import quiet_ports
 
 REPOSITORY = Path(__file__).parents[2]
+LAUNCHER = REPOSITORY / "runtimes" / "llama_server" / "worker" / "launcher.py"
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 
 
@@ -34,6 +35,15 @@ def gguf(path: Path | None = None, **keys: object) -> dict[str, object]:
     """A model of the embedded llama.cpp server: by default the tiny one that answers `tiny.ANSWER`."""
     path = tiny.model(name="tiny-chat") if path is None else path
     return {"runtime": "llama_server", "program": "embedded", "path": str(path), "n_ctx": 2048, "threads": 1, **keys}
+
+
+def llama_command(**keys: object) -> dict[str, object]:
+    """The same model as a program of one's own: llama.cpp's server, of whose APIs llmux knows only that it serves them."""
+    python = tiny.runtimes_dir() / "llama_server" / "bin" / "python"
+    settings = {"model": str(tiny.model(name="tiny-chat")), "n_ctx": 2048, "threads": 1, "host": "127.0.0.1"}
+    words = json.dumps(settings)[:-1] + ', "port": ${port}}'
+    cmd = [str(python), "-I", str(LAUNCHER), words]
+    return {"runtime": "command", "cmd": cmd, "health_path": "/health", "vram_mib": 200, **keys}
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = LIMIT_S, what: str = "") -> Any:

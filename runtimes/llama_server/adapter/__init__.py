@@ -58,28 +58,6 @@ _ALWAYS = frozenset(
     | {Endpoint(path, "GET") for path in ("/props", "/slots", "/lora-adapters")}
 )
 _UNHEARD = (
-    ("text", b"{"),
-    ("tools", b"{"),  # some kinds are left out, and so is the choice of one
-    ("input", b'"assistant"'),  # refused unless it is in parts
-    ("input", b'"item_reference"'),  # refused without a reason
-    ("input", b'"reasoning"'),  # refused where it is encrypted, and has no text
-    ("max_output_tokens", b""),  # an answer that is cut short passes for complete
-    ("include", b'"'),
-    ("top_logprobs", b""),
-    ("reasoning", b'"minimal"'),
-    ("reasoning", b'"summary"'),
-    ("metadata", b""),
-    ("max_tool_calls", b""),
-    ("prompt_cache_key", b""),
-    ("safety_identifier", b""),
-    ("service_tier", b""),
-    ("stream_options", b"{"),
-    ("truncation", b'"auto"'),
-    ("conversation", b""),
-    ("prompt", b""),
-)
-"""Of responses."""
-_UNHEARD_MESSAGES = (
     ("thinking", b'"disabled"'),
     ("output_config", b'"format"'),
     ("output_format", b"{"),
@@ -108,9 +86,7 @@ _TEXT = frozenset(
         "/apply-template",
     )
 ) | {
-    Endpoint("/v1/responses", unheard=_UNHEARD),
-    Endpoint("/v1/responses/input_tokens", unheard=_UNHEARD),
-    Endpoint("/v1/messages", unheard=_UNHEARD_MESSAGES),
+    Endpoint("/v1/messages", unheard=_UNHEARD),
 }
 _CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})
 _AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})

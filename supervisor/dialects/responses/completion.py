@@ -1,7 +1,8 @@
 """The streams of workers that speak `/v1/responses` themselves, with what they leave out.
 
-llama.cpp leaves out the events' numbers and places, and `output` of a response that begins. OpenAI's own SDKs don't get
-through such a stream, so these are put in where they are missing: the events are not parsed, the fields are spliced in.
+llama.cpp's server, which may run as a `command`, leaves out the events' numbers and places, and `output` of a response that
+begins. OpenAI's own SDKs don't get through such a stream, so these are put in where they are missing: the events are not parsed,
+the fields are spliced in.
 """
 
 from __future__ import annotations

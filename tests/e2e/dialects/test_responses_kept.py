@@ -1,6 +1,6 @@
 """Responses that are kept, and generated in the background: OpenAI's client, with workers of both kinds.
 
-`native` speaks Responses itself, `chat` and the others only chat.
+`speaks` answers Responses itself, the others only chat: `llama` is a real model, the others are scripted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.daemon import Daemon, fake, gguf, running, wait_until
+from tests.support.daemon import Daemon, fake, gguf, llama_command, running, wait_until
 from tests.support.fake_worker import WORDS
 from tests.support.tiny import ANSWER
 
@@ -28,7 +28,8 @@ CALL = [
 
 def config(folder, **more):
     models = {
-        "native": gguf(vram_mib=200),
+        "llama": gguf(vram_mib=200),
+        "speaks": llama_command(),
         "chat": fake(endpoints=[CHAT]),
         "wait": fake("--hang-while", str(folder / "hang"), endpoints=[CHAT]),
         "endless": fake("--goes-on-until", str(folder / "done"), endpoints=[CHAT]),
@@ -40,7 +41,7 @@ def config(folder, **more):
         "thinking": {"message": {"reasoning_content": "Hm", "content": "Hello"}},
     }
     virtual = {name: {"model": "chat", "force": {"fake": keys}} for name, keys in forced.items()}
-    virtual["short"] = {"model": "native", "defaults": {"max_tokens": 1}}
+    virtual["short"] = {"model": "llama", "defaults": {"max_tokens": 1}}
     return {"models": models, "virtual_models": virtual, **more}
 
 
@@ -80,11 +81,11 @@ def test_a_model_that_never_comes_is_an_event_for_the_sdk(tmp_path):
         assert kinds == ["response.created", "error"]
 
 
-class TestWorkersOfTheirOwn:
-    """What a worker that speaks Responses passes over, or takes wrongly, is translated for it."""
+class TestFields:
+    """Each has its effect on a real model, or is refused or told."""
 
     def ask(self, sdk, given="Hi", **fields):
-        return sdk.responses.create(model="native", input=given, store=False, **fields)
+        return sdk.responses.create(model="llama", input=given, store=False, **fields)
 
     def test_an_answer_that_is_cut_short(self, sdk):
         told = self.ask(sdk, max_output_tokens=1)
@@ -99,8 +100,8 @@ class TestWorkersOfTheirOwn:
     def test_what_the_assistant_said(self, sdk):
         given = [{"role": role, "content": "Hi"} for role in ("user", "assistant", "user")]
         assert self.ask(sdk, given).output_text == ANSWER
-        counted = sdk.responses.input_tokens.count(model="native", input=given)
-        assert counted.input_tokens > sdk.responses.input_tokens.count(model="native", input="Hi").input_tokens
+        counted = sdk.responses.input_tokens.count(model="llama", input=given)
+        assert counted.input_tokens > sdk.responses.input_tokens.count(model="llama", input="Hi").input_tokens
 
     def test_less_thinking(self, sdk):
         told = [self.ask(sdk, reasoning={"effort": effort}).output for effort in ("minimal", "high")]
@@ -141,12 +142,12 @@ class TestWorkersOfTheirOwn:
         ],
     )
     def test_what_has_no_effect_is_named(self, sdk, fields, ignored):
-        told = sdk.responses.with_raw_response.create(model="native", input="Hi", **fields)
+        told = sdk.responses.with_raw_response.create(model="llama", input="Hi", **fields)
         assert told.headers["x-llmux-ignored"] == ignored
 
     @pytest.mark.parametrize("store", [True, False])
     def test_thoughts_have_all_their_events_before_the_texts(self, sdk, store):
-        told = sdk.responses.create(model="native", input="Hi", store=store, stream=True)
+        told = sdk.responses.create(model="llama", input="Hi", store=store, stream=True)
         found = [(event.type.removeprefix("response."), getattr(event, "output_index", None)) for event in told]
         events = [
             "output_item.added",
@@ -163,14 +164,14 @@ class TestWorkersOfTheirOwn:
 
     def test_null_is_nothing(self, site):
         nulls = dict.fromkeys(["max_output_tokens", "conversation", "prompt", "top_logprobs"])
-        told = site.post("/v1/responses", json={"model": "native", "input": "Hi", "store": False, **nulls}).json()
-        assert "metrics" not in told, "the bytes are the worker's"
+        told = site.post("/v1/responses", json={"model": "llama", "input": "Hi", "store": False, **nulls})
+        assert (told.status_code, told.headers.get("x-llmux-ignored")) == (200, None)
 
 
 class TestConversation:
     """A response goes on from an earlier one."""
 
-    @pytest.mark.parametrize(("model", "said"), [("native", ANSWER), ("chat", SAID)])
+    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", SAID)])
     @pytest.mark.parametrize("stream", [False, True])
     def test_a_chain(self, sdk, model, said, stream):
         def ask(text, **fields):
@@ -195,19 +196,19 @@ class TestConversation:
     def test_instructions_hold_for_one_response(self, sdk):
         """The prompt's tokens are the same as if the earlier one had had none."""
         brief, plain = (
-            sdk.responses.create(model="native", input="One", instructions=text) for text in ("Be brief.", None)
+            sdk.responses.create(model="llama", input="One", instructions=text) for text in ("Be brief.", None)
         )
         assert brief.usage.input_tokens > plain.usage.input_tokens
         after = [
-            sdk.responses.create(model="native", input="Two", previous_response_id=each.id).usage.input_tokens
+            sdk.responses.create(model="llama", input="Two", previous_response_id=each.id).usage.input_tokens
             for each in (brief, plain)
         ]
         assert after[0] == after[1]
 
     def test_its_tokens_are_counted(self, sdk):
-        first = sdk.responses.create(model="native", input="One")
+        first = sdk.responses.create(model="llama", input="One")
         count = sdk.responses.input_tokens.count
-        alone, after = (count(model="native", input="Two", previous_response_id=name) for name in (None, first.id))
+        alone, after = (count(model="llama", input="Two", previous_response_id=name) for name in (None, first.id))
         assert after.input_tokens > alone.input_tokens > 0
 
     def test_one_that_is_not_kept_itself(self, sdk):
@@ -230,7 +231,7 @@ class TestConversation:
 
     def test_thoughts_are_part_of_it(self, sdk):
         first = sdk.responses.create(model="thinking", input="One")
-        second = sdk.responses.create(model="native", input="Two", previous_response_id=first.id)
+        second = sdk.responses.create(model="llama", input="Two", previous_response_id=first.id)
         assert [item.type for item in sdk.responses.input_items.list(second.id, order="asc")] == [
             "message",
             "reasoning",
@@ -238,7 +239,7 @@ class TestConversation:
             "message",
         ]
 
-    @pytest.mark.parametrize("model", ["native", "chat"])
+    @pytest.mark.parametrize("model", ["llama", "speaks", "chat"])
     def test_an_unknown_one(self, sdk, model):
         with pytest.raises(openai.BadRequestError) as told:
             sdk.responses.create(model=model, input="Two", previous_response_id="resp_0")
@@ -267,7 +268,7 @@ class TestConversation:
 class TestKept:
     """What can be done with one."""
 
-    @pytest.mark.parametrize("model", ["native", "chat"])
+    @pytest.mark.parametrize("model", ["llama", "speaks", "chat"])
     def test_it_is_found_and_deleted(self, sdk, model):
         made = sdk.responses.create(model=model, input="Hi", metadata={"a": "b"})
         found = sdk.responses.retrieve(made.id)
@@ -278,7 +279,7 @@ class TestKept:
             sdk.responses.retrieve(made.id)
 
     @pytest.mark.parametrize("stream", [False, True])
-    @pytest.mark.parametrize("model", ["native", "chat"])
+    @pytest.mark.parametrize("model", ["llama", "speaks", "chat"])
     def test_not_without_store(self, sdk, model, stream):
         made = sdk.responses.create(model=model, input="Hi", store=False, stream=stream)
         made = [*made][-1].response if stream else made
@@ -287,8 +288,11 @@ class TestKept:
 
     def test_a_worker_that_speaks_it_is_passed_through(self, site):
         """What it says of itself stays, unless the request has something to tell."""
-        plain = site.post("/v1/responses", json={"model": "native", "input": "Hi"}).json()
-        told = site.post("/v1/responses", json={"model": "native", "input": "Hi", "store": True}).json()
+        body = {"model": "speaks", "input": "Hi"}
+        theirs = site.post("/v1/responses", json=body | {"store": False}).json()
+        plain = site.post("/v1/responses", json=body).json()
+        told = site.post("/v1/responses", json=body | {"store": True}).json()
+        assert {*plain} - {*theirs} == {"metrics"}
         assert {*told} - {*plain} == {"store", "background", "previous_response_id"}
 
     def test_pages_of_its_input(self, sdk, site):
@@ -329,7 +333,7 @@ class TestKept:
 class TestBackground:
     """Nobody waits for it."""
 
-    @pytest.mark.parametrize(("model", "said"), [("native", ANSWER), ("chat", SAID)])
+    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", SAID)])
     def test_polled(self, sdk, model, said):
         first = sdk.responses.create(model=model, input="One")
         made = sdk.responses.create(model=model, input="Two", previous_response_id=first.id, background=True)
@@ -351,7 +355,7 @@ class TestBackground:
             "Three",
         ]
 
-    @pytest.mark.parametrize(("model", "said"), [("native", ANSWER), ("chat", SAID)])
+    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", SAID)])
     def test_streamed_and_streamed_again(self, sdk, model, said):
         events = [*sdk.responses.create(model=model, input="Hi", background=True, stream=True)]
         assert [event.sequence_number for event in events] == [*range(len(events))]
