@@ -118,11 +118,10 @@ class TestRouting:
         assert ask("/v1/embeddings", input="x")["model"] == "embed"
         assert ask("/v1/rerank", query="x", documents=["y"])["model"] == "rank"
         assert ask("/v2/rerank", query="x", documents=["y"])["model"] == "rank"
-        assert ask("/v1/responses/input_tokens", input="Hello")["input_tokens"] > 0
-        assert ask("/v1/responses", input="Hello")["model"] == "chat", "the one whose worker speaks it, by its own name"
         assert ask("/v1/messages/count_tokens", messages=HELLO)["input_tokens"] > 0
-        assert ask("/v1/messages", max_tokens=50, messages=HELLO)["model"] == "chat"
+        assert ask("/v1/messages", max_tokens=50, messages=HELLO)["model"] == "chat", "whose worker speaks it"
         assert ask("/v1/chat/completions", messages=HELLO)["error"]["code"] == "missing_model"
+        assert ask("/v1/responses", input="Hello")["error"]["code"] == "missing_model"
 
     def test_wrong_kind_of_model(self, site):
         told = site.chat("embed")
