@@ -24,7 +24,7 @@ from pydantic import JsonValue
 
 from supervisor.catalog.job_limits import JobsConfig
 from supervisor.daemon.job import Answer, Job, JobFullError, JobInterruptedError, Running, Send, State, failed
-from supervisor.errors import NotFoundError, UnavailableError
+from supervisor.errors import NotFoundError, TooLargeError, UnavailableError
 from supervisor.io.files import replacing
 from supervisor.io.held_body import Bytes
 from supervisor.io.store import Entry, NotSavedError, Store
@@ -135,7 +135,7 @@ class Jobs:
         *,
         response: str | None = None,
     ) -> Job:
-        """A new job. Raises JobFullError, and NotSavedError."""
+        """A new job. Raises JobFullError, TooLargeError, and NotSavedError."""
         if self.folder is None:
             raise UnavailableError("Jobs can't be kept; the log says why.")
         await self.expire()
@@ -297,7 +297,7 @@ class Jobs:
                 self._make_room(len(answer.body))
                 job.result_bytes = len(answer.body)  # at once: others look for room while it is written
                 await self._write(job, "result", answer.body)
-            except (NotSavedError, JobFullError) as error:
+            except (NotSavedError, JobFullError, TooLargeError) as error:
                 job.result_bytes = None
                 message = f"Its result can't be kept: {error.message}"[:MESSAGE_LIMIT]
                 job.error = {"message": message, "code": "job_not_kept"}
@@ -338,10 +338,13 @@ class Jobs:
         await self._forget([job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before])
 
     def _make_room(self, size: int) -> None:
-        """Raises JobFullError where there is none: what waits and runs stays."""
+        """Raises JobFullError where there is none (what waits and runs stays), TooLargeError where there can't be any."""
         budget = self.config.jobs_mib << 20
-        taken = sum(job.request_bytes + (job.result_bytes or 0) for job in self._all.values())
-        taken += sum(self._coming.values())
+        if size > budget:
+            raise TooLargeError(f"It is larger than all that jobs may take (limits.jobs_mib: {self.config.jobs_mib}).")
+        taken = sum(job.request_bytes + (job.result_bytes or 0) for job in self._all.values()) + sum(
+            self._coming.values()
+        )
         old = [job for job in self._all.values() if job.is_over and job.result_bytes]
         if taken + size - sum(job.result_bytes or 0 for job in old) > budget:  # then none of them goes for nothing
             raise JobFullError("Jobs take all the disk that they may (limits.jobs_mib).", retry_after_s=LONGEST_PAUSE_S)

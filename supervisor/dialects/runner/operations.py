@@ -146,7 +146,11 @@ SECTION: Final = Section(
             request=request(
                 {
                     "modelId": _MODEL_ID,
-                    "evictModel": text("Which is unloaded first.", null=True),
+                    "evictModel": text(
+                        "Which is unloaded first. A busy one goes when its requests have ended, at most after its drain; an idle "
+                        "model of no higher priority may have to go instead of waiting for that.",
+                        null=True,
+                    ),
                     "quantization": text(null=True),
                     "maxContextLength": whole(null=True, minimum=1),
                     "gpuMemoryBudgetMB": whole(null=True, minimum=1),

@@ -13,7 +13,7 @@ from supervisor.catalog.job_limits import JobsConfig
 from supervisor.daemon import jobs as module
 from supervisor.daemon.job import Answer, Job, JobFullError
 from supervisor.daemon.jobs import Jobs
-from supervisor.errors import LlmuxError, UnavailableError
+from supervisor.errors import LlmuxError, TooLargeError, UnavailableError
 from supervisor.io.store import NotSavedError, Store
 
 DONE = Answer(200, "application/json", b"{}")
@@ -183,8 +183,12 @@ class TestBounds:
         async with opened(tmp_path, worker, jobs_mib=1) as jobs:
             job = await add(jobs)
             await until(lambda: job.is_over)
-            with pytest.raises(JobFullError):
+            with pytest.raises(TooLargeError):
                 await add(jobs, body=b" " * (2 << 20))
+            worker.open.clear()
+            await add(jobs, body=b" " * 600_000)
+            with pytest.raises(JobFullError):
+                await add(jobs, body=b" " * 600_000)
             assert job.result_bytes == 1000
             (await jobs.result(job)).close()
 
