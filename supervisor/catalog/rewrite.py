@@ -117,9 +117,9 @@ class Rewrite:
         both = _Patch({**self.defaults.whole, **own.whole}, {**self.defaults.merged, **merged})
         return replace(self, defaults=both)
 
-    def gives(self, names: Collection[str]) -> bool:
+    def gives(self, names: frozenset[str]) -> bool:
         """May it give a request one of these fields?"""
-        return any(name in self.defaults.whole or name in self.force.whole for name in names)
+        return not (names.isdisjoint(self.defaults.whole) and names.isdisjoint(self.force.whole))
 
     def switches(self, thinking: Thinking) -> bool | None:
         """Which way it switches reasoning, whatever the client says; None: it leaves that to the client."""

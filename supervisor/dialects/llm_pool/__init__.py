@@ -22,7 +22,7 @@ from supervisor.dialects.llm_pool.answer import Answers
 from supervisor.dialects.llm_pool.request import Request, given
 from supervisor.proxy.translation import AnswerTranslation, TargetModel, Times
 
-_OWN: Final = ("messages", "decoding", "thinking", "source_lang_code", "target_lang_code")
+_OWN: Final = frozenset({"messages", "decoding", "thinking", "source_lang_code", "target_lang_code"})
 _UNKNOWN: Final = TargetModel()
 _PARTS: Final = frozenset({"text", "image_url"})
 
@@ -39,7 +39,7 @@ def is_llm_pool(fields: Fields) -> bool:
 
     That is one with a field of llm-pool's, unless it is null, or whose `input` consists of parts that only llm-pool has.
     """
-    return any(given(fields, name) is not None for name in _OWN) or _has_parts(fields.get("input"))
+    return any(given(fields, name) is not None for name in _OWN & fields.keys()) or _has_parts(fields.get("input"))
 
 
 def _has_parts(content: msgspec.Raw | None) -> bool:
