@@ -339,20 +339,18 @@ class Jobs:
 
     def _make_room(self, size: int) -> None:
         """Raises JobFullError where there is none (what waits and runs stays), TooLargeError where there can't be any."""
-        budget = self.config.jobs_mib << 20
-        if size > budget:
+        if size > (budget := self.config.jobs_mib << 20):
             raise TooLargeError(f"It is larger than all that jobs may take (limits.jobs_mib: {self.config.jobs_mib}).")
-        taken = sum(job.request_bytes + (job.result_bytes or 0) for job in self._all.values()) + sum(
-            self._coming.values()
-        )
+        taken = sum(job.request_bytes + (job.result_bytes or 0) for job in self._all.values())
+        missing = taken + sum(self._coming.values()) + size - budget
         old = [job for job in self._all.values() if job.is_over and job.result_bytes]
-        if taken + size - sum(job.result_bytes or 0 for job in old) > budget:  # then none of them goes for nothing
+        if missing > sum(job.result_bytes or 0 for job in old):  # then none of them goes for nothing
             raise JobFullError("Jobs take all the disk that they may (limits.jobs_mib).", retry_after_s=LONGEST_PAUSE_S)
         for job in old:
-            if taken + size <= budget:
+            if missing <= 0:
                 return
             self._path(job, "result").unlink(missing_ok=True)
-            taken, job.result_bytes = taken - (job.result_bytes or 0), None
+            missing, job.result_bytes = missing - (job.result_bytes or 0), None
 
     async def _write(self, job: Job, kind: str, data: Bytes) -> None:
         def write() -> None:

@@ -57,17 +57,17 @@ async def _count(turns: list[int]) -> None:
 
 
 def test_closing_touches_nothing_of_others(run):
-    """The descriptor's number is somebody else's at once."""
+    """The number of the descriptor is another pipe's at once."""
 
     async def main():
-        out, into = os.pipe()
+        (out, into), (other, other_into) = os.pipe(), os.pipe()
         output = ProgramOutput(out)
         waiting = asyncio.create_task(output.read())
         await asyncio.sleep(0)
         output.close()
-        other, other_into = os.pipe()
-        assert other == out
-        theirs = ProgramOutput(other)
+        os.dup2(other, out)
+        os.close(other)
+        theirs = ProgramOutput(out)
         reading = asyncio.create_task(theirs.read())
         with pytest.raises(asyncio.CancelledError):
             await waiting
