@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import uvicorn
+import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -101,7 +102,8 @@ def serve(make: Callable[[Settings], Worker]) -> None:
     gc.enable()
     settings = Settings.parse(sys.argv[1])
     key = os.environ.pop(KEY_VARIABLE, "")
-    code = asyncio.run(_serve(make, settings, key))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(_serve(make, settings, key))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a normal exit can crash in threads of the model's libraries
@@ -114,6 +116,7 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
         application(worker, key),
         host=settings.host,
         port=settings.port,
+        http="httptools",
         log_level="warning",
         access_log=False,
         lifespan="off",
