@@ -259,7 +259,7 @@ class Adapter(abc.ABC, Generic[C]):
     heeds_max_tokens: ClassVar[bool] = True  # may a chat's answer be cut short?
     overridable_keys: ClassVar[
         tuple[str, ...]
-    ] = ()  # beside vram_mib; never a path, address, program or free arguments
+    ] = ()  # beside vram_mib; never a path, address, program or free arguments, unless the file lists what it may be
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "top_k": ("top_k",),

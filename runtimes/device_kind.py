@@ -63,12 +63,16 @@ class DeviceWanted:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAssignment:
-    """A device that a worker runs on. `index` and `uuid` are None where there is only one of its kind."""
+    """A device that a worker runs on. `index` and `uuid` are None where there is only one of its kind.
+
+    `capability` is CUDA's compute capability; None: not told, or not of that kind.
+    """
 
     id: str
     kind: DeviceKind
     index: int | None = None
     uuid: str | None = None
+    capability: tuple[int, int] | None = None
 
 
 def visibility(devices: Iterable[DeviceAssignment]) -> dict[str, str]:

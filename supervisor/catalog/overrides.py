@@ -60,7 +60,10 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
 
 
 def _beyond(constraint: Mapping[str, JsonValue], value: JsonValue) -> str | None:
-    """How a number leaves the range for a load, which may be narrower than that of the file; None: it doesn't."""
+    """How a value leaves what is allowed for a load, which may be less than in the file; None: it doesn't."""
+    choices = constraint.get("enum")
+    if isinstance(choices, list) and value is not None and value not in choices:
+        return f"expected one of {', '.join(map(str, choices))}, got {value}"
     least, most = constraint.get("minimum"), constraint.get("maximum")
     if not isinstance(value, int | float):
         return None

@@ -51,6 +51,7 @@ class DeviceInfo:
     index: int | None = None
     uuid: str | None = None
     driver: str | None = None
+    capability: tuple[int, int] | None = None  # CUDA's compute capability, where it has one and tells
 
     @property
     def key(self) -> str:
@@ -66,7 +67,9 @@ class DeviceInfo:
     @property
     def assignment(self) -> DeviceAssignment:
         """The adapters' view of it."""
-        return DeviceAssignment(id=self.id, kind=self.kind, index=self.index, uuid=self.uuid)
+        return DeviceAssignment(
+            id=self.id, kind=self.kind, index=self.index, uuid=self.uuid, capability=self.capability
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class DeviceFound:
     total_mib: int = 0
     handle: object = None
     unusable: str | None = None
+    capability: tuple[int, int] | None = None  # as DeviceInfo's
 
 
 class Driver(Protocol):

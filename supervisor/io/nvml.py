@@ -113,7 +113,8 @@ class NvmlSession:
             name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
             if self._in_mig_mode(handle):
                 return DeviceFound(index, uuid, name, unusable="is in MIG mode, whose partitions are not supported")
-            return DeviceFound(index, uuid, name, self._total(handle) // MIB, handle)
+            capability = self._capability(handle)
+            return DeviceFound(index, uuid, name, self._total(handle) // MIB, handle, capability=capability)
         except nvml.NVMLError as error:
             return DeviceFound(index, uuid, name, unusable=f"can't be read: {error}")
 
@@ -122,6 +123,13 @@ class NvmlSession:
             return bool(self.nvml.nvmlDeviceGetMigMode(handle)[0] == 1)
         except self.nvml.NVMLError:
             return False  # most GPUs have no MIG
+
+    def _capability(self, handle: object) -> tuple[int, int] | None:
+        try:
+            major, minor = self.nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        except self.nvml.NVMLError:
+            return None
+        return int(major), int(minor)
 
     def _total(self, handle: object) -> int:
         """What is free when nothing runs: version 2 knows what the driver keeps for itself, version 1 doesn't."""
@@ -258,7 +266,9 @@ class NvmlReader:
 def _info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:
     margin_mib = default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib
     device = DeviceId(CUDA.device_id(gpu.index))
-    return DeviceInfo(device, CUDA, gpu.name, gpu.total_mib, margin_mib, gpu.index, gpu.uuid, driver)
+    return DeviceInfo(
+        device, CUDA, gpu.name, gpu.total_mib, margin_mib, gpu.index, gpu.uuid, driver, capability=gpu.capability
+    )
 
 
 def _text(value: str | bytes) -> str:

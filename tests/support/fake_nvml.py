@@ -12,6 +12,7 @@ script is a machine without a driver. The script is read again at every call, so
     gpus          a list of
       uuid, name, total_mib, reserved_mib, mig
       busy          percent; without it the driver can't tell
+      capability    [major, minor]; without it the driver can't tell
       errors        as above, this GPU only
       processes     [{pid, mib, graphics}]: strangers (or whoever the test says); mib null: usedGpuMemory None
       list          "ok" | "empty" | "no_sizes" (usedGpuMemory None) | "host_pids" (our pids shifted) | "error"
@@ -130,6 +131,13 @@ def nvmlDeviceGetUUID(handle):
 
 def nvmlDeviceGetName(handle):
     return _gpu("nvmlDeviceGetName", handle).get("name", "NVIDIA Fake 16 GiB").encode()  # old bindings give bytes
+
+
+def nvmlDeviceGetCudaComputeCapability(handle):
+    gpu = _gpu("nvmlDeviceGetCudaComputeCapability", handle)
+    if "capability" not in gpu:
+        raise NVMLError(ERROR_NOT_SUPPORTED)
+    return tuple(gpu["capability"])
 
 
 def nvmlDeviceGetMigMode(handle):

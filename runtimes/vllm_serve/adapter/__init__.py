@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -34,7 +34,7 @@ from runtimes.base import (
     Thinking,
     in_order,
 )
-from runtimes.device_kind import visibility_variables
+from runtimes.device_kind import DeviceAssignment, visibility_variables
 from runtimes.model_config import Modality
 from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.sizing import Room, Sizing
@@ -46,6 +46,8 @@ KEY_VARIABLE: Final = "VLLM_API_KEY"
 NAME: Final = "model"  # the name in requests to vLLM, which refuses unknown names
 NO_DOMAIN: Final = "none.invalid"  # nobody can own it (RFC 6761); an empty list would allow every domain
 TOLD: Final = ("--enable-prompt-tokens-details",)  # else no answer says what was cached
+BLACKWELL: Final = frozenset({10, 11, 12})  # majors of their compute capabilities: data centres, Thor, workstations
+SAMPLER: Final = "VLLM_USE_FLASHINFER_SAMPLER"  # compiled on the spot, by a CUDA toolkit that must know the GPU
 OWN_VARIABLES: Final = {
     KEY_VARIABLE: "is set by llmux",
     **dict.fromkeys(visibility_variables(), "is set by llmux"),
@@ -104,6 +106,12 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         """Files that are missing or unreadable, contradicting keys, options that llmux sets."""
         return (*_file_problems(config), *_key_problems(config))
 
+    def overridable(self, config: VllmServeConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """The draft model, too: one of those that the file lists, and no other name or path."""
+        listed = list(dict.fromkeys([*filter(None, [config.speculative_model]), *config.speculative_models]))
+        drafts = {"speculative_model": {"type": "string", "enum": listed}} if listed else {}
+        return {**super().overridable(config), **drafts}
+
     def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
         program = find(config, context.environment(self.name))
@@ -132,6 +140,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
                 "PATH": os.pathsep.join(filter(None, (str(program.parent), os.environ.get("PATH")))),  # its compilers
                 "VLLM_NO_USAGE_STATS": "1",
                 **({"HF_HUB_OFFLINE": "1"} if config.path is not None else {}),
+                **({SAMPLER: "0"} if is_blackwell(context.devices) else {}),
                 **config.env,
                 **context.device_environment(),
                 KEY_VARIABLE: context.key,
@@ -236,6 +245,11 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             return f"{super().memory_definition(config)} {memory.plan(config)}"
         except ModelUnusableError:
             return super().memory_definition(config)
+
+
+def is_blackwell(devices: Iterable[DeviceAssignment]) -> bool:
+    """Is one of them a GPU of NVIDIA's Blackwell generation, as far as its driver tells?"""
+    return any(device.capability is not None and device.capability[0] in BLACKWELL for device in devices)
 
 
 def find(config: VllmServeConfig, environment: Path) -> Path:

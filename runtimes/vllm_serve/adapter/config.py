@@ -142,6 +142,9 @@ class VllmServeConfig(ModelConfig):
     speculative_model: str | None = Field(
         default=None, min_length=1, description="Folder or Hugging Face name of the draft or assistant model."
     )
+    speculative_models: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Further draft models that a load may choose as its speculative_model."
+    )
     speculative_moe_backend: str | None = Field(
         default=None, pattern=r"^[a-z0-9_]+$", description="How the draft computes its experts (triton, marlin …)."
     )
@@ -168,7 +171,7 @@ SPECULATIVE: Final = MappingProxyType(
 )
 """Key → its name in --speculative-config."""
 
-_NO_OPTION = {"path", "model", "binary", "library_path", "max_pixels", "extra_args", *SPECULATIVE}
+_NO_OPTION = {"path", "model", "binary", "library_path", "max_pixels", "speculative_models", "extra_args", *SPECULATIVE}
 _KEYS = VllmServeConfig.model_fields.keys() - ModelConfig.model_fields.keys() - _NO_OPTION
 
 FLAGS: Options = MappingProxyType(

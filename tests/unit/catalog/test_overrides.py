@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from supervisor.catalog import load
 from supervisor.catalog.overrides import overridden
 from supervisor.errors import InvalidRequestError
-from tests.support import tiny
+from tests.support import hf_folder, tiny
 
 
 class TestDraftLength:
@@ -33,3 +35,38 @@ class TestDraftLength:
 
     def test_other_overrides_leave_the_file_as_it_is(self, model, tmp_path):
         assert overridden(model, {"n_ctx": 1024}, runtimes_dir=tmp_path).config.spec_draft_n_max == 16
+
+
+class TestChoices:
+    """A path or name that vLLM would load is taken only where the file lists it."""
+
+    @pytest.fixture
+    def model(self, tmp_path):
+        entry = {
+            "runtime": "vllm_serve",
+            "path": str(hf_folder.write(tmp_path / "model")),
+            "speculative_method": "draft_model",
+            "speculative_model": "org/small",
+            "speculative_models": ["org/smaller"],
+        }
+        file = tmp_path / "llmux.yaml"
+        file.write_text(json.dumps({"models": {"m": entry}}))
+        return load(file).models["m"]
+
+    @pytest.mark.parametrize("value", ["org/small", "org/smaller"])
+    def test_one_that_is_listed(self, model, tmp_path, value):
+        changed = overridden(model, {"speculative_model": value}, runtimes_dir=tmp_path)
+        assert changed.config.speculative_model == value
+
+    def test_none(self, model, tmp_path):
+        changed = overridden(model, {"speculative_model": None, "speculative_method": "ngram"}, runtimes_dir=tmp_path)
+        assert changed.config.speculative_model is None
+
+    @pytest.mark.parametrize("value", ["org/other", "/etc", "../small", ""])
+    def test_any_other(self, model, tmp_path, value):
+        with pytest.raises(InvalidRequestError, match=r"overrides\.speculative_model: expected "):
+            overridden(model, {"speculative_model": value}, runtimes_dir=tmp_path)
+
+    def test_the_list_itself_is_the_files(self, model, tmp_path):
+        with pytest.raises(InvalidRequestError, match="can't be set for a load"):
+            overridden(model, {"speculative_models": ["org/other"]}, runtimes_dir=tmp_path)

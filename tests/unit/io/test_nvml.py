@@ -76,6 +76,12 @@ class TestDevices:
         assert (info.total_mib, info.margin_mib, info.driver) == (16384 - 400, 512, "590.48")
         assert not info.spec.returns_at_exit
 
+    def test_the_generation_reaches_the_adapters(self, script, open_reader):
+        """Which of them needs another program or setting is a runtime's to know."""
+        script(gpus=[{"capability": [12, 0]}, {}])
+        new, silent = (info.assignment.capability for info in open_reader().devices())
+        assert (new, silent) == ((12, 0), None)
+
     def test_the_margin_is_three_percent_of_a_large_gpu(self, script, open_reader):
         script(gpus=[{"total_mib": 81920}])
         (info,) = open_reader().devices()

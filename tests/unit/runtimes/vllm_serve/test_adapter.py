@@ -223,6 +223,19 @@ class TestLaunch:
         }
         assert "--speculative-config" not in launch().argv
 
+    @pytest.mark.parametrize("capability", [(10, 0), (10, 3), (11, 0), (12, 0), (12, 1)])
+    def test_flashinfers_sampler_is_off_on_blackwell(self, launch, capability):
+        """A CUDA toolkit older than these GPUs can't compile it for them."""
+        card = replace(CARD, capability=capability)
+        assert launch(card).env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+        assert launch(CARD, card, gpus=2).env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+        own = launch(card, env={"VLLM_USE_FLASHINFER_SAMPLER": "1"})
+        assert own.env["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+
+    @pytest.mark.parametrize("device", [HOST, CARD, replace(CARD, capability=(9, 0)), replace(CARD, capability=(8, 9))])
+    def test_elsewhere_vllm_chooses_its_sampler(self, launch, device):
+        assert "VLLM_USE_FLASHINFER_SAMPLER" not in launch(device).env
+
     def test_environment_and_libraries(self, launch):
         spec = launch(env={"VLLM_USE_FLASHINFER_SAMPLER": "0"}, library_path=["/opt/cuda/lib64", "/opt/other"])
         assert spec.env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
@@ -413,6 +426,16 @@ class TestCapabilities:
         offered = ADAPTER.overridable(config())
         assert {"max_model_len", "kv_cache_dtype", "kv_cache_memory_bytes", "max_pixels"} <= offered.keys()
         assert {key for key in VllmServeConfig.model_fields if "speculative" in key} - offered.keys() == {
-            "speculative_model"
+            "speculative_model",
+            "speculative_models",
         }
         assert not {"path", "binary", "extra_args", "env"} & offered.keys()
+
+    def test_a_draft_model_is_one_of_those_that_the_file_lists(self, config):
+        offered = ADAPTER.overridable(config(speculative_model="org/a", speculative_models=["org/b", "org/a"]))
+        assert offered["speculative_model"] == {"type": "string", "enum": ["org/a", "org/b"]}
+
+    def test_every_field_that_llm_pool_sets_for_a_load_may_be_set_for_one(self, config):
+        theirs = {"max_model_len", "kv_cache_dtype", "kv_cache_memory_bytes", "max_pixels", "num_speculative_tokens"}
+        theirs |= {f"speculative_{name}" for name in ("method", "model", "moe_backend", "attention_backend")}
+        assert theirs <= ADAPTER.overridable(config(speculative_model="org/a")).keys()
