@@ -108,9 +108,12 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     def overridable(self, config: VllmServeConfig) -> Mapping[str, Mapping[str, JsonValue]]:
         """The draft model, too: one of those that the file lists, and no other name or path."""
-        listed = list(dict.fromkeys([*filter(None, [config.speculative_model]), *config.speculative_models]))
-        drafts = {"speculative_model": {"type": "string", "enum": listed}} if listed else {}
-        return {**super().overridable(config), **drafts}
+        own = () if config.speculative_model is None else (config.speculative_model,)
+        listed: list[JsonValue] = [*dict.fromkeys((*own, *config.speculative_models))]
+        offered = dict(super().overridable(config))
+        if listed:
+            offered["speculative_model"] = {"type": "string", "enum": listed}
+        return offered
 
     def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
