@@ -21,7 +21,7 @@ from tests.support.limits import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = [name for name in REGISTRY.names() if isinstance(REGISTRY.get(name), WorkerAdapter)]
-SUPERVISORS = ("supervisor", "structlog", "psutil", "pydantic_settings", "uvloop", "pynvml", "tests")
+SUPERVISORS = ("supervisor", "structlog", "psutil", "pydantic_settings", "msgspec", "pynvml", "tests")
 LIGHTEST = "faster_whisper"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
@@ -60,7 +61,13 @@ class Toy(Worker):
 
     async def path(self, _request):
         return JSONResponse(
-            {"path": sys.path, "modules": sorted(sys.modules), "env": dict(os.environ), "collects": gc.isenabled()}
+            {
+                "path": sys.path,
+                "modules": sorted(sys.modules),
+                "env": dict(os.environ),
+                "collects": gc.isenabled(),
+                "loop": type(asyncio.get_running_loop()).__module__,
+            }
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -150,6 +151,13 @@ class TestRequests:
     def test_garbage_is_collected_again(self, toy):
         assert toy.http.get("/path").json()["collects"]
 
+    def test_it_runs_on_uvloop_and_httptools(self, toy):
+        told = toy.http.get("/path").json()
+        assert told["loop"] == "uvloop"
+        protocols = {name.rpartition(".")[2] for name in told["modules"] if name.startswith("uvicorn.protocols.http.")}
+        assert "httptools_impl" in protocols
+        assert "h11_impl" not in protocols
+
     def test_answer_and_stream(self, toy):
         assert toy.http.post("/count", json={"number": 2}).json() == [{"step": 0}, {"step": 1}]
         streamed = toy.http.post("/count", json={"number": 2, "stream": True})
@@ -235,6 +243,15 @@ class TestTurns:
             leave(toy.http, request, lambda: toy.seen()["steps"] > 0)
         wait_until(lambda: toy.seen()["cancelled"] == 1 and toy.seen()["running"] == 0)
         assert toy.seen()["steps"] < 1000
+
+    def test_a_client_that_closes_its_half_has_left(self, toy, tmp_path):
+        body = json.dumps({"gate": str(tmp_path / "never")})
+        request = f"POST /count HTTP/1.1\r\nHost: toy\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", toy.port), timeout=LIMIT_S) as client:
+            client.sendall((request + body).encode())
+            wait_until(lambda: toy.seen()["running"] == 1)
+            client.shutdown(socket.SHUT_WR)
+            wait_until(lambda: toy.seen()["cancelled"] == 1)
 
     def test_a_client_that_leaves_while_it_waits(self, toy, tmp_path):
         gate = tmp_path / "gate"
