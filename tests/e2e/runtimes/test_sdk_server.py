@@ -246,7 +246,9 @@ class TestTurns:
 
     def test_a_client_that_closes_its_half_has_left(self, toy, tmp_path):
         body = json.dumps({"gate": str(tmp_path / "never")})
-        request = f"POST /count HTTP/1.1\r\nHost: toy\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        request = (
+            f"POST /count HTTP/1.1\r\nHost: toy\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         with socket.create_connection(("127.0.0.1", toy.port), timeout=LIMIT_S) as client:
             client.sendall((request + body).encode())
             wait_until(lambda: toy.seen()["running"] == 1)
