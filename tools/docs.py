@@ -26,8 +26,8 @@ from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK
 from runtimes.model_config import ModelConfig
 from runtimes.registry import REGISTRY, Registry
 from runtimes.sdk.audio.parameters import PARAMETERS as TRANSCRIPTION
+from runtimes.sdk.chat.parameters import CHAT, COMPLETIONS
 from runtimes.sdk.parameters import Table
-from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 from supervisor.catalog.schema import json_schema
 from supervisor.cli import manual
 from supervisor.cli.exit_codes import MEANINGS

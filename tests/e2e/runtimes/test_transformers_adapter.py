@@ -13,9 +13,9 @@ import pytest
 from runtimes import device_kind
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import DeviceAssignment
+from runtimes.sdk.chat.parameters import CHAT, COMPLETIONS
 from runtimes.transformers.adapter import TransformersAdapter
 from runtimes.transformers.adapter.speech import Speech
-from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 from tests.support import environments, tiny_language
 from tests.support.limits import LIMIT_S
 

@@ -13,18 +13,18 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
 
+from runtimes.sdk.chat.request import Sampling
+from runtimes.sdk.chat.tokens import Ending, Token
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.transformers.worker.chat.batch import Batch, can_be_batched
 from runtimes.transformers.worker.chat.guide import Guide
-from runtimes.transformers.worker.chat.sampling import Sampler, Sampling, Token
-
-Ending = Literal["stop", "length"]
+from runtimes.transformers.worker.chat.sampling import Sampler
 
 
 @dataclass(slots=True, eq=False)

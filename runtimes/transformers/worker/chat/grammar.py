@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from runtimes.transformers.worker.chat import schema as json_schema
-from runtimes.transformers.worker.chat.formats.harmony import ENDS
-from runtimes.transformers.worker.chat.formats.tagged import CALL, CALLED, THINK, THOUGHT
+from runtimes.sdk.chat import schema as json_schema
+from runtimes.sdk.chat.formats.harmony import ENDS
+from runtimes.sdk.chat.formats.tagged import CALL, CALLED, THINK, THOUGHT
+from runtimes.sdk.chat.schema import Schema
+from runtimes.sdk.chat.tools import Tools
 from runtimes.transformers.worker.chat.guide import EmbeddedSchema, Guide, Guides
 from runtimes.transformers.worker.chat.model import Loaded
 from runtimes.transformers.worker.chat.prompt import Prompt
-from runtimes.transformers.worker.chat.schema import Schema
-from runtimes.transformers.worker.chat.tools import Tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ import transformers
 from transformers.integrations.hub_kernels import get_kernel
 from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
 
+from runtimes.sdk.chat.formats.harmony import MARKERS
+from runtimes.sdk.chat.language import Format
 from runtimes.transformers.shared.quantised import KERNELS
-from runtimes.transformers.worker.chat.formats.harmony import MARKERS
 
-Format = Literal["tagged", "harmony", "none"]
 PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
 INSTALL = "llmux runtimes install transformers --device cuda"
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 OWN_MARKERS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 
@@ -59,6 +60,29 @@ class Loaded:
     ends: frozenset[int]
     hidden: frozenset[int]  # special tokens that belong to no text
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether it has a vision encoder."""
+        return self.image_processor is not None
+
+    @property
+    def template(self) -> str:
+        """Its chat template; empty if it has none."""
+        return _template(self.tokenizer) if self.tokenizer.chat_template is not None else ""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        size: int = self.model.config.get_text_config().vocab_size
+        return size
+
+    @property
+    def defaults(self) -> Mapping[str, float]:
+        """Of its generation_config.json, if that samples: otherwise its numbers are not meant for sampling."""
+        own = self.model.generation_config
+        found = {name: getattr(own, name, None) for name in DEFAULTS} if own.do_sample else {}
+        return {name: value for name, value in found.items() if value is not None}
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Their text, special tokens included."""
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -67,6 +91,11 @@ class Loaded:
     def encode(self, text: str) -> list[int]:
         """A text's tokens, without added special tokens."""
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """A text's tokens, with the special tokens that the tokenizer adds."""
+        tokens: list[int] = self.tokenizer.encode(text)
         return tokens
 
     def one(self, text: str) -> int | None:

@@ -7,8 +7,7 @@ has its own random generator, so its result depends on its seed and not on other
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 from transformers.generation.logits_process import (
@@ -21,30 +20,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters. `logprobs`: how many alternatives to report for each token; None: no log probabilities."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    logprobs: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token; if requested, its and the alternatives' log probabilities before penalties and temperature."""
-
-    id: int
-    logprob: float = 0.0
-    top: tuple[tuple[int, float], ...] = ()
+from runtimes.sdk.chat.request import Sampling
+from runtimes.sdk.chat.tokens import Token
 
 
 class Sampler:

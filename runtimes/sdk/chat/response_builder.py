@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from runtimes.sdk.chat.detokenize import Detokenizer
+from runtimes.sdk.chat.formats.harmony import HarmonyParser
+from runtimes.sdk.chat.formats.pieces import CallStart, Piece, Text, Thought, merged
+from runtimes.sdk.chat.formats.stops import Stops
+from runtimes.sdk.chat.formats.tagged import TaggedParser
+from runtimes.sdk.chat.language import Language
+from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tools import Tools
 from runtimes.sdk.worker_pool import Cancel
-from runtimes.transformers.worker.chat.decoder import Ending
-from runtimes.transformers.worker.chat.detokenize import Detokenizer
-from runtimes.transformers.worker.chat.formats.harmony import HarmonyParser
-from runtimes.transformers.worker.chat.formats.pieces import CallStart, Piece, Text, Thought, merged
-from runtimes.transformers.worker.chat.formats.stops import Stops
-from runtimes.transformers.worker.chat.formats.tagged import TaggedParser
-from runtimes.transformers.worker.chat.model import Loaded
-from runtimes.transformers.worker.chat.sampling import Token
-from runtimes.transformers.worker.chat.tools import Tools
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -39,11 +38,11 @@ Parser = HarmonyParser | TaggedParser | Plain
 """Splits generated text into pieces."""
 
 
-def parser_of(loaded: Loaded, tools: Tools, *, thinking: bool) -> Parser:
+def parser_of(language: Language, tools: Tools, *, thinking: bool) -> Parser:
     """The parser for this model's answers."""
-    if loaded.format == "harmony":
+    if language.format == "harmony":
         return HarmonyParser(calls=bool(tools.offered))
-    if loaded.format == "tagged":
+    if language.format == "tagged":
         return TaggedParser(thinking=thinking, calls=bool(tools.offered), schemas=tools.schemas)
     return Plain()
 
@@ -65,7 +64,7 @@ class ResponseBuilder:
     Each of these has its offset in the generated text, in characters.
     """
 
-    loaded: Loaded
+    language: Language
     parser: Parser
     stops: Sequence[str] = ()
     parallel: bool = True
@@ -75,9 +74,9 @@ class ResponseBuilder:
 
     def read(self, results: Iterable[Token | Ending], enough: Cancel) -> Iterator[list[Piece]]:
         """The pieces of each token, perhaps none. Sets `enough` when no more tokens are needed."""
-        text, stops = Detokenizer(self.loaded.decode), Stops(self.stops)
+        text, stops = Detokenizer(self.language.decode), Stops(self.stops)
         called, begin = False, 0
-        skipped = self.loaded.ends if self.shows_special else self.loaded.ends | self.loaded.hidden
+        skipped = self.language.ends if self.shows_special else self.language.ends | self.language.hidden
         for item in results:
             if isinstance(item, str):
                 self.outcome.finish = item

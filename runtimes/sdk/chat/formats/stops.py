@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtimes.transformers.worker.chat.formats.pieces import partial_marker
+from runtimes.sdk.chat.formats.pieces import partial_marker
 
 
 class Stops:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Text, Thought
-from runtimes.transformers.worker.chat.formats.reader import Reader, Reading, ignore
+from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Text, Thought
+from runtimes.sdk.chat.formats.reader import Reader, Reading, ignore
 
 MESSAGE, START = "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>", START)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from runtimes.sdk.body import Body
+from runtimes.sdk.chat.language import Language
 from runtimes.sdk.errors import WorkerError, unsupported
-from runtimes.transformers.worker.chat.model import Loaded
 
 NAME: Final = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
@@ -28,7 +28,7 @@ class Tools:
     strict: frozenset[str] = frozenset()
 
 
-def wanted(body: Body, loaded: Loaded) -> Tools:
+def wanted(body: Body, language: Language) -> Tools:
     """Raises WorkerError for invalid tools and unsupported choices."""
     given = body.values.get("tools") or []
     if not isinstance(given, list):
@@ -39,7 +39,7 @@ def wanted(body: Body, loaded: Loaded) -> Tools:
         return Tools()
     if not named:
         raise WorkerError("tool_choice asks for a call, but there are no tools.", param="tool_choice")
-    if not loaded.knows_tools:
+    if not language.knows_tools:
         raise unsupported("tools", "this model's chat template knows no tools")
     must: tuple[str, ...] = ()
     if choice == "required":

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from runtimes.sdk.body import Body
+from runtimes.sdk.chat.language import Language
 from runtimes.sdk.errors import WorkerError, unsupported
-from runtimes.transformers.worker.chat.model import Loaded
-from runtimes.transformers.worker.chat.sampling import Sampling
 
 MAX_STOPS: Final = 16
 MAX_LOGPROBS: Final = 20
 SEEDS: Final = 1 << 63
 MIN_TEMPERATURE: Final = 1e-4  # below it only the likeliest token has a chance, and scores overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters. `logprobs`: how many alternatives to report for each token; None: no log probabilities."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +43,7 @@ class Generation:
     usage: bool
 
 
-def generation(body: Body, loaded: Loaded, logprobs: int | None) -> Generation:
+def generation(body: Body, language: Language, logprobs: int | None) -> Generation:
     """Raises WorkerError for wrong fields."""
     options = body.values.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -36,7 +52,7 @@ def generation(body: Body, loaded: Loaded, logprobs: int | None) -> Generation:
     if not all(stops):
         raise body.wrong("stop", "texts that are not empty")
     return Generation(
-        sampling=_sampling(body, loaded, logprobs),
+        sampling=_sampling(body, language, logprobs),
         max_tokens=body.whole("max_completion_tokens", None, 1) or body.whole("max_tokens", None, 1),
         stops=tuple(stops),
         stream=body.flag("stream"),
@@ -54,7 +70,7 @@ def chat_logprobs(body: Body) -> int | None:
     return top or 0
 
 
-def template_arguments(body: Body, loaded: Loaded) -> dict[str, object]:
+def template_arguments(body: Body, language: Language) -> dict[str, object]:
     """Arguments for the chat template. Raises WorkerError for an effort that it doesn't know.
 
     A request with both an effort and `enable_thinking` says the same in two ways: the template gets what it knows of them.
@@ -65,7 +81,7 @@ def template_arguments(body: Body, loaded: Loaded) -> dict[str, object]:
     effort = body.text("reasoning_effort")
     if effort is None:
         return dict(arguments)
-    template = str(loaded.tokenizer.chat_template)
+    template = language.template
     has_switch = "enable_thinking" in template
     if "reasoning_effort" in template:
         if effort not in {"low", "medium", "high"}:
@@ -88,14 +104,8 @@ def room(asked: int | None, prompt: int, context: int, param: str) -> int:
     return context - prompt if asked is None else min(asked, context - prompt)
 
 
-def _sampling(body: Body, loaded: Loaded, logprobs: int | None) -> Sampling:
-    defaults = loaded.model.generation_config
-    sampled = bool(defaults.do_sample)  # otherwise its numbers are not meant for sampling
-
-    def default(name: str, otherwise: float) -> Any:
-        value = getattr(defaults, name, None) if sampled else None
-        return otherwise if value is None else value
-
+def _sampling(body: Body, language: Language, logprobs: int | None) -> Sampling:
+    default = language.defaults.get
     penalty = body.number("repetition_penalty", None, 0.01, 10) or body.number("repeat_penalty", None, 0.01, 10)
     temperature = body.number("temperature", default("temperature", 1.0), 0, 10)
     return Sampling(
@@ -106,15 +116,15 @@ def _sampling(body: Body, loaded: Loaded, logprobs: int | None) -> Sampling:
         repetition_penalty=default("repetition_penalty", 1.0) if penalty is None else penalty,
         presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
         frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
-        logit_bias=_bias(body, loaded),
+        logit_bias=_bias(body, language),
         seed=body.whole("seed", None, -SEEDS, SEEDS - 1),
         logprobs=logprobs,
     )
 
 
-def _bias(body: Body, loaded: Loaded) -> dict[int, float]:
+def _bias(body: Body, language: Language) -> dict[int, float]:
     given = body.values.get("logit_bias") or {}
-    size = loaded.model.config.get_text_config().vocab_size
+    size = language.vocabulary
     expected = f"an object of token ids (below {size}) with numbers from -100 to 100"
     if not isinstance(given, dict):
         raise body.wrong("logit_bias", expected)

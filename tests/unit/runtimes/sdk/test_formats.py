@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runtimes.transformers.worker.chat.detokenize import Detokenizer
-from runtimes.transformers.worker.chat.formats.harmony import HarmonyParser
-from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Text, Thought, merged
-from runtimes.transformers.worker.chat.formats.stops import Stops
-from runtimes.transformers.worker.chat.formats.tagged import TaggedParser
+from runtimes.sdk.chat.detokenize import Detokenizer
+from runtimes.sdk.chat.formats.harmony import HarmonyParser
+from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Text, Thought, merged
+from runtimes.sdk.chat.formats.stops import Stops
+from runtimes.sdk.chat.formats.tagged import TaggedParser
 
 SCHEMAS = {
     "f": {

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from runtimes.transformers.worker.chat.formats.pieces import Piece, earliest, partial_marker
+from runtimes.sdk.chat.formats.pieces import Piece, earliest, partial_marker
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]

@@ -6,10 +6,10 @@ reasoning and before calls belong to the format, not to the answer.
 
 from __future__ import annotations
 
-from runtimes.transformers.worker.chat.formats import xml_call
-from runtimes.transformers.worker.chat.formats.json_call import CallEndedError, JsonCall
-from runtimes.transformers.worker.chat.formats.pieces import Schemas, Text, Thought
-from runtimes.transformers.worker.chat.formats.reader import Reader, Reading, ignore
+from runtimes.sdk.chat.formats import xml_call
+from runtimes.sdk.chat.formats.json_call import CallEndedError, JsonCall
+from runtimes.sdk.chat.formats.pieces import Schemas, Text, Thought
+from runtimes.sdk.chat.formats.reader import Reader, Reading, ignore
 
 THINK, THOUGHT, CALL, CALLED = "<think>", "</think>", "<tool_call>", "</tool_call>"
 

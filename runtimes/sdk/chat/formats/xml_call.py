@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Schemas
-from runtimes.transformers.worker.chat.formats.reader import Reader, Reading, ignore
+from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Schemas
+from runtimes.sdk.chat.formats.reader import Reader, Reading, ignore
 
 FUNCTION = "<function="
 _PARAMETER, _CLOSED, _DONE = "<parameter=", "</parameter>", "</function>"

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from runtimes.transformers.worker.chat.detokenize import BROKEN
-from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Piece, Text, Thought
-from runtimes.transformers.worker.chat.model import Loaded
-from runtimes.transformers.worker.chat.response_builder import Outcome, ResponseBuilder
-from runtimes.transformers.worker.chat.sampling import Token
+from runtimes.sdk.chat.detokenize import BROKEN
+from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Piece, Text, Thought
+from runtimes.sdk.chat.language import Language
+from runtimes.sdk.chat.response_builder import Outcome, ResponseBuilder
+from runtimes.sdk.chat.tokens import Token
 
 Json = dict[str, Any]
 
@@ -23,7 +23,7 @@ class Answer:
 
     kind: Literal["chat", "text"]
     model: str
-    loaded: Loaded
+    language: Language
     builder: ResponseBuilder
     prompt: int
     logprobs: bool
@@ -92,8 +92,8 @@ class Answer:
         if piece is not None and not tokens:
             return None
         if self.kind == "chat":
-            return {"content": [_described(self.loaded, token) for _, token in tokens], "refusal": None}
-        return _columns(self.loaded, tokens)
+            return {"content": [_described(self.language, token) for _, token in tokens], "refusal": None}
+        return _columns(self.language, tokens)
 
 
 def usage(prompt: int, outcome: Outcome) -> Json:
@@ -136,9 +136,9 @@ def _call(name: str) -> Json:
     }
 
 
-def _described(loaded: Loaded, token: Token) -> Json:
+def _described(language: Language, token: Token) -> Json:
     def one(number: int, logprob: float) -> Json:
-        text = loaded.decode([number])
+        text = language.decode([number])
         return {
             "token": text,
             "logprob": max(logprob, -9999.0),
@@ -148,13 +148,13 @@ def _described(loaded: Loaded, token: Token) -> Json:
     return {**one(token.id, token.logprob), "top_logprobs": [one(*other) for other in token.top]}
 
 
-def _columns(loaded: Loaded, tokens: Sequence[tuple[int, Token]]) -> Json:
+def _columns(language: Language, tokens: Sequence[tuple[int, Token]]) -> Json:
     """The form of completions. Offsets are positions in the answer's text, across all chunks of a stream."""
     return {
-        "tokens": [loaded.decode([token.id]) for _, token in tokens],
+        "tokens": [language.decode([token.id]) for _, token in tokens],
         "token_logprobs": [max(token.logprob, -9999.0) for _, token in tokens],
         "top_logprobs": [
-            {loaded.decode([other]): max(value, -9999.0) for other, value in token.top} for _, token in tokens
+            {language.decode([other]): max(value, -9999.0) for other, value in token.top} for _, token in tokens
         ],
         "text_offset": [begin for begin, _ in tokens],
     }

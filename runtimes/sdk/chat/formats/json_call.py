@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart
-from runtimes.transformers.worker.chat.formats.reader import Reader, Reading
+from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart
+from runtimes.sdk.chat.formats.reader import Reader, Reading
 
 _ARGUMENTS = ("arguments", "parameters")
 

@@ -1,0 +1,51 @@
+"""What the shared parts of a worker know of a loaded model. Each runtime has its own class for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+Format = Literal["tagged", "harmony", "none"]
+"""How a model writes reasoning and tool calls: see `formats`."""
+
+
+class Language(Protocol):
+    """A model's vocabulary, and what its prompts and answers look like."""
+
+    @property
+    def format(self) -> Format:
+        """How it writes reasoning and calls."""
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether its chat template shows tools, and its calls can be read."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether messages may have pictures."""
+
+    @property
+    def template(self) -> str:
+        """Its chat template; empty if it has none."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    @property
+    def hidden(self) -> frozenset[int]:
+        """Special tokens that belong to no text."""
+
+    @property
+    def defaults(self) -> Mapping[str, float]:
+        """The model's own values of temperature, top_p, top_k, min_p and repetition_penalty, where it has any."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text, special tokens included."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The tokens of a text to continue, with those that the model wants at its beginning."""

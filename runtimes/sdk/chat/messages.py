@@ -1,0 +1,94 @@
+"""A request's messages, validated and brought into the form that chat templates expect."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from runtimes.sdk.chat.language import Language
+from runtimes.sdk.errors import WorkerError
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+EFFORT: Final = re.compile(r"\A\s*Reasoning: *(low|medium|high) *(?:\n+|\Z)")
+
+Message = dict[str, Any]
+TakePicture = Callable[[object], None]
+"""Gets the URL of each picture. Raises WorkerError."""
+
+
+def read(language: Language, messages: object, take: TakePicture | None = None) -> list[Message]:
+    """The turns. `take` is called for each picture, where the model takes them. Raises WorkerError."""
+    if not isinstance(messages, list) or not messages:
+        raise WorkerError("messages must be a list of messages, and not empty.", param="messages")
+    return [_turn(language, message, take) for message in messages]
+
+
+def take_effort(turns: list[Message], extra: dict[str, object]) -> None:
+    """gpt-oss clients write `Reasoning: high` before the system prompt; the chat template has an argument for it."""
+    first = turns[0]
+    found = EFFORT.match(first["content"]) if first["role"] in {"system", "developer"} else None
+    if found is None:
+        return
+    extra.setdefault("reasoning_effort", found[1])
+    first["content"] = first["content"][found.end() :]
+    if not first["content"] and len(turns) > 1:
+        del turns[0]
+
+
+def _turn(language: Language, message: object, take: TakePicture | None) -> Message:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise WorkerError(f"messages: each must be an object with a role of {', '.join(ROLES)}.", param="messages")
+    turn: Message = {**message, "content": _content(language, message.get("content"), take)}
+    if turn["role"] == "developer" and language.format != "harmony":
+        turn["role"] = "system"
+    if isinstance(thought := turn.get("reasoning_content") or turn.get("reasoning"), str):
+        turn |= {"reasoning_content": thought, "thinking": thought}
+    if calls := turn.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise WorkerError("messages: tool_calls must be a list.", param="messages")
+        turn["tool_calls"] = [_call(call) for call in calls]
+    else:
+        turn.pop("tool_calls", None)
+    return turn
+
+
+def _content(language: Language, content: object, take: TakePicture | None) -> str | list[Message]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise WorkerError("messages: content must be a text or a list of parts.", param="messages")
+    parts: list[Message] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in {"text", "input_text"} and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif kind == "image_url":
+            if take is None or not language.takes_images:
+                raise WorkerError("This model takes no pictures.", code="modality_unsupported", param="messages")
+            url = part.get("image_url")
+            take(url.get("url") if isinstance(url, dict) else url)
+            parts.append({"type": "image"})
+        else:
+            message = f"messages: this model takes text{' and image_url' if language.takes_images else ''} parts, not {kind!r}."
+            raise WorkerError(message, code="modality_unsupported", param="messages")
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _call(call: object) -> Message:
+    """A call of an earlier turn. Templates expect its arguments as an object, clients send JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise WorkerError("messages: a tool call needs a function with a name.", param="messages")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = {"arguments": arguments}
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": arguments}
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}

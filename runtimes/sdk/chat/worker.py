@@ -1,0 +1,201 @@
+"""A worker for language models as OpenAI's clients know one: chats, completions, and the count of a chat's tokens.
+
+A runtime's worker subclasses `TextWorker`: it loads the model, renders prompts and generates tokens. The pool's threads do
+the rest of each request's work.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from runtimes.sdk import parameters
+from runtimes.sdk.body import Body
+from runtimes.sdk.chat import request as requests
+from runtimes.sdk.chat import schema, tools
+from runtimes.sdk.chat.answers import Answer
+from runtimes.sdk.chat.formats.pieces import Piece
+from runtimes.sdk.chat.language import Language
+from runtimes.sdk.chat.request import Generation
+from runtimes.sdk.chat.response_builder import Parser, Plain, ResponseBuilder, parser_of
+from runtimes.sdk.chat.schema import Schema
+from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tools import Tools
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.parameters import Table
+from runtimes.sdk.server import Endpoint, Worker, events, started
+from runtimes.sdk.worker_pool import Cancel
+
+Begun = tuple[Answer, Iterator[list[Piece]]]
+"""An answer, and the pieces it is built from as they are generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt is rendered from. `arguments` go to the chat template; `schema` is the answer's, None: any text."""
+
+    messages: object
+    tools: Tools
+    arguments: Mapping[str, object]
+    schema: Schema | None = None
+
+    def unenforced(self) -> Conversation:
+        """The same prompt, where nothing will be generated."""
+        return dataclasses.replace(self, tools=dataclasses.replace(self.tools, must=()), schema=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`thinking`: it ends within reasoning."""
+
+    tokens: list[int]
+    thinking: bool = False
+
+
+P = TypeVar("P", bound=Prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[P]):
+    """One generation: `limit` tokens at most. It ends early when its client disconnects (`cancel`) or its reader has `enough`."""
+
+    prompt: P
+    request: Generation
+    limit: int
+    cancel: Cancel
+    enough: Cancel
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether nobody waits for more tokens."""
+        return self.cancel.is_set or self.enough.is_set
+
+
+class TextWorker(Worker, Generic[P]):
+    """One language model. `language` and `context`, its tokens for prompt and answer, are there once it is loaded."""
+
+    chat_parameters: ClassVar[Table]
+    completion_parameters: ClassVar[Table]
+    language: Language
+    context: int
+
+    @abc.abstractmethod
+    def prompt(self, conversation: Conversation) -> P:
+        """The prompt of a conversation's next turn. Raises WorkerError."""
+
+    @abc.abstractmethod
+    def continued(self, tokens: list[int], body: Body) -> P:
+        """The prompt that is these tokens, of a text to continue."""
+
+    @abc.abstractmethod
+    def generate(self, run: Run[P]) -> Iterable[Token | Ending]:
+        """Start to generate. The tokens as they come, then how it ended: nothing more once the run is unwanted. Raises WorkerError."""
+
+    def routes(self) -> Mapping[str, Endpoint]:
+        """The endpoints that the adapter lists."""
+        return {
+            "POST /v1/chat/completions": self.chat,
+            "POST /v1/chat/completions/input_tokens": self.input_tokens,
+            "POST /v1/completions": self.completions,
+        }
+
+    async def chat(self, request: Request) -> Response:
+        """A conversation's next turn."""
+        body = await Body.of(request)
+        parameters.check(self.chat_parameters, body.values)
+        generation = requests.generation(body, self.language, requests.chat_logprobs(body))
+        conversation = self._conversation(body)
+
+        def begin(cancel: Cancel) -> Begun:
+            prompt = self.prompt(conversation)
+            parser = parser_of(self.language, conversation.tools, thinking=prompt.thinking)
+            return self._begin("chat", prompt, parser, generation, cancel, parallel=conversation.tools.parallel)
+
+        return await self._answered(generation, begin)
+
+    async def input_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a conversation has; the answer is llama.cpp's."""
+        body = await Body.of(request)
+        parameters.check(self.chat_parameters, body.values)
+        conversation = self._conversation(body).unenforced()
+
+        def count(_cancel: Cancel) -> int:
+            return len(self.prompt(conversation).tokens)
+
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": await self.pool.run(count)})
+
+    async def completions(self, request: Request) -> Response:
+        """A text's continuation."""
+        body = await Body.of(request)
+        parameters.check(self.completion_parameters, body.values)
+        logprobs = body.whole("logprobs", None, 0, requests.MAX_LOGPROBS)
+        generation = requests.generation(body, self.language, logprobs)
+        shows_special = not body.flag("skip_special_tokens", default=True)
+
+        def begin(cancel: Cancel) -> Begun:
+            prompt = self.continued(self._prompt_tokens(body), body)
+            return self._begin("text", prompt, Plain(), generation, cancel, shows_special=shows_special)
+
+        return await self._answered(generation, begin)
+
+    def _conversation(self, body: Body) -> Conversation:
+        choice, answer_schema = tools.wanted(body, self.language), schema.wanted(body)
+        arguments = requests.template_arguments(body, self.language)
+        return Conversation(body.values.get("messages"), choice, arguments, answer_schema)
+
+    async def _answered(self, generation: Generation, begin: Callable[[Cancel], Begun]) -> Response:
+        def chunks(cancel: Cancel) -> Iterator[Any]:
+            answer, pieces = begin(cancel)
+            yield from answer.chunks(pieces)
+            self._count(answer)
+
+        def whole(cancel: Cancel) -> Any:
+            answer, pieces = begin(cancel)
+            found = answer.whole(pieces)
+            self._count(answer)
+            return found
+
+        if generation.stream:
+            return events(await started(self.pool.stream(chunks)))
+        return JSONResponse(await self.pool.run(whole))
+
+    def _count(self, answer: Answer) -> None:
+        self.meters.tokens_in.inc(answer.prompt)
+        self.meters.tokens_out.inc(answer.builder.outcome.tokens)
+
+    def _begin(
+        self,
+        kind: Literal["chat", "text"],
+        prompt: P,
+        parser: Parser,
+        generation: Generation,
+        cancel: Cancel,
+        *,
+        parallel: bool = True,
+        shows_special: bool = False,
+    ) -> Begun:
+        size = len(prompt.tokens)
+        limit = requests.room(generation.max_tokens, size, self.context, "messages" if kind == "chat" else "prompt")
+        run = Run(prompt, generation, limit, cancel, enough=Cancel())
+        results = self.generate(run)
+        builder = ResponseBuilder(self.language, parser, generation.stops, parallel, shows_special)
+        logprobs = generation.sampling.logprobs is not None
+        answer = Answer(kind, self.settings.model, self.language, builder, size, logprobs, generation.usage)
+        return answer, builder.read(results, run.enough)
+
+    def _prompt_tokens(self, body: Body) -> list[int]:
+        given = body.values.get("prompt")
+        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
+            given = given[0]
+        if isinstance(given, str) and given:
+            return self.language.encode_prompt(given)
+        size = self.language.vocabulary
+        if isinstance(given, list) and given and all(type(item) is int and 0 <= item < size for item in given):
+            return given
+        raise WorkerError(f"prompt must be one text, or a list of token ids below {size}.", param="prompt")
