@@ -11,21 +11,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from pydantic import JsonValue
 
-from runtimes.adapters import checkpoints
-from runtimes.adapters.checkpoints import Config
 from runtimes.adapters.options import command_line
+from runtimes.adapters.vllm import memory
+from runtimes.adapters.vllm.adapter import (
+    OWN_VARIABLES,
+    VllmAdapter,
+    description,
+    engine_environment,
+    file_problems,
+    key_problems,
+    template_of,
+)
 from runtimes.base import (
     CHAT_TEMPLATE,
-    Adapter,
     Capabilities,
     Endpoint,
-    Estimate,
     HealthCheck,
     LaunchContext,
     LaunchSpec,
@@ -34,25 +40,20 @@ from runtimes.base import (
     Thinking,
     in_order,
 )
-from runtimes.device_kind import DeviceAssignment, visibility_variables
 from runtimes.model_config import Modality
 from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.sizing import Room, Sizing
-from runtimes.vllm_serve.adapter import memory
-from runtimes.vllm_serve.adapter.config import FLAGS, SPECULATIVE, VllmServeConfig, refused_options, settings
+from runtimes.vllm_serve.adapter.config import FLAGS, VllmServeConfig, refused_options, settings
 
 PROGRAM: Final = "vllm"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
 NAME: Final = "model"  # the name in requests to vLLM, which refuses unknown names
 NO_DOMAIN: Final = "none.invalid"  # nobody can own it (RFC 6761); an empty list would allow every domain
 TOLD: Final = ("--enable-prompt-tokens-details",)  # else no answer says what was cached
-BLACKWELL: Final = frozenset({10, 11, 12})  # majors of their compute capabilities: data centres, Thor, workstations
-SAMPLER: Final = "VLLM_USE_FLASHINFER_SAMPLER"  # compiled on the spot, by a CUDA toolkit that must know the GPU
-OWN_VARIABLES: Final = {
+NOT_FOR_ENV: Final = {
+    **OWN_VARIABLES,
     KEY_VARIABLE: "is set by llmux",
-    **dict.fromkeys(visibility_variables(), "is set by llmux"),
     "VLLM_SERVER_DEV_MODE": "opens routes that change the worker for everybody",
-    "VLLM_CPU_KVCACHE_SPACE": "has a key of its own, kv_cache_memory_bytes",
 }
 
 Kind = Literal["text", "embeddings", "classes", "speech"]
@@ -78,42 +79,18 @@ _POOLED = ("ForTextEncoding", "EmbeddingModel", "ForRewardModeling", "RewardMode
 _CLASSIFIED = ("Classification", "ClassificationModel")
 
 
-class VllmServeAdapter(Adapter[VllmServeConfig]):
+class VllmServeAdapter(VllmAdapter[VllmServeConfig]):
     """vLLM's server, several processes per model."""
 
     name = "vllm_serve"
     summary = "Hugging Face models on vLLM's server, `vllm serve`: many requests at once, on large GPUs."
     all_endpoints = _TOKENS | _TEXT | _SCORES | _EMBEDDINGS | _CLASSES | _SPEECH
     requirements = Path(__file__).parents[1] / "requirements.lock"
-    claims: ClassVar = {"cpu": ("vllm==0.32.0+cpu",)}  # the package is named vllm-cpu, but the program looks for vllm
     config = VllmServeConfig
-    spreads = True
-    overridable_keys = (
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "kv_cache_dtype",
-        "kv_cache_memory_bytes",
-        "max_pixels",
-        "enforce_eager",
-        "speculative_method",
-        "speculative_moe_backend",
-        "speculative_attention_backend",
-        "num_speculative_tokens",
-    )
 
     def check(self, config: VllmServeConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or unreadable, contradicting keys, options that llmux sets."""
-        return (*_file_problems(config), *_key_problems(config))
-
-    def overridable(self, config: VllmServeConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """The draft model, too: one of those that the file lists, and no other name or path."""
-        own = () if config.speculative_model is None else (config.speculative_model,)
-        listed: list[JsonValue] = [*dict.fromkeys((*own, *config.speculative_models))]
-        offered = dict(super().overridable(config))
-        if listed:
-            offered["speculative_model"] = {"type": "string", "enum": listed}
-        return offered
+        return (*file_problems(config), *key_problems(config), *_own_problems(config))
 
     def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
@@ -141,9 +118,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             ),
             env={
                 "PATH": os.pathsep.join(filter(None, (str(program.parent), os.environ.get("PATH")))),  # its compilers
-                "VLLM_NO_USAGE_STATS": "1",
-                **({"HF_HUB_OFFLINE": "1"} if config.path is not None else {}),
-                **({SAMPLER: "0"} if is_blackwell(context.devices) else {}),
+                **engine_environment(config, context.devices),
                 **config.env,
                 **context.device_environment(),
                 KEY_VARIABLE: context.key,
@@ -169,31 +144,15 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
                 scores = _SCORES if _labels(config) == 1 else frozenset[Endpoint]()
                 return _TOKENS | scores | _CLASSES
 
-    def estimate(self, config: VllmServeConfig) -> Estimate | None:
-        """Weights, KV cache, activations, program; None if the model's files are missing."""
-        return memory.estimate(config)
-
     def sized(self, config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
         """`max_model_len` of models that generate text; the cache has room for one request of so many tokens."""
-        return memory.sized(config, room) if kind(config) == "text" else (config, None)
-
-    def context_settings(self, config: VllmServeConfig, tokens: int) -> Mapping[str, JsonValue]:
-        """It has a key of its own."""
-        return {"max_model_len": tokens}
-
-    def gpus(self, config: VllmServeConfig) -> int:
-        """One for each process that shares the layers."""
-        return config.processes
+        return super().sized(config, room) if kind(config) == "text" else (config, None)
 
     def prompt_cache(self, config: VllmServeConfig) -> PromptCache:
         """Of text, unless it is switched off: shared by requests with the same salt."""
         if kind(config) != "text" or config.enable_prefix_caching is False:
             return NO_CACHE
         return PromptCache(is_kept=True, paths=_SALTED, salt_field="cache_salt")
-
-    def target_inflight(self, config: VllmServeConfig) -> int:
-        """As many as it generates concurrently."""
-        return config.max_num_seqs if config.target_inflight is None else config.target_inflight
 
     def thinking(self, config: VllmServeConfig) -> Thinking | None:
         """By a chat template argument, for models that generate text."""
@@ -207,13 +166,9 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         """The first of its served names, whichever it was asked by."""
         return config.served_model_name or model
 
-    def chat_template(self, config: VllmServeConfig) -> str | None:
-        """As configured, else the folder's."""
-        return None if _description(config) is None else _template(config) or ""
-
     def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
         """From the model's config.json; the configured modalities while that is missing."""
-        found = _description(config)
+        found = description(config)
         if found is None:
             return super().inputs(config)
         if kind(config) == "speech":
@@ -228,11 +183,11 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     def capabilities(self, config: VllmServeConfig) -> Capabilities:
         """From the model's folder; tools and thinking from words in its chat template."""
-        found = _description(config)
+        found = description(config)
         modalities = in_order(self.inputs(config) or config.modalities)
         if found is None:
             return Capabilities(modalities, context=config.max_model_len)
-        template = _template(config)
+        template = template_of(config)
         text = kind(config) == "text" and template is not None
         return Capabilities(
             modalities=modalities,
@@ -241,18 +196,6 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             multi_turn=text,
             context=memory.context(config, found),
         )
-
-    def memory_definition(self, config: VllmServeConfig) -> str:
-        """The configuration, and the plan that follows from the model's files and `vram_mib`."""
-        try:
-            return f"{super().memory_definition(config)} {memory.plan(config)}"
-        except ModelUnusableError:
-            return super().memory_definition(config)
-
-
-def is_blackwell(devices: Iterable[DeviceAssignment]) -> bool:
-    """Is one of them a GPU of NVIDIA's Blackwell generation, as far as its driver tells?"""
-    return any(device.capability is not None and device.capability[0] in BLACKWELL for device in devices)
 
 
 def find(config: VllmServeConfig, environment: Path) -> Path:
@@ -277,7 +220,7 @@ def kind(config: VllmServeConfig) -> Kind:
     """The kind of answers: as configured, else by the name of the model's architecture."""
     if config.type == "asr":
         return "speech"
-    found = _description(config)
+    found = description(config)
     architectures = found.architectures if found is not None else ()
     if config.runner != "generate":
         if any(name.endswith(_CLASSIFIED) for name in architectures):
@@ -289,70 +232,19 @@ def kind(config: VllmServeConfig) -> Kind:
     return "text"
 
 
-def _description(config: VllmServeConfig) -> Config | None:
-    try:
-        return memory.description(config)
-    except ModelUnusableError:
-        return None
-
-
-def _template(config: VllmServeConfig) -> str | None:
-    """The chat template that vLLM uses; None without one."""
-    if config.chat_template is not None:
-        return config.chat_template.read_text(errors="replace") if config.chat_template.is_file() else None
-    folder = memory.place(config)
-    return checkpoints.chat_template(folder) if folder is not None else None
-
-
 def _labels(config: VllmServeConfig) -> int:
     """Classes of a classifier; one with a single class gives scores."""
-    found = _description(config)
+    found = description(config)
     if found is None:
         return 0
     names = found.values.get("id2label")
     return len(names) if isinstance(names, dict) else found.number("num_labels", default=2)
 
 
-def _file_problems(config: VllmServeConfig) -> Iterator[str]:
-    if (config.path is None) == (config.model is None):
-        yield "path: set it to the model's folder, or model to its Hugging Face name; one of the two"
-        return
-    if config.path is not None:
-        try:
-            checkpoints.read(config.path)
-        except ModelUnusableError as error:
-            yield f"path: {error}"
-            return
-    try:
-        memory.plan(config)
-    except ModelUnusableError as error:
-        yield str(error)
-    if config.chat_template is not None and not config.chat_template.is_file():
-        yield f"chat_template: {config.chat_template}: there is no such file"
+def _own_problems(config: VllmServeConfig) -> Iterator[str]:
     if config.binary is not None and not os.access(config.binary, os.X_OK):
         yield f"binary: {config.binary} is not a program that can be run"
-
-
-def _key_problems(config: VllmServeConfig) -> Iterator[str]:
-    found = _description(config)
-    if found is not None and "image" in config.modalities and not found.takes_images:
-        yield f"modalities: the model in {memory.place(config)} takes no images"
-    if (
-        "gpu_memory_utilization" in config.model_fields_set
-        and (config.kv_cache_memory_bytes or config.vram_mib) is None
-    ):
-        yield "gpu_memory_utilization: a share sizes no memory here; set kv_cache_memory_bytes, or vram_mib for all of it"
-    if config.tensor_parallel_size is not None and config.equal_gpus not in (1, config.tensor_parallel_size):
-        yield f"gpus: {config.gpus}, but tensor_parallel_size is {config.tensor_parallel_size}; remove one of the two"
-    if config.max_num_batched_tokens < config.max_num_seqs:
-        yield f"max_num_batched_tokens: must be at least max_num_seqs, {config.max_num_seqs}"
-    if config.speculative_method is None and config.speculative_model is None:
-        for key in SPECULATIVE:
-            if getattr(config, key) is not None:
-                yield f"{key}: needs speculative_method"
-    if config.speculative_method == "draft_model" and config.speculative_model is None:
-        yield "speculative_method: draft_model needs speculative_model"
-    for variable in sorted(OWN_VARIABLES.keys() & config.env.keys()):
-        yield f"env: {variable} {OWN_VARIABLES[variable]}"
+    for variable in sorted(NOT_FOR_ENV.keys() & config.env.keys()):
+        yield f"env: {variable} {NOT_FOR_ENV[variable]}"
     for problem in refused_options(config.extra_args):
         yield f"extra_args: {problem}"

@@ -13,7 +13,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, SPECULATIVE, VllmServeConfig
+from runtimes.adapters.vllm.config import SPECULATIVE
+from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
 from supervisor.catalog.document import scalar
 from supervisor.catalog.problems import types_at
 

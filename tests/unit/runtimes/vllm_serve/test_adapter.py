@@ -18,6 +18,7 @@ from runtimes.base import (
     ModelUnusableError,
     RuntimeNotInstalledError,
 )
+from runtimes.model_config import ModelConfig
 from runtimes.vllm_serve.adapter import VllmServeAdapter
 from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
 from tests.support import fake_vllm, hf_folder
@@ -197,7 +198,7 @@ class TestLaunch:
     def test_every_key_is_an_option_or_has_a_place(self):
         elsewhere = {"path", "model", "binary", "library_path", "extra_args", "max_pixels"}
         speculative = {key for key in VllmServeConfig.model_fields if "speculative" in key}
-        own = set(VllmServeConfig.model_fields) - set(VllmServeConfig.__bases__[0].model_fields)
+        own = set(VllmServeConfig.model_fields) - set(ModelConfig.model_fields)
         assert own - elsewhere - speculative == set(FLAGS) - {
             "host",
             "port",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from runtimes.adapters.vllm import memory
 from runtimes.base import ModelUnusableError
 from runtimes.sizing import Room
-from runtimes.vllm_serve.adapter import VllmServeAdapter, memory
+from runtimes.vllm_serve.adapter import VllmServeAdapter
 from tests.support import hf_folder
 
 ADAPTER = VllmServeAdapter()

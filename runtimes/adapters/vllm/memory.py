@@ -19,14 +19,16 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import VALUE_BYTES, Config
 from runtimes.adapters.kv_cache import LayerCache, activation_bytes, layer_caches
+from runtimes.adapters.vllm.config import CACHE_BYTES, VllmConfig
 from runtimes.base import MIB, Estimate, ModelUnusableError
 from runtimes.sizing import ENOUGH, Room, Size, Sizing, choose, contexts
-from runtimes.vllm_serve.adapter.config import CACHE_BYTES, VllmServeConfig
+
+C = TypeVar("C", bound=VllmConfig)
 
 GIB: Final = 1 << 30
 PROGRAM_MIB: Final = 1600  # API server, engine core and one executor on the host, measured: 513, 477 and 610 MiB
@@ -53,12 +55,12 @@ class Plan:
         return sum(size for _, size in self.terms)
 
 
-def place(config: VllmServeConfig) -> Path | None:
+def place(config: VllmConfig) -> Path | None:
     """The model's folder; None for a Hugging Face name that isn't in the cache."""
     return config.path if config.path is not None else cached(config.model or "", config.revision)
 
 
-def description(config: VllmServeConfig) -> Config | None:
+def description(config: VllmConfig) -> Config | None:
     """The model's config.json; None before the model was downloaded. Raises ModelUnusableError."""
     folder = place(config)
     if folder is None:
@@ -90,7 +92,7 @@ def cached(name: str, revision: str | None = None) -> Path | None:
     return folder if commit and folder.is_dir() else None
 
 
-def plan(config: VllmServeConfig) -> Plan:
+def plan(config: VllmConfig) -> Plan:
     """Context, cache and footprint. Blocks on reading files' heads. Raises ModelUnusableError, naming the key to set."""
     folder = place(config)
     if folder is None:
@@ -123,7 +125,7 @@ def plan(config: VllmServeConfig) -> Plan:
     return Plan(tokens, cache, tuple((name, size) for name, size in terms if size))
 
 
-def estimate(config: VllmServeConfig) -> Estimate | None:
+def estimate(config: VllmConfig) -> Estimate | None:
     """The footprint; None if the model's files are missing."""
     try:
         found = plan(config)
@@ -135,7 +137,7 @@ def estimate(config: VllmServeConfig) -> Estimate | None:
     return Estimate.of(dict(found.terms), note)
 
 
-def sized(config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
+def sized(config: C, room: Room | None) -> tuple[C, Sizing | None]:
     """See Adapter.sized. None where the files are missing."""
     try:
         model = description(config)
@@ -159,19 +161,19 @@ def sized(config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, 
     return chosen, Sizing(size.context, size.slots, trained, why)
 
 
-def context(config: VllmServeConfig, model: Config) -> int:
+def context(config: VllmConfig, model: Config) -> int:
     """Tokens of one request."""
     return config.max_model_len or min(model.context or USUAL_CONTEXT, USUAL_CONTEXT)
 
 
-def dtype(config: VllmServeConfig, model: Config) -> str:
+def dtype(config: VllmConfig, model: Config) -> str:
     """The type of the loaded weights, as vLLM chooses it."""
     if config.dtype != "auto":
         return {"half": "float16", "float": "float32"}.get(config.dtype, config.dtype)
     return model.dtype if model.dtype in ("float16", "bfloat16") else "bfloat16"
 
 
-def cache_needed(config: VllmServeConfig, model: Config, context: int) -> int:
+def cache_needed(config: VllmConfig, model: Config, context: int) -> int:
     """Bytes for one request of `context` tokens, and the fixed states of all concurrent requests."""
     if _keeps_nothing(model):
         return MIN_CACHE
@@ -183,7 +185,7 @@ def cache_needed(config: VllmServeConfig, model: Config, context: int) -> int:
     return int(longest * ROUNDING / config.processes) + MIN_CACHE
 
 
-def _layer_bytes(layer: LayerCache, context: int, config: VllmServeConfig) -> int:
+def _layer_bytes(layer: LayerCache, context: int, config: VllmConfig) -> int:
     """A sliding window is kept together with the tokens of the step that enter it."""
     tokens = context if layer.window is None else min(context, layer.window + config.max_num_batched_tokens)
     return layer.token * tokens + layer.state * config.max_num_seqs
@@ -194,7 +196,7 @@ def _keeps_nothing(model: Config) -> bool:
     return model.model_type in _ENCODERS
 
 
-def _draft_bytes(config: VllmServeConfig) -> int:
+def _draft_bytes(config: VllmConfig) -> int:
     """The draft model's weights; 0 for a draft within the model, or one that isn't downloaded yet."""
     if config.speculative_model is None:
         return 0
@@ -206,7 +208,7 @@ def _draft_bytes(config: VllmServeConfig) -> int:
     return draft.weights.bytes_as(dtype(config, draft.config)) if draft is not None else 0
 
 
-def _activation_bytes(config: VllmServeConfig, model: Config) -> int:
+def _activation_bytes(config: VllmConfig, model: Config) -> int:
     width = VALUE_BYTES[dtype(config, model)]
     text = activation_bytes(model, tokens=config.max_num_batched_tokens, value_bytes=width, outputs=config.max_num_seqs)
     eyes = model.values.get("vision_config")
