@@ -352,6 +352,10 @@ class Adapter(abc.ABC, Generic[C]):
         """The model name the worker insists on; None when it takes any."""
         return None
 
+    def known_as(self, config: C) -> Collection[str]:
+        """What else clients that load it call it, beside its names in the configuration."""
+        return ()
+
     def answers_as(self, config: C, model: str) -> str:
         """The model name in its answers, for a model that is configured as `model`."""
         return self.upstream_model(config) or model

@@ -61,6 +61,11 @@ class ModelConfig(BaseModel):
         """The command line options of the runtime's program that have a key here: option → key."""
         return {}
 
+    @classmethod
+    def source_of(cls, values: Mapping[str, object]) -> Source | None:  # noqa: ARG003  # for those that have names
+        """The source that a short name among these keys stands for, such as `model: small`; None: none does."""
+        return None
+
     runtime: str = Field(description="The runtime that serves this model.", examples=["llama_server"])
     source: Source | None = Field(
         default=None,

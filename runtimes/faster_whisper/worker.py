@@ -62,7 +62,7 @@ class FasterWhisperWorker(TranscriptionWorker):
                     said += segment.text
                     yield _segment(segment, piece)
 
-        return SegmentStream(info.language, segments())
+        return SegmentStream(info.language, segments(), None if wanted.language else float(info.language_probability))
 
     def _transcribe(
         self, piece: Window, wanted: TranscriptionOptions, language: str | None, prompt: str | None

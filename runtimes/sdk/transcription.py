@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Final
@@ -47,10 +48,14 @@ class TranscriptionOptions:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStream:
-    """The segments as the model finds them. `language` is a code; None: unknown."""
+    """The segments as the model finds them. `language` is a code; None: unknown.
+
+    `probability`: how sure the model is of a language that it detected; None where it can't tell, or detected none.
+    """
 
     language: str | None
     segments: Iterator[Segment]
+    probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,13 @@ class TranscriptionWorker(Worker):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._seconds = Counter(
-            "llmux_worker_audio_seconds", "Seconds of audio transcribed.", registry=self.meters.registry
+        registry = self.meters.registry
+        self._seconds = Counter("llmux_worker_audio_seconds", "Seconds of audio transcribed.", registry=registry)
+        self._processing = Counter(
+            "llmux_worker_audio_processing_seconds", "Seconds that transcribing it took.", registry=registry
+        )
+        self._languages = Counter(
+            "llmux_worker_transcripts", "Transcripts, by the code of their language.", ["language"], registry=registry
         )
 
     @abc.abstractmethod
@@ -118,22 +128,25 @@ class TranscriptionWorker(Worker):
     async def _events(self, parsed: _Request) -> AsyncIterator[object]:
         """OpenAI's events: a delta for each segment, then the whole text."""
         whole = ""
+        done: dict[str, object] = {}
         async for item in self.pool.stream(lambda cancel: self._pieces(parsed, cancel)):
             if isinstance(item, Segment):
                 delta = item.text if whole else item.text.lstrip()
                 whole += delta
                 yield {"type": "transcript.text.delta", "delta": delta}
-        yield {"type": "transcript.text.done", "text": whole}
+            elif isinstance(item, Transcript):
+                done = {"metrics": item.metrics.fields()}
+        yield {"type": "transcript.text.done", "text": whole, **done}
 
     def _whole(self, parsed: _Request, cancel: Cancel) -> Transcript:
-        pieces = self._pieces(parsed, cancel)
-        transcript = next(pieces)
+        *segments, transcript = self._pieces(parsed, cancel)
         assert isinstance(transcript, Transcript)
-        transcript.segments.extend(piece for piece in pieces if isinstance(piece, Segment))
+        transcript.segments.extend(piece for piece in segments if isinstance(piece, Segment))
         return transcript
 
     def _pieces(self, parsed: _Request, cancel: Cancel) -> Iterator[Transcript | Segment]:
-        """An empty transcript once the file is decoded and the language known, then its segments."""
+        """The segments, then the transcript without them, which tells its language and metrics."""
+        began = time.monotonic()
         with parsed.file as file:
             samples = decode(file, longest_s=float(self.settings.options["max_audio_s"]), cancel=cancel)
         duration_s = len(samples) / RATE
@@ -141,13 +154,18 @@ class TranscriptionWorker(Worker):
             result = SegmentStream(parsed.wanted.language, iter(()))
         else:
             result = self.transcribe(samples, parsed.wanted, cancel)
-        yield Transcript(parsed.wanted.task, duration_s, result.language)
         for segment in result.segments:
             cancel.check()
             if segment.text.strip():
                 start, end = min(segment.start, duration_s), min(segment.end, duration_s)
                 yield replace(segment, start=start, end=max(start, end), text=segment.text.rstrip())
+        took_s = time.monotonic() - began
         self._seconds.inc(duration_s)
+        self._processing.inc(took_s)
+        self._languages.labels(result.language or "unknown").inc()
+        yield Transcript(
+            parsed.wanted.task, duration_s, result.language, probability=result.probability, processing_s=took_s
+        )
 
     async def _parse(self, request: Request, task: Task) -> _Request:
         form = await read_form(request, "file", _LISTS)

@@ -255,6 +255,8 @@ class Assembly(PublicNames):
         adapter = self._adapter(replace(node, entries={**placed, **node.entries}), trail)
         if adapter is None:
             return None
+        node = sources.named(node, adapter.config)
+        placed = sources.placed(node, self.models_dir)
         if adapter.name == VLLM_RUNTIME:
             node = with_defaults(node, self.vllm_defaults)
             self.origins |= places(node, trail)

@@ -1,24 +1,26 @@
 """Where the files of a model from a hub lie: `llmux pull` puts them there, so its `path` may be left out.
 
     <models_dir>/<owner>/<name>/                    the files, as they lie in the repository
-    <models_dir>/<owner>/<name>/<first of `files`>  `path`, where that is a GGUF file; else it is the folder
+    <models_dir>/<owner>/<name>/<first of `files`>  `path`, where that is a model by itself; else it is the folder
 
-A GGUF file among `files` with "mmproj" in its name is a model's `mmproj`, likewise.
+A file is a model by itself in the formats of llama.cpp (GGUF) and whisper.cpp (ggml-NAME.bin). A GGUF file among `files` with "mmproj" in its name is a model's `mmproj`, likewise.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from runtimes.model_config import ModelConfig, Source
-from supervisor.catalog.document import Leaf, Node, Table, plain
+from supervisor.catalog.document import Leaf, Node, Table, plain, tree_of
 from supervisor.core.types import ModelId
 
 MODEL_FILES: Final = ("path", "model", "mmproj", "draft_model", "lora", "speculative_model", "tokenizer")
 _FETCHED: Final = ("path", "mmproj")
+_GGML = re.compile(r"(?:[^*?\[]*/)?ggml-[^/*?\[]+\.bin", re.IGNORECASE)
 _HUB_NAME = re.compile(
     r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?(?P<owner>\w[\w.-]*)/(?P<name>\w[\w.-]*(?<!\.gguf))"
     r"(?::(?P<quantisation>[\w.-]+)|/(?:(?:resolve|blob)/main/)?(?P<file>[^/\s]+\.gguf))?/?"
@@ -34,7 +36,7 @@ def placed(model: Table, models_dir: Path) -> Mapping[str, Node]:
     names = [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
     folder, place = models_dir / repo, model.entries["source"].place
     paths = {"path": folder}
-    if names and _is_gguf_file(names[0]):
+    if names and _is_model_file(names[0]):
         paths["path"] = folder / names[0]
     projectors = [name for name in names if _is_gguf_file(name) and "mmproj" in name.lower()]
     if projectors:
@@ -42,14 +44,23 @@ def placed(model: Table, models_dir: Path) -> Mapping[str, Node]:
     return {key: Leaf(str(path), place) for key, path in paths.items()}
 
 
+def named(model: Table, config: type[ModelConfig]) -> Table:
+    """The model with the `source` that a short name among its keys stands for, unless it has one of its own."""
+    found = None if "source" in model.entries else config.source_of({k: plain(v) for k, v in model.entries.items()})
+    if found is None:
+        return model
+    entry = tree_of(found.model_dump(exclude_defaults=True), model.place)
+    return replace(model, entries={**model.entries, "source": entry})
+
+
 def folder(source: Source, config: ModelConfig, models_dir: Path) -> Path:
     """The folder for the repository's files, in which the model finds them by its `path`."""
     path = getattr(config, "path", None)
     if not isinstance(path, Path):
         return models_dir / source.repo
-    if path.suffix.lower() != ".gguf":
+    if not _is_model_file(path.name):
         return path
-    inner = Path(source.files[0]).parts if source.files and _is_gguf_file(source.files[0]) else ()
+    inner = Path(source.files[0]).parts if source.files and _is_model_file(source.files[0]) else ()
     fits = inner and path.parts[-len(inner) :] == inner
     return path.parents[len(inner) - 1] if fits else path.parent
 
@@ -83,6 +94,10 @@ def hub_name(model: Table) -> str:
         return ""
     files = f", files: [{found['file'] or 'FILE.gguf'}]" if found["file"] or found["quantisation"] else ""
     return f"; if that is a name on the model hub, write source: {{repo: {found['owner']}/{found['name']}{files}}}"
+
+
+def _is_model_file(name: str) -> bool:
+    return _is_gguf_file(name) or _GGML.fullmatch(name) is not None
 
 
 def _is_gguf_file(name: str) -> bool:

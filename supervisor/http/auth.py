@@ -122,7 +122,7 @@ class Auth:
             (b"access-control-allow-origin", origin),
             (
                 b"access-control-expose-headers",
-                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry, x-queue-wait-ms, x-cache-hit, x-cache-tokens-reused, x-gpu-time-ms, x-llmux-model, x-llmux-reason, "
+                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry, x-queue-wait-ms, x-cache-hit, x-cache-tokens-reused, x-gpu-time-ms, x-llmux-model, x-llmux-reason, x-audio-s, x-processing-ms, x-real-time-factor, x-language, x-language-probability, "
                 + b", ".join(RATE_HEADERS),
             ),
             (b"vary", b"origin"),

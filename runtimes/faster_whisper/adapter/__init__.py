@@ -9,14 +9,15 @@ from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes.adapters import speech_recognition
+from runtimes.adapters import speech_recognition, whisper_sizes
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
+from runtimes.adapters.whisper_sizes import Size
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.device_kind import HOST
 from runtimes.faster_whisper.adapter import model_file
 from runtimes.faster_whisper.adapter.model_file import ModelFile
-from runtimes.model_config import Modality
+from runtimes.model_config import Modality, Source
 
 CUDA_LIBRARIES: Final = ("cublas", "cudnn", "cuda_nvrtc")  # of the wheels; CTranslate2 finds them by library path only
 PROGRAM_MIB: Final = 135  # interpreter, CTranslate2, ONNX Runtime, PyAV, and the spectrum of a short file
@@ -44,6 +45,12 @@ class FasterWhisperConfig(WorkerConfig):
     type: Literal["asr"] = Field(default="asr", description="What the model is for: speech recognition.")
     modalities: list[Modality] = Field(default=["audio"], description="What the model takes as input.")
     path: ModelPath = Field(description="The model's folder: model.bin, config.json, tokenizer.json.")
+    model: Size | None = Field(
+        default=None,
+        description="Its size instead of its path: `llmux pull` gets the files, to below `server.models_dir`. `large` is "
+        "large-v3, `turbo` large-v3-turbo.",
+        examples=["small"],
+    )
     compute_type: ComputeType = Field(
         default="default",
         description="Type that weights are computed in; default: as they are stored, auto: the fastest there is.",
@@ -52,6 +59,12 @@ class FasterWhisperConfig(WorkerConfig):
     vad: bool = Field(default=False, description="Leave out what holds no speech, found by a small model beforehand.")
     default_language: DefaultLanguage = None
     max_audio_s: MaxAudio = MAX_AUDIO_S
+
+    @classmethod
+    def source_of(cls, values: Mapping[str, object]) -> Source | None:
+        """The repository of a size."""
+        size = values.get("model")
+        return whisper_sizes.converted(size) if isinstance(size, str) and size in whisper_sizes.SIZES else None
 
 
 class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
@@ -98,6 +111,10 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
             return _footprint(config, model_file.read(config.path))
         except ModelUnusableError:
             return None
+
+    def known_as(self, config: FasterWhisperConfig) -> tuple[str, ...]:
+        """By its size."""
+        return whisper_sizes.names(config.model)
 
     def inputs(self, config: FasterWhisperConfig) -> frozenset[Modality]:
         """Audio."""

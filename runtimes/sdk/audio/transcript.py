@@ -45,6 +45,34 @@ class Segment:
     seek: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What one transcription was: the sound's length, the time that decoding and the model took, what language it is in.
+
+    `probability` is that of a language that was detected; None where the client or the configuration named it.
+    """
+
+    audio_s: float
+    processing_s: float
+    language: str | None = None
+    probability: float | None = None
+
+    def fields(self) -> dict[str, object]:
+        """Their names and values. A real-time factor below 1 is faster than the sound."""
+        factor = self.processing_s / self.audio_s if self.audio_s else None
+        return {
+            "audio_s": round(self.audio_s, 3),
+            "processing_ms": round(self.processing_s * 1000),
+            "real_time_factor": None if factor is None else round(factor, 4),
+            "language": self.language,
+            "language_probability": None if self.probability is None else round(self.probability, 4),
+        }
+
+    def headers(self) -> dict[str, str]:
+        """The same for a response in any format, without what isn't known."""
+        return {f"x-{name.replace('_', '-')}": str(value) for name, value in self.fields().items() if value is not None}
+
+
 @dataclass(slots=True)
 class Transcript:
     """The transcript of a file of `duration_s` seconds. `language` is a code; None: unknown."""
@@ -53,6 +81,8 @@ class Transcript:
     duration_s: float
     language: str | None = None
     segments: list[Segment] = field(default_factory=list)
+    probability: float | None = None  # of a detected language
+    processing_s: float = 0.0
 
     @property
     def text(self) -> str:
@@ -64,8 +94,18 @@ class Transcript:
         """As OpenAI reports usage that is billed by duration."""
         return {"type": "duration", "seconds": math.ceil(self.duration_s)}
 
+    @property
+    def metrics(self) -> Metrics:
+        """Of this transcription."""
+        return Metrics(self.duration_s, self.processing_s, self.language, self.probability)
+
     def response(self, kind: Format, granularities: Sequence[str]) -> Response:
         """The response. `granularities` (segment, word) say what verbose JSON includes."""
+        response = self._response(kind, granularities)
+        response.headers.update(self.metrics.headers())
+        return response
+
+    def _response(self, kind: Format, granularities: Sequence[str]) -> Response:
         match kind:
             case "text":
                 return Response(f"{self.text}\n", media_type="text/plain")
@@ -76,7 +116,7 @@ class Transcript:
             case "verbose_json":
                 return JSONResponse(self._verbose(granularities))
             case "json":
-                return JSONResponse({"text": self.text, "usage": self.usage})
+                return JSONResponse({"text": self.text, "usage": self.usage, "metrics": self.metrics.fields()})
 
     def _verbose(self, granularities: Sequence[str]) -> dict[str, object]:
         answer: dict[str, object] = {
@@ -85,6 +125,7 @@ class Transcript:
             "duration": round(self.duration_s, 3),
             "text": self.text,
             "usage": self.usage,
+            "metrics": self.metrics.fields(),
         }
         if "word" in granularities:
             answer["words"] = [

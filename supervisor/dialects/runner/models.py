@@ -50,13 +50,13 @@ def model_of(daemon: Daemon, said: JsonValue, field: str) -> ModelId:
 
 
 def _other_names(model: CatalogModel) -> set[str]:
-    """What else a client may know a model by: its repository on the hub, its path, the name its worker has for it."""
+    """What else a client may know a model by: its repository on the hub, its path, its worker's name for it, its size."""
     config = model.config
     said = {config.source.repo} if config.source is not None else set()
     for key in ("path", "model", "upstream_model", "served_model_name", "alias"):
         if (value := getattr(config, key, None)) is not None:
             said.add(str(value))
-    return said
+    return said | set(model.adapter.known_as(config))
 
 
 def quantization_of(model: CatalogModel) -> str | None:

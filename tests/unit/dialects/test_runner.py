@@ -25,7 +25,8 @@ from tests.support.application import ask, get, serving
 
 def model(name="m", *, source=None, **keys):
     repo = None if source is None else SimpleNamespace(repo=source)
-    return SimpleNamespace(id=name, config=SimpleNamespace(source=repo, **keys))
+    adapter = SimpleNamespace(known_as=lambda config: (f"whisper-{keys['model']}",) if "model" in keys else ())
+    return SimpleNamespace(id=name, config=SimpleNamespace(source=repo, **keys), adapter=adapter)
 
 
 def daemon(*models):
@@ -64,11 +65,12 @@ class TestPaths:
 
 
 class TestModelId:
-    """A model's id or public name, else its source or path."""
+    """A model's id or public name, else its source, its path or its size."""
 
-    @pytest.mark.parametrize("said", ["m", "org/repo", "/models/m.gguf"])
+    @pytest.mark.parametrize("said", ["m", "org/repo", "/models/m.gguf", "small", "whisper-small"])
     def test_found(self, said):
-        assert model_of(daemon(model(source="org/repo", path=Path("/models/m.gguf"))), said, "modelId") == "m"
+        found = model(source="org/repo", path=Path("/models/m.gguf"), model="small")
+        assert model_of(daemon(found), said, "modelId") == "m"
 
     def test_of_several(self):
         twins = daemon(model("a", source="org/repo"), model("b", source="org/repo"))

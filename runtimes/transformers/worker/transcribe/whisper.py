@@ -43,6 +43,7 @@ class _Window:
     duration_s: float
     no_speech: float
     language: str | None
+    probability: float | None  # of that language among all that the model knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ class Whisper(Family):
             return SegmentStream(wanted.language, iter(()))
         first = self._encode(samples[seek : seek + WINDOW])
         language = (wanted.language or first.language) if self._multilingual else "en"
-        return SegmentStream(language, self._segments(samples, seek, first, wanted, language, cancel))
+        heard = self._multilingual and not wanted.language
+        segments = self._segments(samples, seek, first, wanted, language, cancel)
+        return SegmentStream(language, segments, first.probability if heard else None)
 
     def _segments(
         self,
@@ -134,8 +137,10 @@ class Whisper(Family):
             start = torch.tensor([[self._start]], device=self._model.device)
             outputs = BaseModelOutput(last_hidden_state=states)
             chances = self._model(encoder_outputs=outputs, decoder_input_ids=start).logits[0, -1].float().softmax(-1)
-            language = max(self._codes, key=lambda code: float(chances[self._codes[code]]), default=None)
-            return _Window(states, len(samples) / RATE, float(chances[self._no_speech]), language)
+            spoken = {code: float(chances[token]) for code, token in self._codes.items()}
+            language = max(spoken, key=spoken.__getitem__, default=None)
+            probability = spoken[language] / sum(spoken.values()) if language is not None else None
+            return _Window(states, len(samples) / RATE, float(chances[self._no_speech]), language, probability)
 
     def _decode(
         self,

@@ -35,6 +35,13 @@ class TestFetching:
         assert "model.safetensors" in done.stderr
         assert "0 MiB to get" in done.stdout
 
+    def test_a_whisper_by_its_size(self, pull, hub):
+        files = {"config.json": b"{}", "model.bin": content(70_000, 9), "tokenizer.json": b"{}", "vocabulary.txt": b"a"}
+        hub.repos["Systran/faster-whisper-tiny"] = Repo(files, large=frozenset({"model.bin"}))
+        pull.models = {"ears": {"runtime": "faster_whisper", "model": "tiny"}}
+        assert pull().returncode == ExitCode.DONE
+        assert pull.names("Systran/faster-whisper-tiny") == {*files}
+
     def test_a_second_time_nothing_comes(self, pull, hub):
         pull()
         sent = hub.sent.copy()

@@ -21,7 +21,8 @@ class TestFormats:
         assert answer.headers["content-type"] == "application/json"
         assert answer.json()["text"] == hearing.SAID
         assert answer.json()["usage"]["type"] == "duration"
-        assert answer.json() == ears.hear(response_format="json").json()
+        again = ears.hear(response_format="json").json()
+        assert (again["text"], again["usage"]) == (answer.json()["text"], answer.json()["usage"])
 
     def test_text(self, ears):
         answer = ears.hear(response_format="text")
@@ -73,6 +74,49 @@ class TestFormats:
     def test_translation(self, ears):
         answer = ears.hear(path=TRANSLATED, response_format="verbose_json", language="de").json()
         assert (answer["task"], answer["language"], answer["text"]) == ("translate", "german", hearing.SAID)
+
+
+class TestMetrics:
+    """What an answer says about its own making, and what adds up in /metrics."""
+
+    def test_of_a_detected_language(self, ears):
+        metrics = ears.hear().json()["metrics"]
+        assert metrics["audio_s"] == pytest.approx(ears.hear(response_format="verbose_json").json()["duration"])
+        assert metrics["processing_ms"] > 0
+        assert metrics["real_time_factor"] == pytest.approx(
+            metrics["processing_ms"] / 1000 / metrics["audio_s"], abs=0.001
+        )
+        assert metrics["language"] == "en"
+        assert 0 < metrics["language_probability"] <= 1
+
+    def test_a_given_language_was_not_detected(self, ears):
+        metrics = ears.hear(language="de").json()["metrics"]
+        assert (metrics["language"], metrics["language_probability"]) == ("de", None)
+
+    def test_every_format_has_them_in_its_headers(self, ears):
+        headers = ears.hear(response_format="srt").headers
+        assert float(headers["x-real-time-factor"]) > 0
+        assert (headers["x-language"], int(headers["x-processing-ms"]) > 0) == ("en", True)
+
+    def test_a_stream_has_them_in_its_last_event(self, ears):
+        lines = [line for line in ears.hear(stream="true").text.splitlines() if line]
+        assert json.loads(lines[-2].removeprefix("data: "))["metrics"]["language"] == "en"
+
+    def test_counters(self, ears):
+        def counted(name: str) -> float:
+            lines = ears.http.get("/metrics").text.splitlines()
+            return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+        names = ("llmux_worker_audio_seconds_total", "llmux_worker_audio_processing_seconds_total")
+        before, transcripts = (
+            [counted(name) for name in names],
+            counted('llmux_worker_transcripts_total{language="de"}'),
+        )
+        metrics = ears.hear(language="de").json()["metrics"]
+        sound, work = (counted(name) - old for name, old in zip(names, before, strict=True))
+        assert sound == pytest.approx(metrics["audio_s"])
+        assert work == pytest.approx(metrics["processing_ms"] / 1000, abs=0.002)
+        assert counted('llmux_worker_transcripts_total{language="de"}') == transcripts + 1
 
 
 class TestStream:

@@ -46,6 +46,7 @@ class TestTranscript:
 
     def test_json(self):
         answer = json.loads(body(self.transcript, "json"))
+        assert answer.pop("metrics")["audio_s"] == 3725.5
         assert answer == {"text": "Größe & <Gewicht> a --> b\n\nc", "usage": {"type": "duration", "seconds": 3726}}
 
     def test_verbose(self):
@@ -54,7 +55,9 @@ class TestTranscript:
         assert "segments" not in answer
 
     def test_nothing(self):
-        assert json.loads(body(Transcript("translate", 0.5), "verbose_json")) == {
+        answer = json.loads(body(Transcript("translate", 0.5), "verbose_json"))
+        assert answer.pop("metrics")["language"] is None
+        assert answer == {
             "task": "translate",
             "language": "unknown",
             "duration": 0.5,
@@ -62,6 +65,37 @@ class TestTranscript:
             "usage": {"type": "duration", "seconds": 1},
             "segments": [],
         }
+
+
+class TestMetrics:
+    """How long it took, beside how long the sound was."""
+
+    transcript = Transcript("transcribe", 8.0, "de", probability=0.98765, processing_s=2.001)
+
+    def test_in_json(self):
+        told = {
+            "audio_s": 8.0,
+            "processing_ms": 2001,
+            "real_time_factor": 0.2501,
+            "language": "de",
+            "language_probability": 0.9877,
+        }
+        for kind in ("json", "verbose_json"):
+            assert json.loads(body(self.transcript, kind))["metrics"] == told
+
+    @pytest.mark.parametrize("kind", ["json", "verbose_json", "text", "srt", "vtt"])
+    def test_in_headers(self, kind):
+        headers = self.transcript.response(kind, ()).headers
+        assert headers["x-audio-s"] == "8.0"
+        assert headers["x-processing-ms"] == "2001"
+        assert headers["x-real-time-factor"] == "0.2501"
+        assert (headers["x-language"], headers["x-language-probability"]) == ("de", "0.9877")
+
+    def test_what_is_not_known_is_null_and_in_no_header(self):
+        answer = Transcript("transcribe", 0.0).response("json", ())
+        metrics = json.loads(bytes(answer.body))["metrics"]
+        assert (metrics["real_time_factor"], metrics["language_probability"]) == (None, None)
+        assert not {"x-real-time-factor", "x-language", "x-language-probability"} & set(answer.headers)
 
 
 class TestLanguages:
