@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
+
+from runtimes.sdk.chat.formats.harmony import MARKERS
 
 Format = Literal["tagged", "harmony", "none"]
 """How a model writes reasoning and tool calls: see `formats`."""
+
+_TAGS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+def format_of(template: str) -> Format:
+    """The format that a chat template shows."""
+    if "<|channel|>" in template:
+        return "harmony"
+    return "tagged" if "<tool_call>" in template or "</think>" in template else "none"
+
+
+def markers_of(form: Format) -> frozenset[str]:
+    """The special tokens that the format's parser reads; all others belong to no text."""
+    return frozenset({"harmony": MARKERS, "tagged": _TAGS, "none": ()}[form])
 
 
 class Language(Protocol):

@@ -25,6 +25,18 @@ def read(language: Language, messages: object, take: TakePicture | None = None) 
     return [_turn(language, message, take) for message in messages]
 
 
+def single(turns: list[Message]) -> str:
+    """The text of the only turn, for a runtime that takes no more; the system may speak before it. Raises WorkerError."""
+    said = [turn for turn in turns if turn["role"] != "system"]
+    if len(said) != 1 or said[0]["role"] != "user":
+        message = (
+            f"messages: this runtime takes single turns only, one message of the user, and there are {len(said)} turns."
+            " Send the last one alone, or use another runtime."
+        )
+        raise WorkerError(message, code="multi_turn_unsupported", param="messages")
+    return str(said[0]["content"])
+
+
 def take_effort(turns: list[Message], extra: dict[str, object]) -> None:
     """gpt-oss clients write `Reasoning: high` before the system prompt; the chat template has an argument for it."""
     first = turns[0]

@@ -23,6 +23,7 @@ _SAMPLING: Final[Table] = {
     "seed": used("same seed, same text, within what arithmetic allows"),
     "stop": used("up to 16 strings; thoughts don't count"),
     "n": refused("this runtime gives one answer a request; send several requests", 1),
+    "beam_size": ignored("there are no beams here: each token is chosen once"),
     "user": ignored("for the caller's own books"),
     "metadata": ignored("for the caller's own books"),
     "store": ignored("nothing is stored"),

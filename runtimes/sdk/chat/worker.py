@@ -27,7 +27,7 @@ from runtimes.sdk.chat.response_builder import Parser, Plain, ResponseBuilder, p
 from runtimes.sdk.chat.schema import Schema
 from runtimes.sdk.chat.tokens import Ending, Token
 from runtimes.sdk.chat.tools import Tools
-from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.parameters import Table
 from runtimes.sdk.server import Endpoint, Worker, events, started
 from runtimes.sdk.worker_pool import Cancel
@@ -38,12 +38,16 @@ Begun = tuple[Answer, Iterator[list[Piece]]]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a prompt is rendered from. `arguments` go to the chat template; `schema` is the answer's, None: any text."""
+    """What a prompt is rendered from. `arguments` go to the chat template; `schema` is the answer's, None: any text.
+
+    `body` is the whole request.
+    """
 
     messages: object
     tools: Tools
     arguments: Mapping[str, object]
-    schema: Schema | None = None
+    schema: Schema | None
+    body: Body
 
     def unenforced(self) -> Conversation:
         """The same prompt, where nothing will be generated."""
@@ -82,6 +86,7 @@ class TextWorker(Worker, Generic[P]):
 
     chat_parameters: ClassVar[Table]
     completion_parameters: ClassVar[Table]
+    enforces: ClassVar[bool] = False  # can an answer be made to follow a schema, or to call a tool?
     language: Language
     context: int
 
@@ -96,6 +101,10 @@ class TextWorker(Worker, Generic[P]):
     @abc.abstractmethod
     def generate(self, run: Run[P]) -> Iterable[Token | Ending]:
         """Start to generate. The tokens as they come, then how it ended: nothing more once the run is unwanted. Raises WorkerError."""
+
+    def room(self, asked: int | None, prompt: P, param: str) -> int:
+        """Tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
+        return requests.room(asked, len(prompt.tokens), self.context, param)
 
     def routes(self) -> Mapping[str, Endpoint]:
         """The endpoints that the adapter lists."""
@@ -146,8 +155,12 @@ class TextWorker(Worker, Generic[P]):
 
     def _conversation(self, body: Body) -> Conversation:
         choice, answer_schema = tools.wanted(body, self.language), schema.wanted(body)
+        if choice.must and not self.enforces:
+            raise unsupported("tool_choice", "the model decides here whether it calls a tool: auto, or none")
+        if answer_schema is not None and not self.enforces:
+            raise unsupported("response_format", "this runtime can't hold an answer to a schema; ask for JSON in words")
         arguments = requests.template_arguments(body, self.language)
-        return Conversation(body.values.get("messages"), choice, arguments, answer_schema)
+        return Conversation(body.values.get("messages"), choice, arguments, answer_schema, body)
 
     async def _answered(self, generation: Generation, begin: Callable[[Cancel], Begun]) -> Response:
         def chunks(cancel: Cancel) -> Iterator[Any]:
@@ -181,7 +194,7 @@ class TextWorker(Worker, Generic[P]):
         shows_special: bool = False,
     ) -> Begun:
         size = len(prompt.tokens)
-        limit = requests.room(generation.max_tokens, size, self.context, "messages" if kind == "chat" else "prompt")
+        limit = self.room(generation.max_tokens, prompt, "messages" if kind == "chat" else "prompt")
         run = Run(prompt, generation, limit, cancel, enough=Cancel())
         results = self.generate(run)
         builder = ResponseBuilder(self.language, parser, generation.stops, parallel, shows_special)

@@ -25,6 +25,7 @@ class ChatWorker(TextWorker[Prompt]):
 
     chat_parameters = CHAT
     completion_parameters = COMPLETIONS
+    enforces = True
     language: Loaded
     decoder: Decoder
     guides: Guides

@@ -18,14 +18,12 @@ import transformers
 from transformers.integrations.hub_kernels import get_kernel
 from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
 
-from runtimes.sdk.chat.formats.harmony import MARKERS
-from runtimes.sdk.chat.language import Format
+from runtimes.sdk.chat.language import Format, format_of, markers_of
 from runtimes.transformers.shared.quantised import KERNELS
 
 PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
 INSTALL = "llmux runtimes install transformers --device cuda"
 DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-OWN_MARKERS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +119,9 @@ def load(options: Options) -> Loaded:
         tokenizer.chat_template = options.chat_template
     template = _template(tokenizer)
     wanted: Format = {"qwen": "tagged", "harmony": "harmony", "none": "none"}.get(  # type: ignore[assignment]
-        options.tool_format, _format(template)
+        options.tool_format, format_of(template)
     )
-    markers = _markers(wanted)
+    markers = markers_of(wanted)
     added = tokenizer.added_tokens_decoder
     return Loaded(
         model=model,
@@ -208,18 +206,6 @@ def _check_kernels(method: str, model: str) -> None:
 def _template(tokenizer: Any) -> str:
     template = tokenizer.chat_template
     return template if isinstance(template, str) else json.dumps(template or "")
-
-
-def _format(template: str) -> Format:
-    if "<|channel|>" in template:
-        return "harmony"
-    return "tagged" if "<tool_call>" in template or "</think>" in template else "none"
-
-
-def _markers(wanted: Format) -> set[str]:
-    if wanted == "harmony":
-        return set(MARKERS)
-    return OWN_MARKERS if wanted == "tagged" else set()
 
 
 def _ends(model: Any, tokenizer: Any) -> frozenset[int]:

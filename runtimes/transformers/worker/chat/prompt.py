@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jinja2.exceptions import TemplateError  # type: ignore[import-not-found]  # comes with transformers
+from jinja2.exceptions import TemplateError
 
 from runtimes.sdk.chat.formats.tagged import THINK
 from runtimes.sdk.chat.messages import read, take_effort
