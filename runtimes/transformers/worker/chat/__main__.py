@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterable
 
 from runtimes.sdk.body import Body
+from runtimes.sdk.chat.grammar import grammar
 from runtimes.sdk.chat.parameters import CHAT, COMPLETIONS
 from runtimes.sdk.chat.request import Sampling
 from runtimes.sdk.chat.tokens import Ending, Token
 from runtimes.sdk.chat.worker import Conversation, Run, TextWorker
 from runtimes.sdk.server import Settings, serve
 from runtimes.sdk.worker_pool import Cancel
-from runtimes.transformers.worker.chat import grammar
 from runtimes.transformers.worker.chat import prompt as prompts
 from runtimes.transformers.worker.chat.decoder import Decoder, Job
 from runtimes.transformers.worker.chat.guide import Guides
@@ -49,8 +49,15 @@ class ChatWorker(TextWorker[Prompt]):
         """With the guide of an answer that isn't free."""
         tools = conversation.tools
         prompt = prompts.chat(self.language, conversation.messages, tools.offered, conversation.arguments)
-        guide = grammar.guide(self.guides, self.language, prompt, tools, conversation.schema)
-        return dataclasses.replace(prompt, guide=guide)
+        found = grammar(
+            self.language,
+            prompt.tokens,
+            tools,
+            conversation.schema,
+            thinking=prompt.thinking,
+            mark=self.guides.mark,
+        )
+        return prompt if found is None else dataclasses.replace(prompt, guide=self.guides.guide(found))
 
     def continued(self, tokens: list[int], body: Body) -> Prompt:
         """Nothing beside them."""

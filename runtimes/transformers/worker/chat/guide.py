@@ -13,8 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,21 +22,13 @@ import numpy as np
 import torch
 import transformers
 
+from runtimes.sdk.chat.grammar import Grammar
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.transformers.worker.chat.model import Loaded
 
 PROGRAM: Final = Path(__file__).with_name("grammar_server.py")
 OK: Final = b"+"
 TOO_EXPENSIVE: Final = "following it takes more time or memory than there is for one request"
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddedSchema:
-    """A schema within a grammar, as JSON; the request parameter it came in, and what it describes."""
-
-    schema: str
-    param: str
-    what: str
 
 
 class Guide:
@@ -79,13 +69,14 @@ class Guides:
         self._loaded, self._lock = loaded, threading.Lock()
         self._server: _GrammarServer | None = None
 
-    def guide(self, grammar: str, schemas: Sequence[EmbeddedSchema] = ()) -> Guide:
-        """For one answer. `grammar` is Lark, as llguidance has it; `schemas` are the schemas in it. Raises WorkerError."""
+    def guide(self, grammar: Grammar) -> Guide:
+        """For one answer. Raises WorkerError."""
+        schemas = grammar.schemas
         ours, theirs = Pipe()
         try:
             with theirs, self._lock:
                 self._started().take(theirs)
-            ours.send_bytes(json.dumps({"schemas": [one.schema for one in schemas], "grammar": grammar}).encode())
+            ours.send_bytes(json.dumps({"schemas": [one.schema for one in schemas], "grammar": grammar.text}).encode())
             reply = ours.recv_bytes()
         except (EOFError, OSError):
             ours.close()

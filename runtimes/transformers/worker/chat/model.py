@@ -6,9 +6,8 @@ The model's class is imported by name, so that none of the other four hundred fa
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +17,11 @@ import transformers
 from transformers.integrations.hub_kernels import get_kernel
 from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
 
-from runtimes.sdk.chat.language import Format, format_of, markers_of
+from runtimes.sdk.chat.tokenizer import DEFAULTS, TokenizerLanguage, facts
 from runtimes.transformers.shared.quantised import KERNELS
 
 PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
 INSTALL = "llmux runtimes install transformers --device cuda"
-DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +44,16 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A loaded model. `xml_calls`: it writes calls as tags rather than JSON. `image_processor`: None without vision."""
+class Loaded(TokenizerLanguage):
+    """A loaded model. `image_processor`: None without vision."""
 
     model: Any
-    tokenizer: Any
     image_processor: Any | None
-    format: Format
-    xml_calls: bool
-    knows_tools: bool
-    ends: frozenset[int]
-    hidden: frozenset[int]  # special tokens that belong to no text
 
     @property
     def takes_images(self) -> bool:
         """Whether it has a vision encoder."""
         return self.image_processor is not None
-
-    @property
-    def template(self) -> str:
-        """Its chat template; empty if it has none."""
-        return _template(self.tokenizer) if self.tokenizer.chat_template is not None else ""
 
     @property
     def vocabulary(self) -> int:
@@ -80,26 +67,6 @@ class Loaded:
         own = self.model.generation_config
         found = {name: getattr(own, name, None) for name in DEFAULTS} if own.do_sample else {}
         return {name: value for name, value in found.items() if value is not None}
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, special tokens included."""
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
-    def encode(self, text: str) -> list[int]:
-        """A text's tokens, without added special tokens."""
-        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return tokens
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """A text's tokens, with the special tokens that the tokenizer adds."""
-        tokens: list[int] = self.tokenizer.encode(text)
-        return tokens
-
-    def one(self, text: str) -> int | None:
-        """The single token of this text; None if it has several."""
-        tokens = self.encode(text)
-        return tokens[0] if len(tokens) == 1 else None
 
 
 def load(options: Options) -> Loaded:
@@ -117,21 +84,11 @@ def load(options: Options) -> Loaded:
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.path)
     if options.chat_template is not None:
         tokenizer.chat_template = options.chat_template
-    template = _template(tokenizer)
-    wanted: Format = {"qwen": "tagged", "harmony": "harmony", "none": "none"}.get(  # type: ignore[assignment]
-        options.tool_format, format_of(template)
-    )
-    markers = markers_of(wanted)
-    added = tokenizer.added_tokens_decoder
+    ids = model.generation_config.eos_token_id
     return Loaded(
         model=model,
-        tokenizer=tokenizer,
         image_processor=_image_processor(options, config),
-        format=wanted,
-        xml_calls="<function=" in template,
-        knows_tools=wanted != "none" and "tools" in template,
-        ends=_ends(model, tokenizer),
-        hidden=frozenset(i for i, token in added.items() if token.special and token.content not in markers),
+        **facts(tokenizer, ids if isinstance(ids, list) else [ids], tool_format=options.tool_format),
     )
 
 
@@ -201,20 +158,6 @@ def _check_kernels(method: str, model: str) -> None:
                 "quantization: fp8 needs a GPU of compute capability 8.9 or more; use another, or set quantization: none."
             )
         os.environ["TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR"] = "1"  # otherwise every layer asks for one more kernel
-
-
-def _template(tokenizer: Any) -> str:
-    template = tokenizer.chat_template
-    return template if isinstance(template, str) else json.dumps(template or "")
-
-
-def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end an answer: the model's, the tokenizer's, and those that end harmony's turns."""
-    ids = model.generation_config.eos_token_id
-    found = set(ids if isinstance(ids, list) else [ids]) | {tokenizer.eos_token_id}
-    vocabulary = tokenizer.get_added_vocab()
-    found |= {vocabulary.get(name) for name in ("<|return|>", "<|call|>")}
-    return frozenset(token for token in found if token is not None)
 
 
 def _image_processor(options: Options, config: Any) -> Any:

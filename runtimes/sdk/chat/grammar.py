@@ -16,10 +16,8 @@ from runtimes.sdk.chat import schema as json_schema
 from runtimes.sdk.chat.formats.harmony import ENDS
 from runtimes.sdk.chat.formats.tagged import CALL, CALLED, THINK, THOUGHT
 from runtimes.sdk.chat.schema import Schema
+from runtimes.sdk.chat.tokenizer import TokenizerLanguage
 from runtimes.sdk.chat.tools import Tools
-from runtimes.transformers.worker.chat.guide import EmbeddedSchema, Guide, Guides
-from runtimes.transformers.worker.chat.model import Loaded
-from runtimes.transformers.worker.chat.prompt import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +35,38 @@ class _Form:
     rules: tuple[str, ...] = ()
 
 
-def guide(guides: Guides, loaded: Loaded, prompt: Prompt, tools: Tools, said: Schema | None) -> Guide | None:
-    """The guide of an answer that must call a tool or follow a schema; None for a free one.
+@dataclass(frozen=True, slots=True)
+class EmbeddedSchema:
+    """A schema within a grammar, as JSON; the request parameter it came in, and what it describes."""
 
-    A required call wins over a schema. If calls are optional, the answer is a call or follows the schema. Raises WorkerError
-    for unsupported schemas.
+    schema: str
+    param: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The text, and the schemas in it."""
+
+    text: str
+    schemas: tuple[EmbeddedSchema, ...]
+
+
+Mark = Callable[[str], int | None]
+"""The special token for a text; None where it is written as ordinary text."""
+
+
+def grammar(
+    language: TokenizerLanguage, tokens: list[int], tools: Tools, said: Schema | None, *, thinking: bool, mark: Mark
+) -> Grammar | None:
+    """The grammar of an answer that must call a tool or follow a schema; None for a free one.
+
+    `tokens` are the prompt's; `thinking`: it ends within reasoning. A required call wins over a schema. If calls are
+    optional, the answer is a call or follows the schema. Raises WorkerError for unsupported schemas.
     """
     if not tools.must and said is None:
         return None
-    form = _harmony(guides) if loaded.format == "harmony" else _tagged(guides, loaded, prompt)
+    form = _harmony(mark) if language.format == "harmony" else _tagged(mark, language, tokens, thinking=thinking)
     schemas: list[EmbeddedSchema] = []
     bodies, rules = [], [*form.rules]
     if said is not None and not tools.must:
@@ -57,7 +78,7 @@ def guide(guides: Guides, loaded: Loaded, prompt: Prompt, tools: Tools, said: Sc
         bodies.append("calls")
         further = f" ({form.between} call)*" if tools.parallel and form.between is not None else ""
         rules += [f"calls: call{further}", f"call: {' | '.join(calls)}"]
-    return guides.guide("\n".join([f"start: {form.start}", f"body: {' | '.join(bodies)}", *rules]), schemas)
+    return Grammar("\n".join([f"start: {form.start}", f"body: {' | '.join(bodies)}", *rules]), tuple(schemas))
 
 
 def _arguments(tools: Tools, name: str, schemas: list[EmbeddedSchema]) -> str:
@@ -69,9 +90,9 @@ def _arguments(tools: Tools, name: str, schemas: list[EmbeddedSchema]) -> str:
     return f"%json {schemas[-1].schema}"
 
 
-def _harmony(guides: Guides) -> _Form:
-    channel, message, constrained = (_mark(guides, f"<|{name}|>") for name in ("channel", "message", "constrain"))
-    start = _mark(guides, "<|start|>")
+def _harmony(mark: Mark) -> _Form:
+    channel, message, constrained = (_mark(mark, f"<|{name}|>") for name in ("channel", "message", "constrain"))
+    start = _mark(mark, "<|start|>")
     return _Form(
         start=f'({channel} "analysis" {message} thought {start} "assistant")? body',
         answer=f'{channel} "final" (" " {constrained} "json")? {message} said',
@@ -79,13 +100,13 @@ def _harmony(guides: Guides) -> _Form:
             f'{channel} "commentary to=functions.{name} " {constrained} "json" {message} {arguments()}'
         ),
         between=None,
-        rules=(_until(guides, "thought", *ENDS),),
+        rules=(_until(mark, "thought", *ENDS),),
     )
 
 
-def _tagged(guides: Guides, loaded: Loaded, prompt: Prompt) -> _Form:
+def _tagged(mark: Mark, language: TokenizerLanguage, tokens: list[int], *, thinking: bool) -> _Form:
     """Also for models without a format, which have neither reasoning nor calls."""
-    call, called = _mark(guides, CALL), _mark(guides, CALLED)
+    call, called = _mark(mark, CALL), _mark(mark, CALLED)
 
     def as_json(name: str, arguments: Callable[[], str]) -> str:
         begin, end = json.dumps(f'\n{{"name": "{name}", "arguments":'), json.dumps("}\n")
@@ -95,25 +116,25 @@ def _tagged(guides: Guides, loaded: Loaded, prompt: Prompt) -> _Form:
         begin = json.dumps(f"\n<function={name}>")
         return f"{call} {begin} tags"
 
-    rules = ("GAP: /\\n{0,2}/", _until(guides, "thought", THOUGHT), _until(guides, "tags", CALLED))
-    form = partial(_Form, answer="said", call=as_tags if loaded.xml_calls else as_json, between=r'"\n"', rules=rules)
-    if prompt.thinking:
+    rules = ("GAP: /\\n{0,2}/", _until(mark, "thought", THOUGHT), _until(mark, "tags", CALLED))
+    form = partial(_Form, answer="said", call=as_tags if language.xml_calls else as_json, between=r'"\n"', rules=rules)
+    if thinking:
         return form("thought GAP body")
-    begun = loaded.one(THINK)
-    knows = loaded.format == "tagged" and (THINK in str(loaded.tokenizer.chat_template) or begun in prompt.tokens)
-    closed = loaded.decode(prompt.tokens[-8:]).rstrip().endswith(THOUGHT)  # thinking is off
-    return form(f"({_mark(guides, THINK)} thought GAP)? body" if knows and not closed else "body")
+    begun = language.one(THINK)
+    knows = language.format == "tagged" and (THINK in str(language.tokenizer.chat_template) or begun in tokens)
+    closed = language.decode(tokens[-8:]).rstrip().endswith(THOUGHT)  # thinking is off
+    return form(f"({_mark(mark, THINK)} thought GAP)? body" if knows and not closed else "body")
 
 
-def _mark(guides: Guides, text: str) -> str:
-    token = guides.mark(text)
+def _mark(mark: Mark, text: str) -> str:
+    token = mark(text)
     return json.dumps(text) if token is None else f"<[{token}]>"
 
 
-def _until(guides: Guides, name: str, mark: str, *others: str) -> str:
+def _until(mark: Mark, name: str, end: str, *others: str) -> str:
     """Rules for a text without any of these markers, spelt out or not, followed by the first."""
-    spelt = [re.escape(text).replace("/", r"\/") for text in (mark, *others)]
-    if guides.mark(mark) is None:
+    spelt = [re.escape(text).replace("/", r"\/") for text in (end, *others)]
+    if mark(end) is None:
         return f"{name}[lazy]: /(?s:.*){spelt[0]}/"
     terminal = name.upper()
-    return f"{name}: {terminal} {_mark(guides, mark)}\n{terminal}: /(?s:.*)/ & ~/(?s:.*)({'|'.join(spelt)})(?s:.*)/"
+    return f"{name}: {terminal} {_mark(mark, end)}\n{terminal}: /(?s:.*)/ & ~/(?s:.*)({'|'.join(spelt)})(?s:.*)/"
