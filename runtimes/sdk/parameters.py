@@ -1,17 +1,21 @@
 """Tables of request parameters: what a runtime does with each parameter of an API.
 
 A parameter is *used*, *ignored* (it has no effect, and doesn't make the answer wrong), or *refused*: an error, except with
-values that ask for the default behaviour. Names that aren't in the table are ignored, because clients send new ones all the
-time; the worker's log tells of each once. docs/runtimes.md shows the tables.
+values that ask for the default behaviour. Names that aren't in the table are ignored, too, because clients send new ones all
+the time, and a request must not fail for them. Nothing is ignored in silence: the response's header `x-llmux-ignored` names
+each parameter without effect that isn't null, and the worker's log tells once of each unknown one. docs/runtimes.md shows the
+tables.
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final, Literal, Union
 
 from runtimes.sdk.errors import unsupported
@@ -41,18 +45,40 @@ def refused(note: str, *harmless: Value) -> Parameter:
 Table = Mapping[str, Parameter]
 
 
+HEADER: Final = b"x-llmux-ignored"
+
+_MOST_NAMED: Final = 100  # in a header; the supervisor shows fewer
 _MOST_TOLD: Final = 100
 _told: Final = set[str]()
+_without_effect: Final = ContextVar[dict[str, None]]("_without_effect")
+
+
+def begin() -> Mapping[str, None]:
+    """What will hold the names of this request's parameters without effect, in order, once they were checked."""
+    names: dict[str, None] = {}
+    _without_effect.set(names)
+    return names
+
+
+def header(names: Iterable[str]) -> bytes:
+    """The value of `HEADER`. Clients choose the names: only their plain characters are repeated."""
+    return ", ".join(
+        "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
+        for name in islice(names, _MOST_NAMED)
+    ).encode()
 
 
 def check(table: Table, given: Mapping[str, object]) -> None:
-    """Raises WorkerError for the first parameter that this table refuses."""
+    """Raises WorkerError for the first parameter that this table refuses. Notes those without effect (see `begin`)."""
+    ignored = _without_effect.get({})
     for name, value in given.items():
         parameter = table.get(name)
         if parameter is None:
             _tell_unknown(name[:50], table)
         elif parameter.fate == "refused" and not any(_same(value, allowed) for allowed in parameter.harmless):
             raise unsupported(name, parameter.note)
+        if value is not None and (parameter is None or parameter.fate == "ignored"):
+            ignored[name] = None
 
 
 def _tell_unknown(name: str, table: Table) -> None:

@@ -32,6 +32,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runtimes.sdk import parameters
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.worker_pool import WorkerPool
 
@@ -189,7 +190,7 @@ def application(worker: Worker, key: str) -> ASGIApp:
 
 
 class _Middleware:
-    """Authentication, readiness, and metrics of each request."""
+    """Authentication, readiness, metrics of each request, and what of it had no effect."""
 
     def __init__(self, app: ASGIApp, worker: Worker, key: str) -> None:
         self._app, self._worker = app, worker
@@ -209,11 +210,15 @@ class _Middleware:
             await refusal.response()(scope, receive, send)
             return
         began, status, ended = time.monotonic(), 0, False
+        ignored = parameters.begin()
 
         async def counted(message: Message) -> None:
             nonlocal status, ended
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if ignored:
+                    named = (parameters.HEADER, parameters.header(ignored))
+                    message = {**message, "headers": [*message["headers"], named]}
             ended = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 

@@ -44,7 +44,6 @@ from supervisor.daemon.waits import Wait
 from supervisor.errors import BudgetError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.response_store import ResponseStore
-from supervisor.io.upstream import Headers
 from supervisor.proxy import budget, load_feedback
 from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.cache_report import NOTHING_REUSED
@@ -54,7 +53,6 @@ from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
-from supervisor.proxy.translation import ignored_header
 from supervisor.proxy.turn import Memory, Turn
 from supervisor.proxy.upstream_error import is_overflow
 
@@ -304,9 +302,10 @@ class Pipeline:
                 extra_headers=[
                     (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
                     *(() if target.ladder is None else target.ladder.headers),
-                    *(_told(context, target) if target.ignored or context.cache is not None else ()),
+                    *(() if context.cache is None or target.reuses else NOTHING_REUSED),
                     *context.extra,
                 ],
+                ignored=target.ignored,
                 arrived_at=context.arrived_at,
                 tells_cache=context.cache is not None,
                 sse_started=keepalive.started,
@@ -372,12 +371,6 @@ class Pipeline:
         if left_s <= 0:
             raise BudgetError(f"The budget of {context.budget_s:g} s was over before {context.name} could answer.")
         return replace(demand, budget_s=left_s, answers=self._answers.of(target.model, context.path))
-
-
-def _told(context: RequestContext, target: Target) -> Headers:
-    """Which fields and headers have no effect; that nothing kept was used, where the request asks and its worker can't."""
-    ignored = [(b"x-llmux-ignored", ignored_header(target.ignored).encode())] if target.ignored else []
-    return ignored if context.cache is None or target.reuses else [*ignored, *NOTHING_REUSED]
 
 
 def _uncompressed(scope: Scope) -> Scope:

@@ -55,7 +55,8 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"x-priority",
     b"x-tenant-id",
 }
-_NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
+_IGNORED: Final = b"x-llmux-ignored"
+_NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms", _IGNORED))
 _STREAM_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
 _CORS: Final = b"access-control-"
 
@@ -101,7 +102,7 @@ class Outcome:
     error_message: str | None = None  # of that, or of the worker's error response
     started: bool = False  # the client has the response's head
     stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
-    ignored: Sequence[str] = ()  # fields of the request that have no effect, as the program says that answers
+    ignored: Sequence[str] = ()  # fields of the request that have no effect, as who answers says
     canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
@@ -144,6 +145,7 @@ async def forward(
     completion: StreamTranslation | None = None,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
+    ignored: Sequence[str] = (),
     arrived_at: float | None = None,
     tells_cache: bool = False,
     sse_started: bool = False,
@@ -155,7 +157,7 @@ async def forward(
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`, and `tells_cache` what the answer says of its
-    cache (see `cache_report`). With `sse_started` the response's head was
+    cache (see `cache_report`). `x-llmux-ignored` names the fields in `ignored`, and those that the worker's header names. With `sse_started` the response's head was
     sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to
     what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks.
 
@@ -181,11 +183,14 @@ async def forward(
         content_type = _header(response.headers, b"content-type")
         has_events = content_type.startswith(EVENTS)
         own = [(b"x-request-id", request_id), *extra_headers]
-        if (
-            type(response) is ProgramResponse and response.ignored
-        ):  # isinstance would take a microsecond: it is a Protocol's
-            outcome.ignored = called(response.ignored, {} if translation is None else translation.names)
-            own.append((b"x-llmux-ignored", ignored_header(outcome.ignored).encode()))
+        theirs = (
+            response.ignored
+            if type(response) is ProgramResponse  # isinstance would take a microsecond: it is a Protocol's
+            else [name.strip().decode("latin-1") for name in _header(response.headers, _IGNORED).split(b",") if name]
+        )
+        if ignored or theirs:
+            outcome.ignored = called(theirs, {} if translation is None else translation.names)
+            own.append((_IGNORED, ignored_header((*ignored, *outcome.ignored)).encode()))
         if tells_cache and response.status < 400:
             response, told = await cache_report.held(response)
             said = {name for name, _ in (*own, *response.headers)}

@@ -96,8 +96,11 @@ class Worker:
             self.url + path, json=body, headers=headers or self.headers(), timeout=LIMIT_S, trust_env=False
         )
 
-    def ask(self, question: Question, *, stream: bool = False) -> httpx.Response:
-        keys = question.keys(stream)
+    def ask(self, question: Question, *, stream: bool = False, **more: str) -> httpx.Response:
+        """`more` are fields beside the question's."""
+        keys = {
+            name: {**part, **more} if name in {"json", "data"} else part for name, part in question.keys(stream).items()
+        }
         return httpx.post(self.url + question.path, headers=self.headers(), timeout=LIMIT_S, trust_env=False, **keys)
 
     def get(self, path: str) -> httpx.Response:

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from runtimes.adapters.worker_adapter import BOOTSTRAP
 from runtimes.base import Endpoint
 from runtimes.endpoints import SMALLEST
 from tests.contract.conftest import CHATTING
@@ -91,6 +92,15 @@ class TestWorker:
         assert events[-1] == "[DONE]"
         text = "".join(subject.question.delta_of(json.loads(event)) for event in events[:-1])
         assert text.startswith(subject.question.answer)
+
+    def test_a_field_that_nobody_knows_breaks_nothing(self, subject, worker):
+        """Clients send new fields all the time. Our own workers say that they had no effect."""
+        answer = worker.ask(subject.question, brand_new="1", other_new="2")
+        assert answer.status_code == 200, answer.text
+        assert subject.question.text_of(answer.json()).startswith(subject.question.answer)
+        if str(BOOTSTRAP) in worker.spec.argv:
+            assert answer.headers["x-llmux-ignored"] == "brand_new, other_new"
+            assert "x-llmux-ignored" not in worker.ask(subject.question).headers
 
     def test_a_probe_through_inference_is_answered(self, subject, worker):
         asked = subject.adapter.smallest_request(subject.config())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from runtimes.sdk.parameters import Table, ignored, refused, used
+from runtimes.sdk.parameters import Table, refused, used
 
 PARAMETERS: Final[Table] = MappingProxyType(
     {
         "file": used("the audio, or a video; a part with a filename"),
-        "model": ignored("the worker has one model"),
+        "model": used("chooses the model; the supervisor has done so"),
         "language": used("a code (en, en-US) or an English name; without it `default_language`, else what is heard"),
         "prompt": used("words that are likely, or what was said before"),
         "temperature": used("0 to 1; at 0 Whisper raises it by itself where it gets stuck"),

@@ -7,7 +7,7 @@ from typing import Final
 from runtimes.sdk.parameters import Table, ignored, refused, used
 
 _SAMPLING: Final[Table] = {
-    "model": ignored("the worker has one model"),
+    "model": used("chooses the model; the supervisor has done so"),
     "stream": used(),
     "stream_options": used("`include_usage`"),
     "max_tokens": used("default, and at most: what the prompt leaves of the context"),

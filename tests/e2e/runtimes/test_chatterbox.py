@@ -113,6 +113,10 @@ class TestSpeech:
         assert len(answer.content) == 2 * int(0.05 * len("Hello.") * 24000)
         assert max(struct.unpack(f"<{len(answer.content) // 2}h", answer.content)) > 10000
 
+    def test_a_field_that_nobody_knows_has_no_effect_and_is_named(self, daemon):
+        told = speak(daemon, brand_new=1, unset=None)
+        assert (told.status_code, told.headers["x-llmux-ignored"]) == (200, "brand_new")
+
     def test_mp3_is_the_default(self, daemon):
         assert speak(daemon).headers["content-type"] == "audio/mpeg"
 

@@ -115,6 +115,11 @@ class TestEmbeddings:
     def embed(self, daemon, **body):
         return daemon.post("/v1/embeddings", json={"model": "minilm", **body})
 
+    def test_a_field_that_nobody_knows_has_no_effect_and_is_named(self, daemon):
+        told = self.embed(daemon, input="hello", brand_new=1, unset=None)
+        assert (told.status_code, told.headers["x-llmux-ignored"]) == (200, "brand_new")
+        assert told.json() == self.embed(daemon, input="hello").json()
+
     def test_similar_texts_are_near(self, sdk):
         texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Interest rates rose by a quarter point."]
         answer = sdk.embeddings.create(model="minilm", input=texts)  # the SDK asks for base64
@@ -238,6 +243,10 @@ class TestRerank:
             (alone,) = self.rerank(daemon, documents=[document]).json()["results"]
             assert alone["relevance_score"] == pytest.approx(result["relevance_score"], abs=1e-5)
         assert answer["usage"]["total_tokens"] > 0
+
+    def test_a_field_that_nobody_knows_has_no_effect_and_is_named(self, daemon):
+        told = self.rerank(daemon, documents=["a dog"], brand_new=1, unset=None)
+        assert (told.status_code, told.headers["x-llmux-ignored"]) == (200, "brand_new")
 
     def test_the_best(self, daemon):
         documents = ["cats are animals", "rates rose", "a dog"]

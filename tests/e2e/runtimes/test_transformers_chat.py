@@ -170,6 +170,13 @@ class TestChat:
         told = daemon.post("/v1/messages", json=body)
         assert (told.status_code, told.headers.get("x-llmux-ignored")) == (200, ignored)
 
+    def test_what_has_no_effect_is_named_whoever_notices(self, daemon):
+        told = daemon.chat("qwen3", max_tokens=1, x_more=1, brand_new=1, user="me", unset=None)
+        assert (told.status_code, told.headers["x-llmux-ignored"]) == (200, "x_more, brand_new, user")
+        wait_until(lambda: daemon.events("request.finished")[-1].get("ignored") == ["x_more", "brand_new", "user"])
+        body = {"model": "qwen3", "max_tokens": 1, "messages": HELLO, "metadata": {"user_id": "me"}}
+        assert daemon.post("/v1/messages", json=body).headers["x-llmux-ignored"] == "metadata.user_id"
+
     @pytest.mark.parametrize("kind", ["gpt_oss", "qwen3"])
     def test_levels_of_ollama(self, daemon, kind):
         body = {"model": kind, "messages": HELLO, "think": "high", "stream": False}

@@ -103,6 +103,13 @@ class TestHeaders:
         assert fields.get(b"server", []) in ([], [b"uvicorn"])
         assert not {b"access-control-allow-origin", b"x-hop"} & set(fields)
 
+    async def test_what_the_worker_says_had_no_effect_is_told_once_in_plain_characters(self):
+        wire = ok(b"{}", b"X-Llmux-Ignored: brand_new,user,  brand_new, \xff<b>")
+        async with proxied(answering(wire)) as (front, _):
+            _, fields, _ = split(await talk(front.port, post()))
+        assert fields[b"x-llmux-ignored"] == [b"brand_new, user, ??b?"]
+        assert front.outcomes[0].ignored == ("brand_new", "user", "brand_new", "\xff<b>")
+
     async def test_event_stream(self):
         async with proxied(answering(SSE_HEAD + chunk(EVENT) + chunk(USAGE) + b"0\r\n\r\n")) as (front, _):
             _, fields, body = split(await talk(front.port, post()))

@@ -49,3 +49,30 @@ class TestKnown:
     @pytest.mark.parametrize("given", [{"n": 1}, {"n": None}, {"user": "me"}, {}])
     def test_is_accepted(self, given):
         check(TABLE, given)
+
+
+class TestHeader:
+    """What had no effect is named to the client, whether a table knows it or not."""
+
+    def test_what_had_no_effect(self):
+        names = parameters.begin()
+        check(TABLE, {"brand_new": 0, "language": "en", "user": "me", "n": 1})
+        assert parameters.header(names) == b"brand_new, user"
+
+    def test_what_is_null_was_not_asked_for(self):
+        names = parameters.begin()
+        check(TABLE, {"brand_new": None, "user": None})
+        assert not names
+
+    def test_each_request_has_its_own(self):
+        first = parameters.begin()
+        check(TABLE, {"user": "me"})
+        second = parameters.begin()
+        assert ([*first], [*second]) == (["user"], [])
+
+    def test_nothing_can_be_slipped_into_it(self):
+        names = [f"{number}\r\nX-Evil: \xe9,\U0001f642" + "x" * 1000 for number in range(1000)]
+        value = parameters.header(names)
+        assert value.startswith(b"0??X-Evil?????xxx")
+        assert len(value.split(b", ")) == 100
+        assert len(value) < 100 * 66
