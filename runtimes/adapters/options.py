@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydantic import JsonValue
 
@@ -34,3 +34,25 @@ def command_line(options: Options, values: Mapping[str, JsonValue]) -> list[str]
         else:
             words += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
     return words
+
+
+def refused_options(words: Iterable[str], own: Collection[str], keys: Mapping[str, str]) -> Iterator[str]:
+    """Which of these words are options that aren't the user's to set, each a sentence.
+
+    `own` are those that llmux sets, `keys` those that have a key. argparse also takes abbreviated options, underscores and
+    `--option.key`, so these count too.
+    """
+    known = sorted({*own, *keys})
+    for word in words:
+        if not word.startswith("-") or word[1:2].isdigit():
+            continue
+        option = word.partition("=")[0].partition(".")[0]
+        if option.startswith("--"):
+            option = option.replace("_", "-")
+        meant = option
+        if option not in known and option.startswith("--"):
+            meant = next((name for name in known if name.startswith(option)), option)
+        if meant in own:
+            yield f"{option} is set by llmux"
+        elif (key := keys.get(meant)) is not None:
+            yield f"{option} has a key of its own, {key}"

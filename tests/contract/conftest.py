@@ -23,7 +23,7 @@ from runtimes import device_kind
 from runtimes.base import LaunchContext, LaunchSpec
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY, AnyAdapter
-from tests.support import contributing, fake_vllm, hf_folder, tiny, tiny_language
+from tests.support import contributing, fake_servers, fake_vllm, hf_folder, tiny, tiny_language
 from tests.support.limits import LIMIT_S
 from tests.support.ports import quiet_ports
 
@@ -159,6 +159,25 @@ def vllm(folder: Path) -> Subject:
     )
 
 
+def other_server(name: str, folder: Path) -> Subject:
+    """A runtime on another project's server, which is a stand-in here."""
+    model, broken = hf_folder.write(folder / "model"), hf_folder.write(folder / "broken")
+    described = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**described, "architectures": ["NoSuchForCausalLM"]}))
+    keys = {
+        "tgi": lambda: {"binary": str(fake_servers.tgi(folder)), "vram_mib": 9000},
+        "sglang": lambda: {"python": str(fake_servers.sglang(folder))},
+        "tabbyapi": lambda: {"folder": str(fake_servers.tabbyapi(folder))},
+    }[name]()
+    return Subject(
+        name=name,
+        adapter=REGISTRY.get(name),
+        keys={"path": str(model), **keys},
+        broken={"path": str(broken)},
+        complaint="NoSuchForCausalLM",
+    )
+
+
 def transformers(folder: Path) -> Subject:
     model = tiny_language.model()
     broken = shutil.copytree(model, folder / "model")
@@ -224,6 +243,9 @@ SUBJECTS = {
     "vllm_serve": ["vllm_serve"],
     "transformers": ["transformers", "transformers-asr"],
     "faster_whisper": ["faster_whisper"],
+    "sglang": ["sglang"],
+    "tgi": ["tgi"],
+    "tabbyapi": ["tabbyapi"],
 }
 """Every runtime that has workers, with its subjects."""
 
@@ -246,6 +268,8 @@ def subject(request, tmp_path_factory) -> Subject:
 def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
     if name == "vllm_serve":
         return vllm(folders.mktemp("vllm"))
+    if name in {"sglang", "tgi", "tabbyapi"}:
+        return other_server(name, folders.mktemp(name))
     if name == "transformers":
         return transformers(folders.mktemp("transformers"))
     if name == "contributed":

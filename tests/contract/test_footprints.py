@@ -78,6 +78,9 @@ SUBJECTS = {  # runtime, or runtime-kind
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
 }
 ELSEWHERE = {
+    "sglang": "needs a GPU: its figures are checked in tests/unit/runtimes/test_server_programs.py",
+    "tgi": "takes the share of a GPU that it is told",
+    "tabbyapi": "needs a GPU: its figures are checked in tests/unit/runtimes/test_server_programs.py",
     "chatterbox": "test_the_real_library of tests/e2e/runtimes/test_chatterbox.py (make test-chatterbox)",
     "vllm_serve": "tests/e2e/runtimes/test_vllm.py (make test-vllm)",
     "command": "anybody's program: nothing to compute from but its files",

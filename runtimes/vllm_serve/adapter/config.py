@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
+from runtimes.adapters import options
 from runtimes.adapters.options import Options, keys_of, of_keys
 from runtimes.adapters.vllm.config import CHAT, SETTINGS, FilePath, VllmConfig, engine_settings
 
@@ -94,25 +95,7 @@ KEY_OF_OPTION: Final = MappingProxyType(
 
 def refused_options(words: list[str]) -> Iterator[str]:
     """Which of these words are options that aren't `extra_args`' to set, each a sentence."""
-    for word in words:
-        if not word.startswith("-") or word[1:2].isdigit():
-            continue
-        option = word.partition("=")[0].partition(".")[0]
-        if option.startswith("--"):
-            option = option.replace("_", "-")
-        meant = _meant(option)
-        if meant in OWN_OPTIONS:
-            yield f"{option} is set by llmux"
-        elif (key := KEY_OF_OPTION.get(meant)) is not None:
-            yield f"{option} has a key of its own, {key}"
-
-
-def _meant(option: str) -> str:
-    """The option that argparse takes this for: itself, or the one it is the beginning of."""
-    known = sorted(OWN_OPTIONS | KEY_OF_OPTION.keys())
-    if option in known or not option.startswith("--"):
-        return option
-    return next((name for name in known if name.startswith(option)), option)
+    return options.refused_options(words, OWN_OPTIONS, KEY_OF_OPTION)
 
 
 def settings(config: VllmServeConfig, *, context: int | None, cache_bytes: int) -> dict[str, JsonValue]:

@@ -1,0 +1,46 @@
+"""TabbyAPI with the worker's key: it reads its keys from `api_tokens.yml` in the folder it runs in, and makes them up without.
+
+It runs in a folder of its own that leads to all of its checkout, except to the configuration and keys that may lie there.
+The file with the key is in memory only.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from runtimes.sdk.launching import check_port, option, take_key
+
+KEYS_FILE: Final = "api_tokens.yml"
+NOT_OURS: Final = (KEYS_FILE, "config.yml")
+
+
+def main() -> None:
+    """Arguments: the checkout, then those of its `main.py`."""
+    checkout, words = Path(sys.argv[1]), sys.argv[2:]
+    check_port(option("--host"), int(option("--port")))
+    keys = os.memfd_create(KEYS_FILE)
+    os.write(
+        keys, json.dumps({"api_key": take_key(), "admin_key": secrets.token_hex(32)}).encode()
+    )  # JSON is YAML, too
+    with tempfile.TemporaryDirectory(prefix="llmux-tabbyapi-") as folder:
+        for entry in checkout.iterdir():
+            if entry.name not in NOT_OURS:
+                Path(folder, entry.name).symlink_to(entry)
+        Path(folder, KEYS_FILE).symlink_to(f"/proc/self/fd/{keys}")
+        os.chdir(folder)
+        gc.enable()  # `bootstrap` disabled it
+        sys.path.insert(0, str(checkout))
+        sys.argv = ["main.py", *words]
+        runpy.run_path(str(checkout / "main.py"), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
