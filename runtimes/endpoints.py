@@ -54,6 +54,7 @@ SMALLEST: Final[Mapping[str, Mapping[str, Mapping[str, object]]]] = {
         "/v1/completions": {"prompt": ".", "max_tokens": 1},
     },
     "embedding": {"/v1/embeddings": {"input": "."}},
+    "vision": {"/v1/embeddings": {"input": "."}},
 }
 """By type of model and path: a request for which a model computes as little as possible. The best path comes first."""
 

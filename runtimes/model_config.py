@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
+ModelType = Literal["llm", "asr", "tts", "image", "vision", "embedding"]
 Modality = Literal["text", "image", "audio"]
 PromptFormatName = Literal[
     "generic",
@@ -76,7 +76,7 @@ class ModelConfig(BaseModel):
         default=None,
         ge=0,
         le=1000,
-        description="Eviction priority; the lowest goes first. Default by type: asr 300, tts 200, image 150, embedding 120, llm 100.",
+        description="Eviction priority; the lowest goes first. Default by type: asr 300, tts 200, image 150, vision 130, embedding 120, llm 100.",
     )
     pin: bool = Field(default=False, description="Never evict it.")
     preload: bool = Field(default=False, description="Load it when the daemon starts.")

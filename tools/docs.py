@@ -22,7 +22,7 @@ from typing import Any, Final
 import click
 
 from runtimes.chatterbox.worker.parameters import SPEECH
-from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK
+from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK, VISION
 from runtimes.model_config import ModelConfig
 from runtimes.registry import REGISTRY, Registry
 from runtimes.sdk.audio.parameters import PARAMETERS as TRANSCRIPTION
@@ -353,6 +353,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
         "parameters of speech": speech_parameters,
         "parameters of embeddings": partial(parameters, EMBEDDINGS),
+        "parameters of pictures": partial(parameters, VISION),
         "parameters of reranking": partial(parameters, RERANK),
     }
 

@@ -1,4 +1,7 @@
-"""Embeddings and reranking with sentence-transformers: a model folder becomes `/v1/embeddings`, or `/v1/rerank`."""
+"""Embeddings and reranking with sentence-transformers: a model folder becomes `/v1/embeddings`, or `/v1/rerank`.
+
+Models that turn pictures and texts into vectors of one space (type `vision`) are transformers' own.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,28 @@ from pydantic import Field, JsonValue
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, ModelUnusableError
-from runtimes.model_config import ModelType
+from runtimes.model_config import Modality, ModelType
 
 PROGRAM_MIB: Final = 470  # Python, torch, transformers and sentence-transformers without a model
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Task = Literal["embed", "rerank"]
 
+SEEING: Final = ("CLIPModel", "SiglipModel", "Siglip2Model")
+"""The architectures of type `vision`. SigLIP 2 with a fixed size of pictures is a SiglipModel."""
+
+_USUAL_WIDTH: Final = 768  # CLIP's and SigLIP's, whose configurations leave out what is usual
 _EMBED: Final = frozenset({Endpoint("/v1/embeddings")})
 _RERANK: Final = frozenset({Endpoint("/v1/rerank"), Endpoint("/rerank", upstream_path="/v1/rerank")})
 
 
 class EmbeddingsConfig(WorkerConfig):
-    """A model that turns texts into vectors, or compares a query with documents."""
+    """A model that turns texts into vectors, or compares a query with documents; or one that sees as well."""
 
-    type: ModelType = Field(default="embedding", description="What the model is for; decides its default priority.")
+    type: ModelType = Field(
+        default="embedding",
+        description="What the model is for; decides its default priority. `vision`: one for pictures and texts, CLIP or SigLIP.",
+    )
     path: ModelPath = Field(description="The model folder.", examples=["/models/bge-m3"])
     task: Task | None = Field(
         default=None,
@@ -36,7 +46,7 @@ class EmbeddingsConfig(WorkerConfig):
         default=8192,
         ge=128,
         le=1 << 20,
-        description="Tokens computed together, padding counted; more is faster on a GPU and takes more memory.",
+        description="Tokens, or parts of pictures, computed together, padding counted; more is faster on a GPU and takes more memory.",
     )
     truncate: bool = Field(
         default=False, description="Cut texts longer than the model takes. Default: refuse them (400)."
@@ -50,7 +60,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
     """sentence-transformers."""
 
     name = "embeddings"
-    summary = "Embedding models and cross-encoders for reranking, on sentence-transformers."
+    summary = "Embedding models, also for pictures (CLIP, SigLIP), and cross-encoders for reranking, on sentence-transformers."
     all_endpoints = _EMBED | _RERANK
     overridable_keys = ("dtype", "max_batch_tokens", "threads", "parallel", "truncate")
     program = "runtimes.embeddings.worker"
@@ -67,7 +77,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
             raise ModelUnusableError(problem)
         return {
             "path": str(config.path),
-            "task": task(config),
+            "task": "vision" if config.type == "vision" else task(config),
             "device": context.device.kind.accelerator,
             "dtype": config.dtype,
             "max_batch_tokens": config.max_batch_tokens,
@@ -85,22 +95,24 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
         except ModelUnusableError:
             return None
         dtype = folder.config.dtype if config.dtype == "auto" else config.dtype
-        width = checkpoints.VALUE_BYTES.get(dtype or "", 4)
-        inner = folder.config.number("intermediate_size", default=4 * folder.config.width)
+        value_bytes = checkpoints.VALUE_BYTES.get(dtype or "", 4)
         parts = {
             "weights": folder.weights.bytes_as(dtype),
-            "activations": config.max_batch_tokens * width * (4 * folder.config.width + 2 * inner),
+            "activations": config.max_batch_tokens * value_bytes * max(map(_token_values, _encoders(folder.config))),
             "program": PROGRAM_MIB * MIB,
         }
         return Estimate.of(parts, f"{config.max_batch_tokens} tokens at once")
 
     def capabilities(self, config: EmbeddingsConfig) -> Capabilities:
-        """Text input; the context of the model."""
-        return Capabilities(("text",), tools=False, thinking=False, multi_turn=False, context=_context(config.path))
+        """Text input, and pictures for a model that sees; the context of the model."""
+        modalities: tuple[Modality, ...] = ("text", "image") if config.type == "vision" else ("text",)
+        return Capabilities(modalities, tools=False, thinking=False, multi_turn=False, context=_context(config.path))
 
 
 def task(config: EmbeddingsConfig) -> Task:
     """As configured, else by the architecture: a sequence classifier reranks, anything else embeds."""
+    if config.type == "vision":
+        return "embed"
     if config.task is not None:
         return config.task
     try:
@@ -108,6 +120,19 @@ def task(config: EmbeddingsConfig) -> Task:
     except ModelUnusableError:
         return "embed"
     return "rerank" if any("ForSequenceClassification" in name for name in architectures) else "embed"
+
+
+def _encoders(config: checkpoints.Config) -> Iterator[checkpoints.Config]:
+    """The model itself, or its encoders for texts and for pictures."""
+    yield checkpoints.Config(config.values, config.text)
+    if isinstance(sees := config.values.get("vision_config"), dict):
+        yield checkpoints.Config(config.values, sees)
+
+
+def _token_values(config: checkpoints.Config) -> int:
+    """Values that a layer keeps of each token at once."""
+    width = config.width or _USUAL_WIDTH
+    return 4 * width + 2 * config.number("intermediate_size", default=4 * width)
 
 
 def _context(path: Path) -> int | None:
@@ -128,6 +153,14 @@ def _problems(config: EmbeddingsConfig) -> Iterator[str]:
     except ModelUnusableError as error:
         yield f"path: {error}"
         return
+    sees = next((name for name in folder.config.architectures if name in SEEING), None)
+    if config.type == "vision" and sees is None:
+        named = ", ".join(folder.config.architectures) or "no architecture"
+        yield f"type: vision is for {', '.join(SEEING)}, and {config.path} names {named}; leave type out"
+    elif config.type != "vision" and sees is not None:
+        yield f"type: {config.path} has a {sees}, for pictures and texts: say type: vision"
+    if config.type == "vision" and config.task == "rerank":
+        yield "task: a model of type vision gives vectors and zero-shot scores; leave task out"
     labels = folder.config.values.get("id2label")
     if task(config) == "rerank" and isinstance(labels, dict) and len(labels) > 1:
         yield f"task: {config.path} tells {len(labels)} classes apart; a reranker gives one score"

@@ -29,7 +29,7 @@ from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.runner_variables import VLLM_RUNTIME, with_defaults
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
-from supervisor.catalog.staying import VISION, default_problems, with_keep_alives
+from supervisor.catalog.staying import default_problems, with_keep_alives
 from supervisor.core.types import DEFAULT_PRIORITY, REPLICA, ModelId
 from supervisor.errors import ConfigError
 
@@ -81,7 +81,7 @@ class Assembly(PublicNames):
         server = self._server()
         limits = self._section(LimitsConfig, "limits")
         self._check_types("max_loaded", DEFAULT_PRIORITY)
-        self._check_types("keep_alive", (*DEFAULT_PRIORITY, VISION))
+        self._check_types("keep_alive", DEFAULT_PRIORITY)
         devices = self._devices()
         own_runtimes_dir = server.runtimes_dir if server else runtimes_dir()
         if self.check_files and server and server.api_keys is not None and not server.api_keys.exists():

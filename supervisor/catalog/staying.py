@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from supervisor.catalog.catalog import CatalogModel, VirtualModel
     from supervisor.catalog.sections import LimitsConfig
 
-VISION: Final = "vision"
-KEEP_ALIVE_BY_TYPE: Final[Mapping[str, float | Literal["forever"]]] = {"image": 900, "llm": 300, VISION: 60}
+KEEP_ALIVE_BY_TYPE: Final[Mapping[str, float | Literal["forever"]]] = {"image": 900, "llm": 300, "vision": 60}
 """What `by_type` stands for; other types stay until their memory is needed."""
 
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -45,8 +44,8 @@ class StayingConfig(BaseModel):
         ),
     ] = Field(
         default_factory=dict,
-        description="`keep_alive_s` of models that set none, by type; `vision`: of those that take images. `by_type`: image "
-        "900, llm 300, vision 60. Default, and of types not named: `forever`.",
+        description="`keep_alive_s` of models that set none, by type. `by_type`: image 900, llm 300, "
+        "vision 60. Default, and of types not named: `forever`.",
         examples=["by_type", {"llm": 300}],
     )
     default_model: str | list[str] = Field(
@@ -60,9 +59,7 @@ class StayingConfig(BaseModel):
 
     def keep_alive_of(self, config: ModelConfig) -> float | None:
         """What a model that sets none gets; None: it stays until its memory is needed."""
-        table = self.keep_alive
-        sees = VISION in table and "image" in config.modalities and config.type != "image"
-        seconds = table.get(VISION if sees else config.type)
+        seconds = self.keep_alive.get(config.type)
         return None if seconds == "forever" else seconds
 
     @property

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import JsonValue
 
 from runtimes.base import MIB, ModelUnusableError
+from runtimes.embeddings.adapter import SEEING
 from runtimes.llama_server.adapter import gguf_meta
 from runtimes.model_config import Source
 from runtimes.registry import REGISTRY
@@ -238,6 +239,8 @@ def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | N
     """The runtime of a folder with a model of these architectures; None where that isn't clear."""
     if "modules.json" in there or any(name.endswith("ForSequenceClassification") for name in architectures):
         return {"runtime": "embeddings"}
+    if any(name in SEEING for name in architectures):
+        return {"runtime": "embeddings", "type": "vision"}
     if any(name in SPEECH for name in architectures):
         return {"runtime": "transformers", "type": "asr"}
     if any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures):

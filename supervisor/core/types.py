@@ -33,7 +33,14 @@ PARTNER: Final = "partner"
 REMOTE: Devices = (DeviceId("remote"),)
 """Where remote models run: not a device of the ledger, and none of our memory."""
 
-DEFAULT_PRIORITY: Mapping[str, int] = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}
+DEFAULT_PRIORITY: Mapping[str, int] = {
+    "asr": 300,
+    "tts": 200,
+    "image": 150,
+    "vision": 130,
+    "embedding": 120,
+    "llm": 100,
+}
 """Model priority by type; the lowest is evicted first. Source: docs/architecture.md, "Memory"."""
 
 

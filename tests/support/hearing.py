@@ -41,30 +41,30 @@ def python(runtime: str) -> Path:
 def whisper(*, multilingual: bool = True) -> Path:
     """For transformers."""
     name = "whisper" if multilingual else "whisper-english"
-    return generator.checkpoint(_place(name, "whisper.py"), multilingual=multilingual)
+    return generator.checkpoint(where(name, "whisper.py"), multilingual=multilingual)
 
 
 @cache
 def converted(*, multilingual: bool = True) -> Path:
     """For CTranslate2."""
     source = whisper(multilingual=multilingual)
-    return _made("faster_whisper", source.with_name(f"{source.name}-ct2"), "whisper.py", str(source))
+    return made("faster_whisper", source.with_name(f"{source.name}-ct2"), "whisper.py", str(source))
 
 
 @cache
 def cohere() -> Path:
     """A CohereAsr for transformers."""
-    return _made("transformers", _place("cohere", "cohere.py"), "cohere.py")
+    return made("transformers", where("cohere", "cohere.py"), "cohere.py")
 
 
 @cache
 def sounds(language: str = "en") -> Path:
     """A folder of sound files."""
-    place = _place(f"sounds-{language}", "sounds.py")
+    place = where(f"sounds-{language}", "sounds.py")
     speech = place.with_suffix(".wav")
     if not place.exists():
         _speak(speech, language)
-    return _made("faster_whisper", place, "sounds.py", str(speech))
+    return made("faster_whisper", place, "sounds.py", str(speech))
 
 
 def _speak(path: Path, language: str) -> None:
@@ -81,12 +81,13 @@ def _speak(path: Path, language: str) -> None:
         file.writeframes(array("h", (int(9000 * value) for value in pitch)).tobytes())
 
 
-def _place(name: str, source: str) -> Path:
+def where(name: str, source: str) -> Path:
+    """Where a generator's model lies; another one for each version of the generator."""
     digest = hashlib.sha256((GENERATORS / source).read_bytes()).hexdigest()[:12]
     return CACHE / "models" / f"{name}-{digest}"
 
 
-def _made(runtime: str, place: Path, source: str, *arguments: str) -> Path:
+def made(runtime: str, place: Path, source: str, *arguments: str) -> Path:
     """What a generator writes into a folder, which appears once it is complete."""
     if not place.exists():
         aside = place.with_name(f"{place.name}.{os.getpid()}")

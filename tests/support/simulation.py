@@ -65,7 +65,7 @@ GPU = DeviceId("gpu0")
 
 
 def model(name: str, mib: int, kind: str = "llm", priority: int | None = None, **more: object) -> ModelSpec:
-    default = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}[kind]
+    default = {"asr": 300, "tts": 200, "image": 150, "vision": 130, "embedding": 120, "llm": 100}[kind]
     return ModelSpec(
         id=ModelId(name),
         type=kind,

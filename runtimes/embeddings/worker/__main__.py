@@ -1,86 +1,27 @@
-"""The embedding worker: sentence-transformers behind `/v1/embeddings`, or a cross-encoder behind `/v1/rerank`."""
+"""The embedding worker: sentence-transformers behind `/v1/embeddings`, or a cross-encoder behind `/v1/rerank`.
+
+Models that see as well, such as CLIP, are in `vision`.
+"""
 
 from __future__ import annotations
 
-import abc
-import base64
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from runtimes.embeddings.worker import parameters
-from runtimes.embeddings.worker.batches import Batches
+from runtimes.embeddings.worker.model import MAX_INPUTS, Model, Vector, shortened, written
+from runtimes.embeddings.worker.vision import DualEncoder
 from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.parameters import check
 from runtimes.sdk.server import Endpoint, Settings, Worker, serve
-from runtimes.sdk.worker_pool import WorkerPool
-
-MAX_INPUTS = 2048
-Vector = Any  # a numpy array: its type is only there in the worker's environment
 
 
-class _Model(Worker):
-    """Common to embedding and reranking: a tokenizer, batches of texts, one thread for the model."""
-
-    paths: ClassVar[tuple[str, ...]]
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.options = settings.options
-        self.limit = 0  # tokens of one input
-        self.counting = WorkerPool(1, settings.queue)
-        self.tokenizer: Any = None  # a copy, since tokenizers aren't thread-safe
-        self.batches: Batches[tuple[Any, int], Any] = Batches(
-            lambda batch: self.pool.run(lambda _cancel: self.compute([item for item, _ in batch])),
-            lambda sized: sized[1],
-            self.options["max_batch_tokens"],
-            settings.queue,
-        )
-
-    @abc.abstractmethod
-    def compute(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """The model's result for each item. Blocks."""
-
-    async def count(self, *columns: Sequence[str]) -> list[int]:
-        """The number of tokens of each text or pair, special tokens included."""
-
-        def counted() -> list[int]:
-            encoded = self.tokenizer(*map(list, columns), truncation=False, return_attention_mask=False, verbose=False)
-            return [len(ids) for ids in encoded["input_ids"]]
-
-        return await self.counting.run(lambda _cancel: counted())
-
-    def fit(self, counts: Sequence[int], body: Body, name: str) -> list[int]:
-        """Their sizes in the model. Raises WorkerError for one that is too long, unless it may be truncated."""
-        cut = body.flag("truncate", self.options["truncate"])
-        for place, count in enumerate(counts):
-            if count > self.limit and not cut:
-                raise WorkerError(
-                    f"{name}[{place}] has {count} tokens, and the model takes {self.limit}. "
-                    "Split it, or say truncate: true to have the rest ignored.",
-                    code="context_length_exceeded",
-                    param=name,
-                )
-        return [min(count, self.limit) for count in counts]
-
-    def keywords(self) -> dict[str, Any]:
-        """Arguments for loading a model."""
-        import torch  # noqa: PLC0415  # seconds: not before the port is open
-
-        dtype = self.options["dtype"]
-        return {
-            "device": self.options["device"],
-            "local_files_only": True,
-            "model_kwargs": {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)},
-        }
-
-
-class Embedder(_Model):
+class Embedder(Model):
     """Texts become vectors."""
 
     def load(self) -> None:
@@ -112,7 +53,7 @@ class Embedder(_Model):
         vectors = await self.batches.of(list(zip(texts, sizes, strict=True)))
         self.meters.tokens_in.inc(sum(sizes))
         data = [
-            {"object": "embedding", "index": place, "embedding": _written(_shortened(vector, width), encoding)}
+            {"object": "embedding", "index": place, "embedding": written(shortened(vector, width), encoding)}
             for place, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": sum(sizes), "total_tokens": sum(sizes)}
@@ -152,7 +93,7 @@ class Embedder(_Model):
         raise WorkerError(f"input[{place}] must be a text or a list of token ids, and not empty.", param="input")
 
 
-class Reranker(_Model):
+class Reranker(Model):
     """Pairs of a query and a document become scores."""
 
     def load(self) -> None:
@@ -229,22 +170,10 @@ def _is_id(item: object) -> bool:
     return isinstance(item, int) and not isinstance(item, bool) and item >= 0
 
 
-def _shortened(vector: Vector, width: int | None) -> Vector:
-    if width is None or width >= len(vector):
-        return vector
-    part = vector[:width]
-    return part / (np.linalg.norm(part) or 1)
-
-
-def _written(vector: Vector, encoding: str) -> object:
-    if encoding == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return [float(value) for value in vector]
-
-
 def make(settings: Settings) -> Worker:
     """The worker for what the model is made for."""
-    return Reranker(settings) if settings.options["task"] == "rerank" else Embedder(settings)
+    kinds: dict[str, type[Model]] = {"embed": Embedder, "rerank": Reranker, "vision": DualEncoder}
+    return kinds[settings.options["task"]](settings)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,29 @@ EMBEDDINGS: Final[Table] = {
     ),
 }
 
+VISION: Final[Table] = {
+    "model": EMBEDDINGS["model"],
+    "input": used(
+        "A text or a picture, or at most 2048 of them. A picture is a `data:` URL, "
+        '`{"type": "image_url", "image_url": {"url": "data:…"}}` or `{"image": "data:…"}`; a text may be '
+        '`{"type": "text", "text": "…"}`.'
+    ),
+    "candidate_labels": used(
+        "Zero-shot classification: each picture gets a score for each label, in the labels' order. With CLIP they sum to one, "
+        "with SigLIP each label is judged by itself."
+    ),
+    "hypothesis_template": used(
+        'What is compared for a label, with {} in its place. Default: "This is a photo of {}."'
+    ),
+    "encoding_format": EMBEDDINGS["encoding_format"],
+    "dimensions": EMBEDDINGS["dimensions"],
+    "truncate": EMBEDDINGS["truncate"],
+    "user": EMBEDDINGS["user"],
+    "messages": refused("send pictures and texts as input; one vector for both together is not what these models make"),
+    "modality": refused("each input says what it is: a picture is a data: URL, anything else a text", "text"),
+    "prompt_name": refused("models that see have no prompts"),
+}
+
 RERANK: Final[Table] = {
     "model": used("Chooses the model; the supervisor has done so."),
     "query": used("What the documents are compared with."),

@@ -225,7 +225,7 @@ def kind(config: VllmServeConfig) -> Kind:
     if config.runner != "generate":
         if any(name.endswith(_CLASSIFIED) for name in architectures):
             return "classes"
-        if config.type == "embedding" or config.runner == "pooling":
+        if config.type in {"embedding", "vision"} or config.runner == "pooling":
             return "embeddings"
         if any(name.endswith(_POOLED) or name.endswith("Model") for name in architectures):
             return "embeddings" if not any(name.endswith("LMHeadModel") for name in architectures) else "text"

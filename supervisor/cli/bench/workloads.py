@@ -108,7 +108,7 @@ def choose(route: Route, prompt: str | None, tokens: int) -> tuple[Workload, str
     speak = Workload("x real time", "seconds of speech", ("/v1/audio/speech",), partial(_speak, text))
     embed = Workload("vectors/s", "vectors", ("/v1/embeddings",), partial(_embed, text))
     rank = Workload("documents/s", "documents", ("/v1/rerank",), partial(_rank, text))
-    by_type = {"llm": (write, rank), "asr": (listen,), "tts": (speak,), "embedding": (embed, rank)}
+    by_type = {"llm": (write, rank), "asr": (listen,), "tts": (speak,), "embedding": (embed, rank), "vision": (embed,)}
     served = {endpoint.path for endpoint in model.adapter.endpoints(model.config)}
     if model.prompts is not None:  # the worker itself is asked, which may have no chat template
         served.discard(CHAT)

@@ -215,7 +215,7 @@ def _capabilities(model: CatalogModel) -> list[JsonValue]:
     is_chat = _CHATS in model.paths
     has = {
         "completion": is_chat,
-        "embedding": _EMBEDS in model.paths and model.config.type == "embedding",
+        "embedding": _EMBEDS in model.paths and model.config.type in {"embedding", "vision"},
         "vision": is_chat and known is not None and "image" in known.modalities,
         "tools": is_chat and known is not None and bool(known.tools),
         "thinking": is_chat and known is not None and bool(known.thinking),

@@ -27,6 +27,7 @@ _OUTPUT: Final[Mapping[ModelType, str]] = {
     "tts": "audio",
     "image": "image",
     "embedding": "embeddings",
+    "vision": "embeddings",
 }
 
 

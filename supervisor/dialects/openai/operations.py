@@ -146,14 +146,21 @@ _COMPLETIONS: Final = Operation(
 _EMBEDDINGS: Final = Operation(
     "POST",
     "/v1/embeddings",
-    "Turn texts into vectors.",
+    "Turn texts into vectors, or pictures (models of type `vision`), with scores for labels.",
     request=named(
         request(
             {
                 "model": text(),
-                "input": {"anyOf": [text(), array(minItems=1), array(whole(), minItems=1)]},
+                "input": {
+                    "anyOf": [
+                        text(),
+                        array(anything(), "Texts, their tokens, or parts such as `image_url`.", minItems=1),
+                    ]
+                },
                 "encoding_format": choice("float", "base64"),
                 "dimensions": whole(minimum=1),
+                "candidate_labels": array(text(), minItems=1),
+                "hypothesis_template": text(),
                 **X_FIELDS,
             },
             "input",
@@ -171,8 +178,10 @@ _EMBEDDINGS: Final = Operation(
                             "object": {"const": "embedding"},
                             "index": whole(),
                             "embedding": {"anyOf": [array(number()), text("Base64.")]},
+                            "scores": array(record({"label": text(), "score": number()})),
                         },
                         more=True,
+                        optional=("scores",),
                     )
                 ),
                 "model": text(),

@@ -18,7 +18,7 @@ llmux.yaml:8:5 models.qwen.priority: expected at most 1000, got 2000
 llmux.yaml:9:5 models.qwen.layers: expected a whole number or text, got a list
 llmux.yaml:10:5 models.qwen.keep_alive_s: expected more than 0 or "forever", got 0
 llmux.yaml:11:5 models.qwen.vram_mib: expected a whole number, got 1.5
-llmux.yaml:12:5 models.qwen.type: expected "llm", "asr", "tts", "image" or "embedding", got "lm"; did you mean "llm"?
+llmux.yaml:12:5 models.qwen.type: expected "llm", "asr", "tts", "image", "vision" or "embedding", got "lm"; did you mean "llm"?
 llmux.yaml:13:11 models.qwen.env.A: expected text, got 1; quote it: "1"
 llmux.yaml:14:3 models.typo: no "runtime", and nothing to tell it from (a path ending in .gguf: llama_server, a cmd: command); did you mean "path" where it says "pth"?
 llmux.yaml:15:3 models.nothing: expected the keys of a model, such as "path"
@@ -128,7 +128,7 @@ serve: 1
             return
         (problem,) = folder.problems(text)
         assert problem.startswith(f"llmux.yaml:1:{text.index('probe') + 1} models.m.probe: there is no such probe")
-        assert problem.endswith("llm and embedding")
+        assert problem.endswith("llm and embedding and vision")
 
     @pytest.mark.parametrize(("written", "meant"), [("'4096'", "4096, without quotes"), ("8k", "8192")])
     def test_a_number_that_is_none(self, folder, written, meant):

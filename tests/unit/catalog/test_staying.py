@@ -13,6 +13,7 @@ models:
   brief: {cmd: [x, "${port}"], keep_alive_s: 20}
   own: {cmd: [x, "${port}"], keep_alive_s: forever}
   seer: {cmd: [x, "${port}"], modalities: [text, image]}
+  eyes: {cmd: [x, "${port}"], type: vision}
   painter: {cmd: [x, "${port}"], type: image, modalities: [text, image]}
   voice: {cmd: [x, "${port}"], type: tts}
   off: {cmd: [x, "${port}"], enabled: false}
@@ -32,17 +33,18 @@ class TestKeepAlive:
     """A model's own counts; else that of its type; else it stays until its memory is needed."""
 
     @pytest.mark.parametrize(
-        ("limits", "chat", "seer", "painter", "voice"),
+        ("limits", "chat", "seer", "eyes", "painter", "voice"),
         [
-            ("{}", None, None, None, None),
-            ("{keep_alive: by_type}", 300, 60, 900, None),
-            ("{keep_alive: {llm: 30, tts: 5.5}}", 30, 30, None, 5.5),
-            ("{keep_alive: {llm: 30, vision: forever}}", 30, None, None, None),
+            ("{}", None, None, None, None, None),
+            ("{keep_alive: by_type}", 300, 300, 60, 900, None),
+            ("{keep_alive: {llm: 30, tts: 5.5}}", 30, 30, None, None, 5.5),
+            ("{keep_alive: {llm: 30, vision: forever}}", 30, 30, None, None, None),
         ],
     )
-    def test_by_type(self, folder, limits, chat, seer, painter, voice):
+    def test_by_type(self, folder, limits, chat, seer, eyes, painter, voice):
         catalog = folder.load(f"{SOUND}limits: {limits}", **REAL)
-        shown = {"chat": chat, "brief": 20, "own": None, "seer": seer, "painter": painter, "voice": voice}
+        by_type = {"chat": chat, "seer": seer, "eyes": eyes, "painter": painter, "voice": voice}
+        shown = by_type | {"brief": 20, "own": None}
         assert keep_alives(catalog) == shown
 
     @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ const KINDS = [
   { id: "embeddings", title: "Embeddings", type: "embedding", View: Embeddings },
 ];
 
+/** A model for pictures and texts embeds texts as well. */
+const fits = (model, type) => model.type === type || (type === "embedding" && model.type === "vision");
+
 /** The public names, as any client sees them. */
 function useListing() {
   const [listing, setListing] = useState(null);
@@ -36,7 +39,7 @@ function useListing() {
 export function Playground({ kind = "chat" }) {
   const listing = useListing();
   const { type, title, View } = KINDS.find(({ id }) => id === kind) ?? KINDS[0];
-  const names = (listing ?? []).filter((model) => model.type === type).map((model) => model.id);
+  const names = (listing ?? []).filter((model) => fits(model, type)).map((model) => model.id);
   const [chosen, setChosen] = useState({});
   const model = names.includes(chosen[type]) ? chosen[type] : names[0];
   return html`<section class="panel playground" aria-labelledby="playground-title">

@@ -1,0 +1,37 @@
+"""Pictures in requests: data URLs only, decoded. Nothing is downloaded. Needs Pillow in the worker's environment."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+from typing import Final
+
+from PIL import Image, ImageOps
+
+from runtimes.sdk.errors import WorkerError
+
+DATA: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
+MAX_PIXELS: Final = 50_000_000  # of a request: a small file may decompress to any number of pixels
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow runs programs for some others, such as EPS
+
+
+def picture(url: object, pixels: int = MAX_PIXELS, *, field: str = "messages") -> Image.Image:
+    """The image of a data URL, of at most `pixels`. `field` of the request holds it. Raises WorkerError."""
+    found = DATA.match(url) if isinstance(url, str) else None
+    if found is None or not isinstance(url, str):
+        raise unusable(field, "a picture must be a data URL such as data:image/png;base64,…; addresses are not fetched")
+    try:
+        opened = Image.open(io.BytesIO(base64.b64decode(url[found.end() :], validate=True)), formats=FORMATS)
+        if opened.width * opened.height > pixels:
+            size = f"{opened.width} × {opened.height} pixels"
+            raise unusable(field, f"the picture has {size}; {MAX_PIXELS} are the most in a request")
+        return ImageOps.exif_transpose(opened).convert("RGB")
+    except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise unusable(field, f"the picture can't be read: {error}") from error
+
+
+def unusable(field: str, message: str) -> WorkerError:
+    """The error for a picture in this field."""
+    return WorkerError(f"{field}: {message}.", code="invalid_image", param=field)

@@ -1,0 +1,59 @@
+"""Tiny models for pictures and texts, made once per machine, with pictures for them and what transformers itself computes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import subprocess
+import zlib
+from functools import cache
+from pathlib import Path
+
+from tests.support.hearing import made, python, where
+from tests.support.limits import LIMIT_S
+
+KINDS = ("clip", "siglip", "siglip2")
+
+OWN = """
+import io, json, sys, base64
+import torch
+from PIL import Image
+from transformers import AutoModel, AutoProcessor
+folder, asked = sys.argv[1], json.load(sys.stdin)
+model, processor = AutoModel.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+images = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB") for url in asked["pictures"]]
+given = processor.tokenizer(asked["texts"], padding="max_length", truncation=True, return_tensors="pt")
+given |= processor.image_processor(images, return_tensors="pt")
+with torch.inference_mode():
+    found = model(**given)
+logits = found.logits_per_image
+scores = logits.softmax(1) if model.config.model_type == "clip" else logits.sigmoid()
+rows = {"texts": found.text_embeds, "pictures": found.image_embeds, "scores": scores}
+json.dump({name: row.tolist() for name, row in rows.items()}, sys.stdout)
+"""
+
+
+@cache
+def model(kind: str) -> Path:
+    """A CLIP, a SigLIP, or a SigLIP 2 for pictures of any shape."""
+    return made("embeddings", where(kind, "seeing.py"), "seeing.py", kind)
+
+
+def picture(width: int, height: int, colour: tuple[int, int, int]) -> str:
+    """A PNG's data URL: a colour that fades from left to right."""
+    line = b"\0" + b"".join(bytes(part * (width - x) // width for part in colour) for x in range(width))
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(line * height)), (b"IEND", b""))
+    body = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
+
+
+def own(kind: str, texts: list[str], pictures: list[str]) -> dict[str, list[list[float]]]:
+    """What transformers computes of them: vectors of `texts` and `pictures`, and each picture's `scores` for the texts."""
+    asked = json.dumps({"texts": texts, "pictures": pictures})
+    command = [str(python("embeddings")), "-c", OWN, str(model(kind))]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    return json.loads(done.stdout)
