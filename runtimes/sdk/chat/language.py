@@ -7,8 +7,8 @@ from typing import Final, Literal, Protocol
 
 from runtimes.sdk.chat.formats.harmony import MARKERS
 
-Format = Literal["tagged", "harmony", "none"]
-"""How a model writes reasoning and tool calls: see `formats`."""
+Format = Literal["tagged", "harmony", "template", "none"]
+"""How a model writes reasoning and tool calls: see `formats`; `template`: as a response template says, which its runtime reads."""
 
 _TAGS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
@@ -22,7 +22,7 @@ def format_of(template: str) -> Format:
 
 def markers_of(form: Format) -> frozenset[str]:
     """The special tokens that the format's parser reads; all others belong to no text."""
-    return frozenset({"harmony": MARKERS, "tagged": _TAGS, "none": ()}[form])
+    return frozenset({"harmony": MARKERS, "tagged": _TAGS}.get(form, ()))
 
 
 class Language(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from runtimes.sdk.chat.detokenize import Detokenizer
 from runtimes.sdk.chat.formats.harmony import HarmonyParser
@@ -34,8 +34,22 @@ class Plain:
         return []
 
 
-Parser = HarmonyParser | TaggedParser | Plain
-"""Splits generated text into pieces."""
+class Parser(Protocol):
+    """Splits generated text into pieces."""
+
+    @property
+    def thinking(self) -> bool:
+        """Within a thought."""
+
+    @property
+    def answering(self) -> bool:
+        """Within the answer, after its first text."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are certain now."""
+
+    def end(self) -> list[Piece]:
+        """The rest, when the text has ended."""
 
 
 def parser_of(language: Language, tools: Tools, *, thinking: bool) -> Parser:

@@ -102,6 +102,10 @@ class TextWorker(Worker, Generic[P]):
     def generate(self, run: Run[P]) -> Iterable[Token | Ending]:
         """Start to generate. The tokens as they come, then how it ended: nothing more once the run is unwanted. Raises WorkerError."""
 
+    def parser(self, conversation: Conversation, prompt: P) -> Parser:
+        """What reads the answer to this prompt."""
+        return parser_of(self.language, conversation.tools, thinking=prompt.thinking)
+
     def room(self, asked: int | None, prompt: P, param: str) -> int:
         """Tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
         return requests.room(asked, len(prompt.tokens), self.context, param)
@@ -123,7 +127,7 @@ class TextWorker(Worker, Generic[P]):
 
         def begin(cancel: Cancel) -> Begun:
             prompt = self.prompt(conversation)
-            parser = parser_of(self.language, conversation.tools, thinking=prompt.thinking)
+            parser = self.parser(conversation, prompt)
             return self._begin("chat", prompt, parser, generation, cancel, parallel=conversation.tools.parallel)
 
         return await self._answered(generation, begin)

@@ -57,7 +57,8 @@ class TransformersConfig(WorkerConfig):
         default=None, description="File with a chat template. Default: the model's own."
     )
     tool_format: Literal["auto", "qwen", "harmony", "none"] = Field(
-        default="auto", description="How the model writes tool calls and thoughts; auto: as its chat template shows."
+        default="auto",
+        description="How the model writes tool calls and thoughts; auto: as its chat template shows, else as its response template says.",
     )
     image_pixels: int | None = Field(
         default=None, ge=1024, description="Pixels above which a picture is made smaller. Default: as the model says."

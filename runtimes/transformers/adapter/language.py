@@ -36,6 +36,9 @@ from runtimes.transformers.adapter.kind import Kind
 from runtimes.transformers.shared.quantised import KERNELS
 
 SWITCH: Final = "enable_thinking"
+THOUGHTS: Final = frozenset({"reasoning_content", "reasoning", "thinking"})
+BUILT_IN: Final = {"gemma4": frozenset({"reasoning_content", "tool_calls", "content"})}
+"""The types of model for which only transformers' own response templates are known, and their fields."""
 MAX_CONTEXT: Final = 8192  # unless configured, or chosen for a device
 PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
 GENERATING: Final = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
@@ -167,10 +170,11 @@ class Language(Kind):
         except ModelUnusableError:
             return Capabilities(modalities)
         template = _template(config, folder)
+        described = _described(config, folder)
         return Capabilities(
             modalities=modalities,
-            tools="tools" in template and _writes_calls(config, template),
-            thinking="think" in template or "<|channel|>" in template,
+            tools="tools" in template and (_writes_calls(config, template) or "tool_calls" in described),
+            thinking="think" in template or "<|channel|>" in template or bool(described & THOUGHTS),
             multi_turn=bool(template),
             context=_context(config, folder),
         )
@@ -275,6 +279,17 @@ def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
     if config.chat_template_file is not None and config.chat_template_file.is_file():
         return config.chat_template_file.read_text(encoding="utf-8", errors="replace")
     return checkpoints.chat_template(folder.path) or ""
+
+
+def _described(config: TransformersConfig, folder: checkpoints.Folder) -> frozenset[str]:
+    """What a response template finds in answers: the folder's, else the one that transformers has for its type of model."""
+    if config.tool_format != "auto":
+        return frozenset()
+    found = checkpoints.json_object(folder.path / "tokenizer_config.json").get("response_template")
+    fields = found.get("fields") if isinstance(found, dict) else None
+    if isinstance(fields, dict):
+        return frozenset(fields)
+    return BUILT_IN.get(str(folder.config.values.get("model_type")), frozenset())
 
 
 def _writes_calls(config: TransformersConfig, template: str) -> bool:

@@ -219,6 +219,23 @@ class TestKnowledge:
         found = ADAPTER.capabilities(config(folder))
         assert (found.tools, found.thinking, found.multi_turn) == (False, False, False)
 
+    def test_answers_that_a_folder_describes(self):
+        folder = tiny_language.model("turns")
+        found = ADAPTER.capabilities(config(folder))
+        assert (found.tools, found.thinking) == (True, True)
+        found = ADAPTER.capabilities(config(folder, tool_format="none"))
+        assert (found.tools, found.thinking) == (False, False)
+
+    def test_answers_that_transformers_knows(self, tmp_path):
+        folder = shutil.copytree(tiny_language.model("turns"), tmp_path / "model")
+        for name, changed in (
+            ("tokenizer_config.json", {"response_template": None}),
+            ("config.json", {"model_type": "gemma4"}),
+        ):
+            found = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps({**found, **changed}))
+        assert ADAPTER.capabilities(config(folder)).tools
+
     def test_the_switch_of_thinking(self, tmp_path):
         assert ADAPTER.thinking(config()).disabled == {"chat_template_kwargs": {"enable_thinking": False}}
         assert ADAPTER.thinking(config(tiny_language.model("gpt_oss"))) is None  # it thinks always

@@ -25,6 +25,7 @@ from tests.support.tiny_language import ANSWER, THOUGHT
 
 HELLO = [{"role": "user", "content": "Hello"}]
 KINDS = ["qwen3", "qwen3_5", "gpt_oss", "qwen3_vl", "qwen3_5_vision"]
+DESCRIBED = "turns"  # in no format of ours: its folder has a response template
 QUANTISED = {"qwen3": "fp8", "gpt_oss": "mxfp4"}
 EYES = ["qwen3_vl", "qwen3_5_vision"]
 
@@ -44,7 +45,7 @@ STEPS = [{"role": "user", "content": "think in steps"}]  # the models' templates
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
     common = {"runtime": "transformers", "threads": 1, "n_ctx": 2048}
-    models = {kind: {**common, "path": str(tiny_language.model(kind))} for kind in KINDS}
+    models = {kind: {**common, "path": str(tiny_language.model(kind))} for kind in (*KINDS, DESCRIBED)}
     models["endless"] = {**common, "path": str(tiny_language.model(endless=True))}
     tireless = tiny_language.model(endless=True, max_position_embeddings=32768)  # it goes on for a minute
     models["tireless"] = {**common, "path": str(tireless), "n_ctx": 32768, "parallel": 1}
@@ -111,7 +112,7 @@ def ask(request, sdk):
 class TestChat:
     """Every family thinks, answers and stops, whole and streamed."""
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", [*KINDS, DESCRIBED])
     def test_thoughts_and_answer(self, ask, kind):
         said, thought, calls, finish, usage = ask(model=kind)
         assert (said, thought, calls, finish) == (ANSWER, THOUGHT, [], "stop")
@@ -145,7 +146,7 @@ class TestChat:
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
         ]
-        for kind in ("qwen3", "qwen3_5", "gpt_oss"):
+        for kind in ("qwen3", "qwen3_5", "gpt_oss", DESCRIBED):
             assert ask(model=kind, messages=messages, tools=[WEATHER])[0] == ANSWER
 
     def test_length(self, ask):
@@ -211,18 +212,18 @@ class TestTools:
     def read(calls):
         return [(name, json.loads(arguments)) for name, arguments in calls]
 
-    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss"])
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss", DESCRIBED])
     def test_auto(self, ask, kind):
         said, _, calls, finish, _ = ask(model=kind, tools=[WEATHER])
         assert (said, self.read(calls), finish) == ("", [self.PARIS], "tool_calls")
 
-    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", DESCRIBED])
     def test_parallel(self, ask, kind):
         assert self.read(ask(model=kind, tools=[WEATHER, TIME])[2]) == [self.PARIS, ("get_time", {})]
         _, _, calls, finish, _ = ask(model=kind, tools=[WEATHER, TIME], parallel_tool_calls=False)
         assert (self.read(calls), finish) == ([self.PARIS], "tool_calls")
 
-    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss"])
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss", DESCRIBED])
     def test_none(self, ask, kind):
         assert ask(model=kind, tools=[WEATHER], tool_choice="none")[0] == ANSWER
         assert ask(model=kind, tools=[WEATHER], messages=STEPS)[0] == ANSWER
@@ -232,6 +233,12 @@ class TestTools:
         _, thought, calls, finish, _ = ask(model=kind, tools=[WEATHER], tool_choice="required", messages=STEPS)
         assert (self.read(calls), finish) == ([self.PARIS], "tool_calls")
         assert thought == ("" if kind == "gpt_oss" else THOUGHT)
+
+    @pytest.mark.parametrize("more", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+    def test_calls_that_can_only_be_read(self, daemon, more):
+        refused = daemon.chat(DESCRIBED, messages=STEPS, tools=[WEATHER], **more)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", *more)
 
     @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss"])
     def test_one_that_is_named(self, ask, kind):

@@ -24,6 +24,8 @@ NEWLINE, SPACE = "\u010a", "\u0120"  # how byte-level vocabularies spell them
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|plan|>", "<|plans|>"]
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 HARMONY = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"]
+TURNS = ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"]
+END = {"gpt_oss": "<|return|>", "turns": "<turn|>"}
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 
 TAGGED = r"""
@@ -54,6 +56,33 @@ HARMONIC = r"""
 {%- if add_generation_prompt %}{{ '<|start|>assistant' }}
 {%- if tools and messages[-1].role == 'user' and 'steps' not in messages[-1].content %}{{ '<|plan|>' }}{% endif %}{% endif %}"""
 
+TURNED = r"""
+{%- if tools %}{{ '<|turn>system\n' + (tools | tojson) + '<turn|>\n' }}{% endif %}
+{%- for message in messages %}{{ '<|turn>' + message.role + '\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}{{ '<|tool_call>call:' + call.function.name + (call.function.arguments | tojson) + '<tool_call|>' }}{% endfor %}
+{{- '<turn|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|turn>model\n' }}
+{%- if tools and messages[-1].role == 'user' and 'steps' not in messages[-1].content %}
+{{- '<|plans|>' if tools | length > 1 else '<|plan|>' }}{% endif %}{% endif %}"""
+
+RESPONSES = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|turn>model\n",
+    "fields": {
+        "thinking": {"open": "<|channel>thought\n", "close": "<channel|>"},
+        "tool_calls": {
+            "open_pattern": r"\s*<\|tool_call>call:(?P<name>\w+)",
+            "close": "<tool_call|>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"unquoted_keys": True},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": "<turn|>"},
+    },
+}
+"""What the checkpoint of kind `turns` says of its answers."""
+
 JSON_FORM = r'<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
 XML_FORM = r"<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call>"
 
@@ -69,7 +98,7 @@ def scripts(kind: str, *, endless: bool) -> list[list[str]]:
     """Chains of tokens, each following the one before it wherever it stands."""
     smile = [spelt("🙂")[i] for i in range(4)]  # one token a byte
     words = [spelt(word) for word in ("Hello", " from", " a", " tiny", " model")]
-    end = "<|return|>" if kind == "gpt_oss" else "<|im_end|>"
+    end = END.get(kind, "<|im_end|>")
     answer = [*words, *([spelt(" and"), words[2]] if endless else [SPACE, *smile, end])]
     thought = [spelt("pond"), spelt("ering")]
     if kind == "gpt_oss":
@@ -82,6 +111,16 @@ def scripts(kind: str, *, endless: bool) -> list[list[str]]:
             ["<|plan|>", header, *arguments],
             ["<|channel|>", "commentary"],
             ["<|message|>", *arguments],
+        ]
+    if kind == "turns":
+        call = [spelt("call:get_weather"), spelt('{city: "Par'), spelt('is"}'), "<tool_call|>", end]
+        both = [
+            spelt('<|tool_call>call:get_weather{"city": "Paris"}<tool_call|>\n<|tool_call>call:get_time{}<tool_call|>')
+        ]
+        return [
+            [NEWLINE, "<|channel>", spelt("thought\n"), *thought, "<channel|>", NEWLINE * 2, *answer],
+            ["<|plan|>", "<|tool_call>", *call],
+            ["<|plans|>", *both, end],
         ]
     after = ["</think>", NEWLINE * 2, *answer]
     if kind == "qwen3":
@@ -107,7 +146,7 @@ def scripts(kind: str, *, endless: bool) -> list[list[str]]:
 
 def tokenizer(kind: str, chains: list[list[str]]) -> transformers.PreTrainedTokenizerFast:
     """Byte-level BPE with one merge: the 256 bytes, the scripts' words, and the special tokens."""
-    special = [*SPECIAL, *VISION, *HARMONY]
+    special = [*SPECIAL, *VISION, *HARMONY, *(TURNS if kind == "turns" else [])]
     added = [*MARKS, "assistant", "commentary"] if kind == "gpt_oss" else MARKS
     words = sorted(pre_tokenizers.ByteLevel.alphabet())
     words += sorted(
@@ -119,10 +158,12 @@ def tokenizer(kind: str, chains: list[list[str]]) -> transformers.PreTrainedToke
     tokens.decoder = decoders.ByteLevel()
     tokens.add_special_tokens(special)
     tokens.add_tokens([AddedToken(word, normalized=False) for word in added])
-    end = "<|return|>" if kind == "gpt_oss" else "<|im_end|>"
+    end = END.get(kind, "<|im_end|>")
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token=end, pad_token="<|endoftext|>")
     if kind == "gpt_oss":
         fast.chat_template = HARMONIC
+    elif kind == "turns":
+        fast.chat_template, fast.response_template = TURNED, RESPONSES
     else:
         form, opened = (JSON_FORM, "") if kind == "qwen3" else (XML_FORM, r"<think>\n")
         fast.chat_template = TAGGED.replace("@form@", form).replace("@open@", opened)
@@ -169,7 +210,7 @@ def build(kind: str, fast: transformers.PreTrainedTokenizerFast, sizes: dict) ->
         "tie_word_embeddings": False,
     }
     match kind:
-        case "qwen3":
+        case "qwen3" | "turns":
             return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**base))
         case "gpt_oss":
             config = transformers.GptOssConfig(**base, num_local_experts=4, num_experts_per_tok=2, sliding_window=16)
@@ -259,7 +300,7 @@ def write(
                     parameter.normal_(0, 0.1)
     else:
         spell(model, fast, chains)
-    ends = ["<|return|>", "<|call|>"] if kind == "gpt_oss" else ["<|im_end|>", "<|endoftext|>"]
+    ends = ["<|return|>", "<|call|>"] if kind == "gpt_oss" else [END.get(kind, "<|im_end|>"), "<|endoftext|>"]
     model.generation_config.eos_token_id = [fast.convert_tokens_to_ids(end) for end in ends]
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     fast.save_pretrained(folder)

@@ -9,8 +9,12 @@ from runtimes.sdk.body import Body
 from runtimes.sdk.chat.grammar import grammar
 from runtimes.sdk.chat.parameters import CHAT, COMPLETIONS
 from runtimes.sdk.chat.request import Sampling
+from runtimes.sdk.chat.response_builder import Parser
+from runtimes.sdk.chat.schema import Schema
 from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tools import Tools
 from runtimes.sdk.chat.worker import Conversation, Run, TextWorker
+from runtimes.sdk.errors import unsupported
 from runtimes.sdk.server import Settings, serve
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.transformers.worker.chat import prompt as prompts
@@ -18,6 +22,7 @@ from runtimes.transformers.worker.chat.decoder import Decoder, Job
 from runtimes.transformers.worker.chat.guide import Guides
 from runtimes.transformers.worker.chat.model import Loaded, Options, load
 from runtimes.transformers.worker.chat.prompt import Prompt
+from runtimes.transformers.worker.chat.response_template import TemplateParser
 
 
 class ChatWorker(TextWorker[Prompt]):
@@ -48,6 +53,8 @@ class ChatWorker(TextWorker[Prompt]):
     def prompt(self, conversation: Conversation) -> Prompt:
         """With the guide of an answer that isn't free."""
         tools = conversation.tools
+        if self.language.answers is not None:
+            _refuse_forced(tools, conversation.schema)
         prompt = prompts.chat(self.language, conversation.messages, tools.offered, conversation.arguments)
         found = grammar(
             self.language,
@@ -58,6 +65,13 @@ class ChatWorker(TextWorker[Prompt]):
             mark=self.guides.mark,
         )
         return prompt if found is None else dataclasses.replace(prompt, guide=self.guides.guide(found))
+
+    def parser(self, conversation: Conversation, prompt: Prompt) -> Parser:
+        """As the checkpoint says, where none of our formats is the model's."""
+        if self.language.answers is None:
+            return super().parser(conversation, prompt)
+        said = self.language.decode(prompt.tokens)
+        return TemplateParser(self.language.answers, said, conversation.tools.offered)
 
     def continued(self, tokens: list[int], body: Body) -> Prompt:
         """Nothing beside them."""
@@ -70,6 +84,14 @@ class ChatWorker(TextWorker[Prompt]):
         job = Job(prompt.tokens, run.limit, sampling, run.cancel, ends, prompt.pictures, prompt.guide, run.enough)
         self.decoder.submit(job)
         return job.results()
+
+
+def _refuse_forced(tools: Tools, schema: Schema | None) -> None:
+    """Raises WorkerError: no grammar is known of calls that a response template describes."""
+    if tools.must:
+        raise unsupported("tool_choice", "this model's calls can be read, not forced: auto, or none")
+    if schema is not None and tools.offered:
+        raise unsupported("response_format", "this model's calls can't be told from an answer in JSON: leave out tools")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ from typing import Any, Literal
 import torch
 import transformers
 from transformers.integrations.hub_kernels import get_kernel
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
 
 from runtimes.sdk.chat.tokenizer import DEFAULTS, TokenizerLanguage, facts
 from runtimes.transformers.shared.quantised import KERNELS
+from runtimes.transformers.worker.chat.response_template import CALLS, marked, response_template
 
 PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
 INSTALL = "llmux runtimes install transformers --device cuda"
@@ -45,10 +47,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Loaded(TokenizerLanguage):
-    """A loaded model. `image_processor`: None without vision."""
+    """A loaded model. `image_processor`: None without vision. `answers`: how they are read if `format` is `template`."""
 
     model: Any
     image_processor: Any | None
+    answers: ResponseTemplate | None
 
     @property
     def takes_images(self) -> bool:
@@ -85,11 +88,17 @@ def load(options: Options) -> Loaded:
     if options.chat_template is not None:
         tokenizer.chat_template = options.chat_template
     ids = model.generation_config.eos_token_id
-    return Loaded(
-        model=model,
-        image_processor=_image_processor(options, config),
-        **facts(tokenizer, ids if isinstance(ids, list) else [ids], tool_format=options.tool_format),
-    )
+    told = facts(tokenizer, ids if isinstance(ids, list) else [ids], tool_format=options.tool_format)
+    answers = None
+    if told["format"] == "none" and options.tool_format == "auto":
+        answers = response_template(tokenizer, model)
+    if answers is not None:
+        added = tokenizer.added_tokens_decoder
+        read = marked(answers, [token.content for token in added.values()])
+        told["format"] = "template"
+        told["knows_tools"] = CALLS in answers.fields and "tools" in str(tokenizer.chat_template)
+        told["hidden"] = frozenset(i for i in told["hidden"] if added[i].content not in read)
+    return Loaded(model=model, image_processor=_image_processor(options, config), answers=answers, **told)
 
 
 def _arguments(options: Options, config: Any) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""Response templates: a checkpoint's own description of how its model writes thoughts and calls, read by transformers' parser.
+
+They serve models whose chat template shows none of the formats in `runtimes.sdk.chat.formats`. Those read more: arguments as
+they come, and calls that are not quite right; and grammars can force them (docs/adr/0022-response-templates.md).
+
+The parser tells of regions: it opens one, brings its text, closes it. A region that should be a call and can't be read
+becomes text, and so does a call that nobody offered. Therefore what was read is remembered from the last region or text on.
+The parser gets one character after the other, because what it has found before it fails is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from transformers.cli.serving.utils import get_response_template
+from transformers.utils.chat_parsing import ResponseParser
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+
+from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Piece, Text, Thought
+
+CALLS: Final = "tool_calls"
+_TEXT: Final = "content"
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")  # names that templates give them
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, RecursionError)
+
+
+def response_template(tokenizer: Any, model: Any) -> ResponseTemplate | None:
+    """The checkpoint's, else transformers' own for this type of model; None if there is none that can be read."""
+    found = get_response_template(tokenizer, model)
+    try:
+        return None if found is None else load_response_template(found)
+    except _UNREADABLE as error:
+        sys.stderr.write(f"response_template: {error}. Thoughts and calls stay in the text.\n")
+        return None
+
+
+def marked(template: ResponseTemplate, tokens: Sequence[str]) -> frozenset[str]:
+    """Those of these tokens that the template looks for."""
+    fields = template.fields.values()
+    patterns = [found.pattern for field in fields for found in (field.open_re, field.close_re) if found is not None]
+    wanted = " ".join([*patterns, json.dumps([field.content_args for field in fields], ensure_ascii=False)])
+    plain = re.sub(r"\\(.)", r"\1", wanted)
+    return frozenset(token for token in tokens if token and token in plain)
+
+
+class TemplateParser:
+    """`prompt`: it may end within a thought. `tools`: those that were offered, for the types of arguments; none: calls are text."""
+
+    def __init__(self, template: ResponseTemplate, prompt: str, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._template, self._tools = template, [dict(tool) for tool in tools]
+        self._count = 0
+        self._raw = ""  # read since the last region or text
+        self._fresh = False  # a thought or a call is over, and only blanks came since
+        self._blanks = ""  # at the end of what was output
+        self.thinking = False
+        self.answering = False
+        begun = template.start_anchor_re.search(prompt) is not None  # without it the parser would read the conversation
+        try:
+            self._parser = ResponseParser(template, prefix=prompt if begun else "", tools=self._tools)
+        except _UNREADABLE:
+            self._parser = ResponseParser(template, prefix="", tools=self._tools)
+        list(self._pieces(self._parser.initial_events))
+        self._blanks, self.answering = "", False
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are certain now."""
+        out: list[Piece] = []
+        for char in text:
+            self._raw += char
+            try:
+                events = self._parser.feed(char)
+            except _UNREADABLE:
+                out.append(self._unread())
+            else:
+                out += self._pieces(events)
+        return out
+
+    def end(self) -> list[Piece]:
+        """The rest, when the text has ended."""
+        try:
+            _, events = self._parser.finalize()
+        except _UNREADABLE:
+            return [self._unread()]
+        return [*self._pieces(events), Text(self._blanks)]
+
+    def _pieces(self, events: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
+        for event in events:
+            field, kind = event["field"], event["type"]
+            if kind == "region_open":
+                self._open(field)
+            elif kind == "region_chunk" and not event["dirty"]:
+                yield from self._say(field, event["text"])
+            elif kind == "region_close" and field == CALLS:
+                calls = self._calls(event["value"])
+                if not calls:
+                    yield self._unread()
+                    return  # what else happened is in that text
+                yield from calls
+                self._end_format()
+            elif kind == "region_close" and field in _THOUGHTS:
+                self._end_format()
+
+    def _open(self, field: str) -> None:
+        self.answering = False
+        opening = self._template.fields[field].open_re
+        if field == CALLS or opening is None:
+            return
+        self._raw = self._raw[max((found.end() for found in opening.finditer(self._raw)), default=0) :]
+        if field in _THOUGHTS:
+            self._end_format()
+            self.thinking = True
+
+    def _end_format(self) -> None:
+        """Blanks around thoughts and before calls belong to the format, not to the answer."""
+        self.thinking, self.answering, self._fresh, self._blanks = False, False, True, ""
+
+    def _say(self, field: str, text: str) -> Iterator[Piece]:
+        self._raw = self._raw.partition(text)[2]  # what the parser holds back
+        if self._fresh:
+            text = text.lstrip()
+        if not text or field not in (_TEXT, *_THOUGHTS):
+            return
+        self._fresh = False
+        self.answering = field == _TEXT
+        text = self._blanks + text
+        said = text.rstrip()
+        self._blanks = text[len(said) :]
+        if said:
+            yield Text(said) if self.answering else Thought(said)
+
+    def _calls(self, value: object) -> list[Piece]:
+        """Empty if there is one that can't be read, or none were offered."""
+        try:
+            calls = [_call(found) for found in (value if isinstance(value, list) else [value])]
+        except _UNREADABLE:
+            return []
+        if not self._tools:
+            return []
+        self._raw = ""
+        first, self._count = self._count, self._count + len(calls)
+        numbered = enumerate(calls, first)
+        return [piece for at, (name, given) in numbered for piece in (CallStart(at, name), CallArguments(at, given))]
+
+    def _unread(self) -> Text:
+        """What was read since the last region or text. The parser begins anew."""
+        text, self._raw, self._blanks = self._blanks + self._raw, "", ""
+        self._parser = ResponseParser(self._template, prefix="", tools=self._tools)
+        self.thinking, self._fresh, self.answering = False, False, True
+        return Text(text)
+
+
+def _call(value: Any) -> tuple[str, str]:
+    """A call's name, and its arguments as JSON. Raises one of `_UNREADABLE`."""
+    function = value["function"]
+    name, arguments = function["name"], function.get("arguments") or {}
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        raise TypeError(value)
+    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
