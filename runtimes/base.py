@@ -219,6 +219,7 @@ class Capabilities:
     multi_turn: bool | None = None
     context: int | None = None  # tokens of one request, prompt and answer together
     architecture: str | None = None  # as the file of its weights names it
+    translates: bool = False  # from one language that a request names into another, and nothing else
 
 
 def in_order(inputs: Collection[Modality]) -> tuple[Modality, ...]:

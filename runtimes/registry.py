@@ -50,6 +50,7 @@ REGISTRY = Registry(
         "command": "runtimes.command.adapter:CommandAdapter",
         "transformers": "runtimes.transformers.adapter:TransformersAdapter",
         "faster_whisper": "runtimes.faster_whisper.adapter:FasterWhisperAdapter",
+        "ctranslate2": "runtimes.ctranslate2.adapter:CTranslate2Adapter",
         "vllm_serve": "runtimes.vllm_serve.adapter:VllmServeAdapter",
         "sglang": "runtimes.sglang.adapter:SglangAdapter",
         "tgi": "runtimes.tgi.adapter:TgiAdapter",

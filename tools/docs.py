@@ -22,6 +22,7 @@ from typing import Any, Final
 import click
 
 from runtimes.chatterbox.worker.parameters import SPEECH
+from runtimes.ctranslate2.worker import parameters as ctranslate2
 from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK, VISION
 from runtimes.model_config import ModelConfig
 from runtimes.registry import REGISTRY, Registry
@@ -282,6 +283,11 @@ def parameters(known: Table) -> str:
     return table(("Parameter", "Fate", "Meaning"), rows)
 
 
+def differences(table_of_runtime: Table, common: Table) -> str:
+    """What a runtime does otherwise than the table of all workers for language models says."""
+    return parameters({name: told for name, told in table_of_runtime.items() if told != common.get(name)})
+
+
 def speech_parameters() -> str:
     """The same, in each variant."""
     names = dict.fromkeys(name for known in SPEECH.values() for name in known)
@@ -350,6 +356,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "runtimes": partial(runtimes, registry),
         "parameters of chat": partial(parameters, CHAT),
         "parameters of completions": partial(parameters, COMPLETIONS),
+        "parameters of ctranslate2": partial(differences, ctranslate2.CHAT, CHAT),
         "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
         "parameters of speech": speech_parameters,
         "parameters of embeddings": partial(parameters, EMBEDDINGS),

@@ -47,6 +47,7 @@ class PromptFormat:
             tools=False,
             thinking=self.thinks is not None,
             multi_turn=self.multi_turn,
+            translates=self.translates,
         )
 
     def endpoints(self, endpoints: Collection[Endpoint]) -> frozenset[Endpoint]:

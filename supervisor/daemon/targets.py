@@ -333,9 +333,9 @@ async def _target_model(name: str, route: Route) -> TargetModel:
 
     def known() -> TargetModel:
         model = route.model
-        multi_turn = model.capabilities.multi_turn  # first: the modes depend on what is known
-        translates = model.prompts is not None and model.prompts.translates
+        capabilities = model.capabilities  # first: the modes depend on what is known
         modes = thinking_modes(route, model)
+        multi_turn, translates = capabilities.multi_turn, capabilities.translates
         return TargetModel(name, model.thinking, modes, multi_turn, model.adapter.decoding, translates)
 
     is_known = route.model.known_capabilities is not None

@@ -23,7 +23,7 @@ from runtimes import device_kind
 from runtimes.base import LaunchContext, LaunchSpec
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY, AnyAdapter
-from tests.support import contributing, fake_servers, fake_vllm, hf_folder, tiny, tiny_language
+from tests.support import contributing, fake_servers, fake_vllm, hf_folder, tiny, tiny_ctranslate2, tiny_language
 from tests.support.limits import LIMIT_S
 from tests.support.ports import quiet_ports
 
@@ -193,6 +193,20 @@ def transformers(folder: Path) -> Subject:
     )
 
 
+def ctranslate2(folder: Path) -> Subject:
+    model = tiny_ctranslate2.language()
+    broken = shutil.copytree(model, folder / "model")
+    (broken / "vocabulary.json").unlink()
+    return Subject(
+        name="ctranslate2",
+        adapter=REGISTRY.get("ctranslate2"),
+        keys={"path": str(model), "n_ctx": 1024, "threads": 1},
+        broken={"path": str(broken)},
+        complaint="vocabulary",
+        guarded=("/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics"),
+    )
+
+
 def remote() -> Subject:
     """No process: what the contract says of configurations holds for it, what it says of workers is in tests/e2e/remote."""
     return Subject(
@@ -246,6 +260,7 @@ SUBJECTS = {
     "sglang": ["sglang"],
     "tgi": ["tgi"],
     "tabbyapi": ["tabbyapi"],
+    "ctranslate2": ["ctranslate2"],
 }
 """Every runtime that has workers, with its subjects."""
 
@@ -272,6 +287,8 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
         return other_server(name, folders.mktemp(name))
     if name == "transformers":
         return transformers(folders.mktemp("transformers"))
+    if name == "ctranslate2":
+        return ctranslate2(folders.mktemp("ctranslate2"))
     if name == "contributed":
         return contributed(folders.mktemp("contributed"))
     if name in {"transformers-asr", "faster_whisper"}:

@@ -75,6 +75,7 @@ SUBJECTS = {  # runtime, or runtime-kind
         model("transformers", hearing.cohere, type="asr", default_language="en"), long_sound
     ),
     "faster_whisper": Measured(known("faster_whisper"), long_sound),
+    "ctranslate2": Measured(known("ctranslate2"), lambda: LETTERS),
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
 }
 ELSEWHERE = {

@@ -12,6 +12,7 @@ from tests.support.build_llama_server import CACHE
 ENVIRONMENTS = {  # of runtimes, in MiB: to download, and on disk
     "llama_server": (33, 101),
     "faster_whisper": (105, 428),
+    "ctranslate2": (70, 278),
     "transformers": (230, 1202),
     "embeddings": (80, 1265),
 }

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes.adapters import speech_recognition, whisper_sizes
+from runtimes.adapters import ctranslate2_models, speech_recognition, whisper_sizes
+from runtimes.adapters.ctranslate2_models import ComputeType, ModelFile
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
 from runtimes.adapters.whisper_sizes import Size
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, LaunchSpec, ModelUnusableError
-from runtimes.device_kind import HOST
-from runtimes.faster_whisper.adapter import model_file
-from runtimes.faster_whisper.adapter.model_file import ModelFile
 from runtimes.model_config import Modality, Source
 
-CUDA_LIBRARIES: Final = ("cublas", "cudnn", "cuda_nvrtc")  # of the wheels; CTranslate2 finds them by library path only
 PROGRAM_MIB: Final = 135  # interpreter, CTranslate2, ONNX Runtime, PyAV, and the spectrum of a short file
 POSITIONS, TOKENS, HEAD = 1500, 448, 64
-COMPUTE_BYTES: Final = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4, "auto": 1}
-DRIVER: Final = Path("/dev/nvidiactl")
-
-ComputeType = Literal[
-    "default",
-    "auto",
-    "int8",
-    "int8_float32",
-    "int8_float16",
-    "int8_bfloat16",
-    "int16",
-    "float16",
-    "bfloat16",
-    "float32",
-]
 
 
 class FasterWhisperConfig(WorkerConfig):
@@ -98,17 +79,12 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
 
     def launch(self, config: FasterWhisperConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
-        spec = super().launch(config, context)
-        if not context.device.kind.accelerates:
-            return spec
-        packages = (context.environment(self.name) / "lib").glob("python3*/site-packages/nvidia")
-        folders = (str(nvidia / library / "lib") for nvidia in packages for library in CUDA_LIBRARIES)
-        return dataclasses.replace(spec, library_path=tuple(folders))
+        return ctranslate2_models.with_cuda(super().launch(config, context), context, self.name)
 
     def estimate(self, config: FasterWhisperConfig) -> Estimate | None:
         """From the variables listed in model.bin; None if it can't be read."""
         try:
-            return _footprint(config, model_file.read(config.path))
+            return _footprint(config, ctranslate2_models.read(config.path))
         except ModelUnusableError:
             return None
 
@@ -127,7 +103,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
 
 def _path_problems(path: Path) -> Iterator[str]:
     try:
-        model = model_file.read(path)
+        model = ctranslate2_models.read(path)
     except ModelUnusableError as error:
         yield f"path: {error}"
         return
@@ -147,7 +123,7 @@ def _footprint(config: FasterWhisperConfig, model: ModelFile) -> Estimate:
 
     Long files briefly take another megabyte of host memory for each second of a piece, of at most two minutes.
     """
-    width = _value_bytes(config, model)
+    width = ctranslate2_models.value_bytes(config.compute_type, model, config.devices)
     weights = model.bytes_as(width)
     size, inner = _widths(model)
     activation = 4 if width in (1, 4) else 2
@@ -155,18 +131,6 @@ def _footprint(config: FasterWhisperConfig, model: ModelFile) -> Estimate:
     kept = model.layers("decoder") * 2 * size * activation * (POSITIONS + TOKENS * config.beam_size)
     work = config.parallel * (encoder + kept)
     return Estimate.of({"weights": weights, "work": work, "program": PROGRAM_MIB * MIB})
-
-
-def _value_bytes(config: FasterWhisperConfig, model: ModelFile) -> int:
-    """Bytes of a weight once loaded. CPUs convert float16 and bfloat16 to float32."""
-    kind = config.compute_type
-    if kind.startswith("int8"):
-        return 1
-    if kind != "default":
-        return COMPUTE_BYTES[kind]
-    on_host = not DRIVER.exists() or (bool(config.devices) and set(config.devices) == {HOST.name})
-    stored_halves = model.values.keys() & {4, 5}
-    return 4 if on_host and stored_halves and model.widest == 2 else model.widest
 
 
 def _widths(model: ModelFile) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """llm-pool's settings.json with local.json over it: each backend's fields, as far as a runtime here does the same.
 
-`llama_server` and the in-process GGUF backend become llama_server; both vLLM backends become vllm_serve.
+`llama_server` and the in-process GGUF backend become llama_server; both vLLM backends become vllm_serve; ct2 ctranslate2.
 Shared decoding settings and how a model thinks belong to the requests, so they become a virtual model of the same name. Both
 are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool.
 """
@@ -13,8 +13,10 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.base import CHAT_TEMPLATE, Thinking
+from runtimes.device_kind import CUDA, HOST
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from runtimes.openai_remote.adapter import SWITCHES
+from runtimes.registry import REGISTRY
 from runtimes.vllm_serve.adapter.config import VllmServeConfig
 from supervisor.catalog.keys import is_loopback
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
@@ -25,10 +27,7 @@ from supervisor.errors import ConfigError
 _KEPT: Final = ("target_inflight", "modalities")
 _REPLICAS: Final = ("replicas", "replica_max")
 _COMMON: Final = frozenset({"backend", "model_path", "enabled", *_KEPT, *_REPLICAS, "enable_thinking", "prompt_format"})
-_DECODING: Final = {
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop")},
-    "repetition_penalty": "repeat_penalty",
-}
+_OPENAIS_DECODING: Final = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _REMOTE_DECODING: Final = ("temperature", "top_p", "max_tokens", "stop")
 _RENAMED: Final = {
     "mmproj_path": "mmproj",
@@ -49,7 +48,6 @@ _RENAMED_REMOTE: Final = {
 _SWITCHED_OFF: Final = 'it stays off, and nobody can load it here; take "enabled: false" out to have it'
 _OWN: Final = "llmux chooses it"
 _NOT_HERE: Final = {
-    "ct2": "there is no runtime for CTranslate2",
     "exllamav3": "there is no runtime for ExLlamaV3",
 }
 
@@ -81,21 +79,26 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
         else:
             draft.lose(f"engine.models.{theirs}", "expected an object")
     decoding = object_of(engine.get("decoding"))
-    why = dict.fromkeys(decoding, "requests have no such field") | {"beam_size": "no runtime here searches with beams"}
-    draft.lose_unknown("engine.decoding.", decoding, _DECODING, why)
+    known: set[str] = set()
     for name, model in draft.models.items():
-        # vLLM's field bears the name that llm-pool uses; remotes refuse fields that they don't know.
-        names = dict(_DECODING)
-        if model.get("runtime") == "vllm_serve":
-            names["repetition_penalty"] = "repetition_penalty"
-        elif model.get("runtime") == "openai_remote":
-            names = {key: key for key in _REMOTE_DECODING}
+        names = _decoding_of(str(model.get("runtime") or "llama_server"))
+        known |= names.keys()
         draft.merge(name, name, "defaults", {names[key]: item for key, item in decoding.items() if key in names})
+    why = dict.fromkeys(decoding, "requests have no such field") | {"beam_size": "no model here searches with beams"}
+    draft.lose_unknown("engine.decoding.", decoding, known, why)
     draft.lose_unknown("service.", service, {"host", "port", "log_level"})
     draft.lose_unknown("engine.", engine, {"backend", "decoding", "models"})
     draft.lose_unknown("", root, {"service", "engine"})
     draft.list_models()
     return draft
+
+
+def _decoding_of(runtime: str) -> dict[str, str]:
+    """What requests to its models call the shared decoding settings. Remotes refuse fields that they don't know."""
+    if runtime == "openai_remote":
+        return {key: key for key in _REMOTE_DECODING}
+    beyond = {key: names[0] for key, names in REGISTRY.get(runtime).decoding.items()}
+    return {**{key: key for key in _OPENAIS_DECODING}, **beyond}
 
 
 def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
@@ -182,6 +185,19 @@ def _gguf(draft: Draft, name: str, where: str, values: Values) -> None:
     draft.look(f"{where}.backend", "runs in a llama.cpp server of its own now", model=name)
 
 
+def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
+    model = draft.models[name]
+    model |= {"runtime": "ctranslate2", "path": values.get("model_path")}
+    if values.get("compute_type") is not None:
+        model["compute_type"] = values["compute_type"]
+    kind, _, index = text_of(values.get("device") or "cuda").partition(":")
+    if kind == "cpu":
+        model["devices"] = [HOST.device_id()]
+    elif index.isdecimal():
+        model["devices"] = [CUDA.device_id(int(index))]  # otherwise llmux chooses one
+    _others(draft, name, where, values, "device", "compute_type")
+
+
 def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
     model = draft.models[name]
     fields, serve = _rest(values, "vllm_"), _rest(values, "vllm_serve_")
@@ -246,6 +262,7 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
 
 
 _BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = {
+    "ct2": _ct2,
     "llama_server": _llama_server,
     "llama_cpp": _gguf,
     "gguf": _gguf,

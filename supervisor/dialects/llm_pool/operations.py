@@ -54,9 +54,10 @@ _MS: Final = {
     "engine_tokens_per_second": "Output tokens by `gpu_generate_total_ms`, or else by `backend_inference_wall_ms`.",
 }
 _LANGUAGES: Final = (
-    "For models with the [prompt format](configuration.md#prompt-formats) `translategemma_template`, and refused by all others: "
-    "codes such as `nl` or `pt-BR`. The target is required. Without a source, or with `auto` or `mixed`, the model is told to "
-    "detect the language of each segment."
+    "For [translation models](runtimes.md#ctranslate2) that know several languages, by their own codes, such as `deu_Latn`, and "
+    "for models with the [prompt format](configuration.md#prompt-formats) `translategemma_template`; refused by all others. The "
+    "target is required. With the prompt format codes are such as `nl` or `pt-BR`, and without a source, or with `auto` or "
+    "`mixed`, the model is told to detect the language of each segment."
 )
 METRICS: Final = record({name: number(about, null=True) for name, about in _MS.items()}, "What isn't known is null.")
 
@@ -108,7 +109,7 @@ SECTION: Final = Section(
                             },
                             about="`temperature`, `top_p`, `top_k`, `repetition_penalty`, `max_tokens`, `stop` (a list, "
                             "beside the strings of the model's [prompt format](configuration.md#prompt-formats)), `beam_size`. What is left out is as [configured](configuration.md#virtual_models). What the "
-                            "model's runtime doesn't have stands in `x-llmux-ignored`: `beam_size`, and of "
+                            "model's runtime doesn't have stands in `x-llmux-ignored`: `beam_size`, except for [ctranslate2](runtimes.md#ctranslate2), and of "
                             "[remote](runtimes.md#openai_remote) models also `top_k` and `repetition_penalty`. Other names are "
                             "refused.",
                         ),

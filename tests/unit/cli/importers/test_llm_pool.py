@@ -41,6 +41,27 @@ class TestLlmPool:
         assert any(note.startswith("models.b.prompt_format: ") for note in notes(draft))
         assert "engine.models.c.prompt_format: prompts are written where the model runs" in notes(draft)
 
+    def test_ct2_models(self):
+        """llmux chooses a GPU where none is named; what their requests have beyond OpenAI's is their own."""
+        common = {"backend": "ct2", "model_path": "/a", "prompt_format": "generic"}
+        models = {
+            "a": {**common, "device": "cuda", "compute_type": "int8_float16"},
+            "b": {**common, "device": "cuda:1"},
+            "c": {**common, "device": "cpu", "modalities": ["text"], "gguf_n_ctx": 1},
+        }
+        decoding = {"beam_size": 4, "repetition_penalty": 1.2, "min_p": 0.1}
+        draft = llm_pool.convert({"engine": {"decoding": decoding, "models": models}})
+        draft.settle()
+        ours = {"runtime": "ctranslate2", "path": "/a", "prompt_format": "generic"}
+        assert draft.models["a"] == {**ours, "compute_type": "int8_float16"}
+        assert draft.models["b"] == {**ours, "devices": ["gpu1"]}
+        assert draft.models["c"] == {**ours, "devices": ["host"], "modalities": ["text"]}
+        assert draft.virtual_models["a"]["defaults"] == {"beam_size": 4, "repetition_penalty": 1.2}
+        assert notes(draft) == [
+            "engine.models.c.gguf_n_ctx: not a field of this backend",
+            "engine.decoding.min_p: requests have no such field",
+        ]
+
     def test_models_that_are_switched_off_stay_so_and_are_named(self):
         """There operators may load them; here nobody may, so they are told of each."""
         gguf = {"backend": "llama_server", "model_path": "/a.gguf"}

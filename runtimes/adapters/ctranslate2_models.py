@@ -1,4 +1,6 @@
-"""CTranslate2's model.bin, read without loading it: names, shapes, types and sizes of its variables.
+"""Models of CTranslate2: what the runtimes that use it have in common.
+
+A model.bin is read without loading it: names, shapes, types and sizes of its variables.
 
 The format (`ctranslate2/specs/model_spec.py`, version 6), little-endian: version (u32), name of the specification (u16
 length, bytes), its revision (u32), number of variables (u32), and for each its name, rank (u8), dimensions (u32 each),
@@ -7,14 +9,32 @@ type (u8), bytes (u32), data.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Literal
 
-from runtimes.base import ModelUnusableError
+from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.device_kind import HOST
+
+ComputeType = Literal[
+    "default",
+    "auto",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+    "float16",
+    "bfloat16",
+    "float32",
+]
+CUDA_LIBRARIES: Final = ("cublas", "cudnn", "cuda_nvrtc")  # of the wheels; CTranslate2 finds them by library path only
+COMPUTE_BYTES: Final = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4, "auto": 1}
+DRIVER: Final = Path("/dev/nvidiactl")
 
 NAME: Final = "model.bin"
 VERSION: Final = 6
@@ -67,6 +87,26 @@ def read(folder: Path) -> ModelFile:
         raise ModelUnusableError(f"{file} can't be read: {error.strerror}") from error
     except (struct.error, UnicodeDecodeError, KeyError) as error:
         raise ModelUnusableError(f"{file} is cut off, or not a model of CTranslate2") from error
+
+
+def value_bytes(kind: ComputeType, model: ModelFile, devices: Collection[str]) -> int:
+    """Bytes of a weight once loaded. CPUs convert float16 and bfloat16 to float32."""
+    if kind.startswith("int8"):
+        return 1
+    if kind != "default":
+        return COMPUTE_BYTES[kind]
+    on_host = not DRIVER.exists() or (bool(devices) and set(devices) == {HOST.name})
+    stored_halves = model.values.keys() & {4, 5}
+    return 4 if on_host and stored_halves and model.widest == 2 else model.widest
+
+
+def with_cuda(spec: LaunchSpec, context: LaunchContext, runtime: str) -> LaunchSpec:
+    """The same start, which finds the CUDA libraries of the runtime's environment where it gets a GPU."""
+    if not context.device.kind.accelerates:
+        return spec
+    packages = (context.environment(runtime) / "lib").glob("python3*/site-packages/nvidia")
+    folders = (str(nvidia / library / "lib") for nvidia in packages for library in CUDA_LIBRARIES)
+    return dataclasses.replace(spec, library_path=tuple(folders))
 
 
 def _read(stream: BinaryIO, file: Path) -> ModelFile:

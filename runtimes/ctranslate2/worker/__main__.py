@@ -1,0 +1,184 @@
+"""The worker program for CTranslate2's language and translation models.
+
+A conversation with a translation model is its text, to be translated: what goes in is the source, what comes out the target.
+Tokens come one by one, and between any two the request can be cancelled; a beam search gives all of them at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from runtimes.ctranslate2.worker.model import Loaded, Options, load
+from runtimes.ctranslate2.worker.parameters import CHAT, COMPLETIONS
+from runtimes.sdk.body import Body
+from runtimes.sdk.chat import messages
+from runtimes.sdk.chat.request import Generation, Sampling
+from runtimes.sdk.chat.template import ChatTemplate, ends_thinking, no_template
+from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.worker import Conversation, Run, TextWorker
+from runtimes.sdk.chat.worker import Prompt as TextPrompt
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.server import Settings, serve
+from runtimes.sdk.worker_pool import Cancel
+
+MAX_BEAMS: Final = 20
+_CODES: Final = ("source_lang_code", "target_lang_code")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt(TextPrompt):
+    """`prefix`: tokens that a translation begins with. `beams`: those of the search; 1: none."""
+
+    prefix: tuple[str, ...] = ()
+    beams: int = 1
+
+
+class CTranslate2Worker(TextWorker[Prompt]):
+    """One model, in CTranslate2's own threads."""
+
+    chat_parameters = CHAT
+    completion_parameters = COMPLETIONS
+    language: Loaded
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.options = Options(**settings.options)
+        self.context = self.options.n_ctx
+
+    def load(self) -> None:
+        """Load, and generate one token."""
+        self.language = load(self.options, self.settings.parallel)
+        source = self.language.template
+        self.template = ChatTemplate(source, self.language.special) if source else None
+        trial = Run(Prompt([0]), Generation(Sampling(temperature=0), 1, (), False, False), 1, Cancel(), Cancel())
+        list(self.generate(trial))
+
+    def prompt(self, conversation: Conversation) -> Prompt:
+        """One turn by the chat template, or a text to translate."""
+        turns = messages.read(self.language, conversation.messages)
+        text, beams = messages.single(turns), self._beams(conversation.body)
+        if self.options.kind == "translator":
+            if len(turns) > 1:
+                message = "messages: a translation model takes the text alone, and nothing from the system."
+                raise WorkerError(message, param="messages")
+            return self._translation(text, _codes(conversation), beams)
+        if self.template is None:
+            raise no_template()
+        rendered = self.template.render(turns, (), conversation.arguments)
+        tokens = self.language.numbered(self.language.tokenizer.encode(rendered))
+        return Prompt(tokens, ends_thinking(self.language, rendered), beams=beams)
+
+    def continued(self, tokens: list[int], body: Body) -> Prompt:
+        """A text to translate gets its languages."""
+        beams, given = self._beams(body), body.values.get("prompt")
+        text = given[0] if isinstance(given, list) and given else given
+        if self.options.kind == "translator" and isinstance(text, str):
+            return self._translation(text, {name: body.text(name) for name in _CODES}, beams)
+        return Prompt(tokens, beams=beams)
+
+    def room(self, asked: int | None, prompt: Prompt, param: str) -> int:
+        """A translation has a context of its own, apart from its source's."""
+        left = super().room(asked, prompt, param)
+        if self.options.kind == "generator":
+            return left
+        most = self.context - len(prompt.prefix) - 1  # the decoder's first token is none of the answer's
+        return most if asked is None else min(asked, most)
+
+    def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
+        """In CTranslate2's threads."""
+        if run.prompt.beams == 1:
+            return self._stepped(run)
+        if run.request.sampling.logprobs is not None:
+            raise WorkerError("logprobs: a search with beams tells none; set beam_size to 1.", param="logprobs")
+        return self._searched(run)
+
+    def _stepped(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
+        logprobs = run.request.sampling.logprobs is not None
+        prompt, arguments = self.language.named(run.prompt.tokens), self._arguments(run)
+        if self.options.kind == "translator":
+            steps = self.language.engine.generate_tokens(
+                prompt,
+                list(run.prompt.prefix) or None,
+                max_decoding_length=run.limit + len(run.prompt.prefix),
+                min_decoding_length=0,
+                max_input_length=0,
+                return_log_prob=logprobs,
+                **arguments,
+            )
+        else:
+            steps = self.language.engine.generate_tokens(
+                prompt,
+                max_length=run.limit,
+                return_log_prob=logprobs,
+                callback=lambda _step: run.unwanted,
+                **arguments,
+            )
+        last = -1
+        for step in steps:
+            if run.unwanted:
+                return
+            if step.step < len(run.prompt.prefix):
+                continue
+            last = step.token_id
+            yield Token(last, step.log_prob or 0.0)
+        yield "stop" if last in self.language.ends else "length"
+
+    def _searched(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
+        prompt, arguments = self.language.named(run.prompt.tokens), self._arguments(run)
+        arguments |= {"beam_size": run.prompt.beams, "return_end_token": True, "sampling_topk": 1}
+        if self.options.kind == "translator":
+            prefix = list(run.prompt.prefix)
+            (found,) = self.language.engine.translate_batch(
+                [prompt],
+                [prefix] if prefix else None,
+                max_decoding_length=run.limit + len(prefix),
+                min_decoding_length=0,
+                max_input_length=0,
+                **arguments,
+            )
+            names = {token: number for number, token in reversed([*enumerate(self.language.target)])}
+            tokens = [names[token] for token in found.hypotheses[0][len(prefix) :]]
+        else:
+            (found,) = self.language.engine.generate_batch(
+                [prompt], max_length=run.limit, include_prompt_in_result=False, **arguments
+            )
+            tokens = found.sequences_ids[0]
+        yield from map(Token, tokens)
+        yield "stop" if tokens and tokens[-1] in self.language.ends else "length"
+
+    def _arguments(self, run: Run[Prompt]) -> dict[str, Any]:
+        sampling, ends = run.request.sampling, self.language.ends
+        return {
+            "sampling_topk": 1 if sampling.temperature == 0 else sampling.top_k,
+            "sampling_topp": sampling.top_p,
+            "sampling_temperature": sampling.temperature or 1.0,
+            "repetition_penalty": sampling.repetition_penalty,
+            "end_token": [self.language.target[token] for token in sorted(ends)] or None,
+        }
+
+    def _translation(self, text: str, codes: Mapping[str, str | None], beams: int) -> Prompt:
+        language = self.language
+        before, prefix = language.languages.around(*(codes.get(name) for name in _CODES))
+        if not language.languages.tokens:
+            return Prompt(language.encode_prompt(text), beams=beams)
+        tokens = language.numbered([*before, *language.tokenizer.encode(text), *language.after])
+        return Prompt(tokens, prefix=tuple(prefix), beams=beams)
+
+    def _beams(self, body: Body) -> int:
+        return body.whole("beam_size", self.options.beam_size, 1, MAX_BEAMS)
+
+
+def _codes(conversation: Conversation) -> dict[str, str | None]:
+    """The languages: fields of the request, or of the message's part, as translation models' templates have them."""
+    found: dict[str, str | None] = {name: conversation.body.text(name) for name in _CODES}
+    given = conversation.messages
+    content = given[-1].get("content") if isinstance(given, list) and isinstance(given[-1], dict) else None
+    for part in content if isinstance(content, list) else ():
+        found |= {name: Body(part).text(name) for name in _CODES if isinstance(part, dict) and part.get(name)}
+    return found
+
+
+if __name__ == "__main__":
+    serve(CTranslate2Worker)
