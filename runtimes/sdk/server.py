@@ -96,6 +96,9 @@ class Worker(abc.ABC):
     def routes(self) -> Mapping[str, Endpoint]:
         """Endpoint by `METHOD /path`."""
 
+    def close(self) -> None:  # noqa: B027  # few have anything
+        """End what `load` started outside this process, also where that failed."""
+
 
 def serve(make: Callable[[Settings], Worker]) -> None:
     """Run the program. Never returns."""
@@ -104,13 +107,14 @@ def serve(make: Callable[[Settings], Worker]) -> None:
     settings = Settings.parse(sys.argv[1])
     key = os.environ.pop(KEY_VARIABLE, "")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(_serve(make, settings, key))
+        worker, code = runner.run(_serve(make, settings, key))
+    worker.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a normal exit can crash in threads of the model's libraries
 
 
-async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: str) -> int:
+async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: str) -> tuple[Worker, int]:
     worker = make(settings)
     failed = False
     config = uvicorn.Config(
@@ -147,8 +151,8 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
         await server.serve()
     except SystemExit:  # raised by uvicorn after it has logged why
         print(f"couldn't bind HTTP server socket, hostname: {settings.host}, port: {settings.port}", file=sys.stderr)
-        return 1
-    return 1 if failed or not server.started else 0
+        return worker, 1
+    return worker, 1 if failed or not server.started else 0
 
 
 class _Server(uvicorn.Server):

@@ -257,6 +257,7 @@ SUBJECTS = {
     "vllm_serve": ["vllm_serve"],
     "transformers": ["transformers", "transformers-asr"],
     "faster_whisper": ["faster_whisper"],
+    "whisper_cpp": ["whisper_cpp"],
     "sglang": ["sglang"],
     "tgi": ["tgi"],
     "tabbyapi": ["tabbyapi"],
@@ -291,10 +292,13 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
         return ctranslate2(folders.mktemp("ctranslate2"))
     if name == "contributed":
         return contributed(folders.mktemp("contributed"))
-    if name in {"transformers-asr", "faster_whisper"}:
+    if name in {"transformers-asr", "faster_whisper", "whisper_cpp"}:
         from tests.contract import speech  # which takes its questions and subjects from here
 
-        return speech.transformers_asr(folders.mktemp("asr")) if name == "transformers-asr" else speech.faster_whisper()
+        if name == "faster_whisper":
+            return speech.faster_whisper()
+        make = speech.transformers_asr if name == "transformers-asr" else speech.whisper_cpp
+        return make(folders.mktemp("asr"))
     return fake() if name == "command" else llama(name)
 
 

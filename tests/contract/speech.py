@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtimes.registry import REGISTRY
 from tests.contract.conftest import Question, Subject
-from tests.support import environments, hearing
+from tests.support import environments, fake_whisper_server, hearing
 
 
 def _form(stream: bool) -> dict[str, object]:
@@ -34,6 +34,21 @@ def faster_whisper() -> Subject:
         keys={"path": str(hearing.converted()), "threads": 1},
         broken={"compute_type": "float16"},  # which no processor computes
         complaint="Requested float16 compute type",
+        guarded=GUARDED,
+        question=HEARING,
+    )
+
+
+def whisper_cpp(folder: Path) -> Subject:
+    environments.installed("whisper_cpp")
+    broken = folder / "ggml-broken.bin"
+    broken.write_bytes(hearing.ggml().read_bytes()[:4] + bytes(60))
+    return Subject(
+        name="whisper_cpp",
+        adapter=REGISTRY.get("whisper_cpp"),
+        keys={"path": str(hearing.ggml()), "binary": str(fake_whisper_server.program(folder)), "threads": 1},
+        broken={"path": str(broken)},
+        complaint="before it was ready",
         guarded=GUARDED,
         question=HEARING,
     )

@@ -79,6 +79,7 @@ SUBJECTS = {  # runtime, or runtime-kind
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
 }
 ELSEWHERE = {
+    "whisper_cpp": "its program is a stand-in here, unless LLMUX_TEST_WHISPER_SERVER names the real one",
     "sglang": "needs a GPU: its figures are checked in tests/unit/runtimes/test_server_programs.py",
     "tgi": "takes the share of a GPU that it is told",
     "tabbyapi": "needs a GPU: its figures are checked in tests/unit/runtimes/test_server_programs.py",

@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.support import environments
 from tests.support.build_llama_server import CACHE
 from tests.support.generators import whisper as generator
+from tests.support.generators import whisper_ggml as ggml_generator
 from tests.support.limits import LIMIT_S
 
 GENERATORS = Path(__file__).parent / "generators"
@@ -49,6 +50,13 @@ def converted(*, multilingual: bool = True) -> Path:
     """For CTranslate2."""
     source = whisper(multilingual=multilingual)
     return made("faster_whisper", source.with_name(f"{source.name}-ct2"), "whisper.py", str(source))
+
+
+@cache
+def ggml() -> Path:
+    """For whisper.cpp."""
+    place = where("whisper-ggml", "whisper_ggml.py")
+    return ggml_generator.model(place / "ggml-tiny.bin")
 
 
 @cache

@@ -13,6 +13,7 @@ ENVIRONMENTS = {  # of runtimes, in MiB: to download, and on disk
     "llama_server": (33, 101),
     "faster_whisper": (105, 428),
     "ctranslate2": (70, 278),
+    "whisper_cpp": (0, 170),  # nothing that faster_whisper hasn't
     "transformers": (230, 1202),
     "embeddings": (80, 1265),
 }

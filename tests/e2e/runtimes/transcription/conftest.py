@@ -1,4 +1,4 @@
-"""Both engines, each with a tiny Whisper that says the same; every test that takes `ears` runs on each."""
+"""All engines, each with a tiny Whisper that says the same; every test that takes `ears` runs on each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from runtimes.base import LaunchContext
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from tests.contract.conftest import BASE_ENVIRONMENT
-from tests.support import environments, hearing
+from tests.support import environments, fake_whisper_server, hearing
+from tests.support.build_llama_server import CACHE
 from tests.support.daemon import wait_until
 from tests.support.limits import LIMIT_S
 from tests.support.ports import quiet_ports
@@ -60,6 +61,9 @@ class Ears:
 
 def keys_of(engine: str) -> dict[str, object]:
     """The configuration of a tiny model."""
+    if engine == "whisper_cpp":
+        server = fake_whisper_server.program(CACHE / "fake-whisper-server")
+        return {"runtime": engine, "path": str(hearing.ggml()), "binary": str(server), "threads": 1}
     if engine == "faster_whisper":
         return {"runtime": engine, "path": str(hearing.converted()), "threads": 1}
     return {"runtime": "transformers", "type": "asr", "path": str(hearing.whisper()), "threads": 1}
@@ -92,7 +96,7 @@ def started(folder: Path, **keys: object) -> Iterator[Ears]:
             process.wait()
 
 
-@pytest.fixture(scope="session", params=["faster_whisper", "transformers"])
+@pytest.fixture(scope="session", params=["faster_whisper", "transformers", "whisper_cpp"])
 def engine(request) -> str:
     return request.param
 
