@@ -74,6 +74,7 @@ class LaunchSpec:
     health: HealthCheck = HealthCheck()
     auth: str | None = None  # value of the Authorization header the proxy sends to this worker
     metrics: str | None = None  # path of the worker's own Prometheus metrics, where it has any
+    progress: str | None = None  # tells how far its requests are: {"requests": {x-request-id: {"step", "steps"}}}
     stop_argv: tuple[str, ...] | None = None  # run instead of the first SIGTERM
     kill_argv: tuple[str, ...] | None = None  # ends what it runs outside its processes; those then don't own its port
     host: str = "127.0.0.1"

@@ -58,6 +58,7 @@ REGISTRY = Registry(
         "tabbyapi": "runtimes.tabbyapi.adapter:TabbyAdapter",
         "embeddings": "runtimes.embeddings.adapter:EmbeddingsAdapter",
         "chatterbox": "runtimes.chatterbox.adapter:ChatterboxAdapter",
+        "diffusers": "runtimes.diffusers.adapter:DiffusersAdapter",
         "openai_remote": "runtimes.openai_remote.adapter:OpenAIRemoteAdapter",
         "claude_cli": "runtimes.claude_cli.adapter:ClaudeCliAdapter",
     }

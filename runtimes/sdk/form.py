@@ -1,7 +1,8 @@
-"""Multipart forms with a file, with or without a Content-Length. Large files are spooled to disk."""
+"""Multipart forms with files, with or without a Content-Length. Large files are spooled to disk."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
@@ -24,40 +25,72 @@ class Form:
     file: BinaryIO | None
 
 
-async def read_form(request: Request, file_field: str, lists: frozenset[str] = frozenset()) -> Form:
-    """The form in a request, with at most one file, in `file_field`.
+@dataclass(frozen=True, slots=True)
+class FilesForm:
+    """A form's text fields, and its files by field, in order. The caller closes it."""
 
-    A field named `x[]`, or in `lists`, is a list of all its values; of any other field the last value counts. Empty fields
-    count as missing: browsers send them. Raises WorkerError.
+    fields: Body
+    files: Mapping[str, Sequence[BinaryIO]]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for files in self.files.values():
+            for file in files:
+                file.close()
+
+
+async def read_form(request: Request, file_field: str, lists: frozenset[str] = frozenset()) -> Form:
+    """The form in a request, with at most one file, in `file_field`; otherwise as `read_files`."""
+    form = await read_files(request, {file_field: 1}, lists)
+    files = form.files.get(file_field)
+    return Form(form.fields, files[0] if files else None)
+
+
+async def read_files(
+    request: Request, file_fields: Mapping[str, int], lists: frozenset[str] = frozenset()
+) -> FilesForm:
+    """The form in a request, with files in these fields, at most so many in each: `x[]` is the same as `x`.
+
+    A text field named `x[]`, or in `lists`, is a list of all its values; of any other field the last value counts. Empty
+    fields count as missing: browsers send them. Raises WorkerError.
     """
     content_type = request.headers.get("content-type", "")
     if not content_type.lower().startswith("multipart/form-data"):
         raise WorkerError(
-            f"Send a form (multipart/form-data) with the field {file_field}, not {content_type or 'an untyped body'!r}.",
+            f"Send a form (multipart/form-data) with the field {next(iter(file_fields))}, not "
+            f"{content_type or 'an untyped body'!r}.",
             code="invalid_form",
         )
     parser = MultiPartParser(
-        request.headers, limited(request, MAX_BYTES), max_files=1, max_fields=MAX_FIELDS, max_part_size=1 << 20
+        request.headers,
+        limited(request, MAX_BYTES),
+        max_files=sum(file_fields.values()),
+        max_fields=MAX_FIELDS,
+        max_part_size=1 << 20,
     )
     try:
         parsed = await parser.parse()
     except (MultiPartException, KeyError, UnicodeError) as error:  # KeyError: no boundary, or no name
         raise WorkerError(f"The form can't be read: {error}.", code="invalid_form") from error
     values: dict[str, object] = {}
-    file: BinaryIO | None = None
+    files: dict[str, list[BinaryIO]] = {}
     for name, value in parsed.multi_items():
+        bare = name.removesuffix("[]")
         if isinstance(value, UploadFile):
-            if name != file_field:
-                raise WorkerError(f"{name}: the file belongs into the field {file_field}.", param=name)
-            file = value.file
-        elif name == file_field:
+            if bare not in file_fields:
+                where = "the field" if len(file_fields) == 1 else "one of the fields"
+                raise WorkerError(f"{name}: the file belongs into {where} {', '.join(file_fields)}.", param=name)
+            files.setdefault(bare, []).append(value.file)
+            if len(files[bare]) > file_fields[bare]:
+                raise WorkerError(f"{bare}: at most {file_fields[bare]} files.", param=bare)
+        elif bare in file_fields:
             raise WorkerError(f"{name} must be a file: a part with a filename.", param=name)
         elif not value.strip():
             continue
-        elif name.endswith("[]") or name in lists:
-            items = values.setdefault(name.removesuffix("[]"), [])
+        elif bare != name or name in lists:
+            items = values.setdefault(bare, [])
             assert isinstance(items, list)
             items.append(value)
         else:
             values[name] = value
-    return Form(Body(values, form=True), file)
+    return FilesForm(Body(values, form=True), files)

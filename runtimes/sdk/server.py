@@ -259,13 +259,20 @@ def _cancellable(endpoint: Endpoint) -> Endpoint:
     return cancellable
 
 
-def events(items: AsyncIterator[object]) -> StreamingResponse:
-    """Server-sent events: each item as JSON, `[DONE]` at the end; an error ends the stream with an error event."""
+def events(items: AsyncIterator[object], *, are_named: bool = False) -> StreamingResponse:
+    """Server-sent events: each item as JSON, `[DONE]` at the end; an error ends the stream with an error event.
+
+    `are_named`: each is an object whose `type` is the event's name as well.
+    """
+
+    def head(item: object) -> bytes:
+        return b"event: %s\n" % str(item["type"]).encode() if are_named and isinstance(item, dict) else b""
 
     async def lines() -> AsyncIterator[bytes]:
         try:
             async for item in items:
-                yield b"data: " + json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+                data = json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode()
+                yield b"%sdata: %s\n\n" % (head(item), data)
         except WorkerError as error:
             yield b"data: " + json.dumps(error.body()).encode() + b"\n\n"
             return

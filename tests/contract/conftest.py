@@ -40,6 +40,7 @@ class Question:
     text_of: Callable[[dict], str]  # the whole answer's text
     delta_of: Callable[[dict], str]  # what an event of a stream adds to it
     answer: str
+    takes: str = "text"
 
 
 def _chat_delta(event: dict) -> str:
@@ -262,6 +263,7 @@ SUBJECTS = {
     "tgi": ["tgi"],
     "tabbyapi": ["tabbyapi"],
     "ctranslate2": ["ctranslate2"],
+    "diffusers": ["diffusers"],
 }
 """Every runtime that has workers, with its subjects."""
 
@@ -299,6 +301,11 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
             return speech.faster_whisper()
         make = speech.transformers_asr if name == "transformers-asr" else speech.whisper_cpp
         return make(folders.mktemp("asr"))
+        return speech.transformers_asr(folders.mktemp("asr")) if name == "transformers-asr" else speech.faster_whisper()
+    if name == "diffusers":
+        from tests.contract import drawing
+
+        return drawing.diffusers(folders.mktemp("diffusers"))
     return fake() if name == "command" else llama(name)
 
 

@@ -22,6 +22,7 @@ HEARING = Question(
     text_of=lambda answer: answer["text"],
     delta_of=lambda event: event.get("delta", ""),
     answer=hearing.SAID,
+    takes="audio",
 )
 GUARDED = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/metrics")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from runtimes.adapters.worker_adapter import WorkerAdapter
 from runtimes.base import Endpoint
 from runtimes.endpoints import SMALLEST
-from tests.contract.conftest import CHATTING
 from tests.support.limits import LIMIT_S
 
 
@@ -37,8 +36,7 @@ class TestConfiguration:
         assert not {("GET", "/metrics"), ("GET", "/health"), ("GET", "/v1/models")} & offered
 
     def test_what_it_can_do_is_told(self, runtime):
-        takes = "text" if runtime.question is CHATTING else "audio"
-        assert takes in runtime.adapter.capabilities(runtime.config()).modalities
+        assert runtime.question.takes in runtime.adapter.capabilities(runtime.config()).modalities
 
     def test_what_only_the_supervisor_uses_does_not_change_the_memory_definition(self, runtime):
         plain = runtime.adapter.memory_definition(runtime.config())

@@ -16,7 +16,7 @@ from supervisor.io.host_memory import DEVICE, HostMemory
 from supervisor.io.memory import HolderPids
 from tests.contract import conftest, speech
 from tests.contract.conftest import Question, Subject, Worker
-from tests.support import environments, hearing, minilm, tiny_language
+from tests.support import environments, hearing, minilm, tiny_language, tiny_pictures
 
 WITHIN = 0.3
 PROGRAM_MIB = (
@@ -32,6 +32,9 @@ def told(path: str, body: dict[str, object]) -> Question:
 COMPLETION = told("/v1/completions", {"prompt": "hello world " * 160, "max_tokens": 64})  # a letter is a token, of 2048
 LETTERS = told("/v1/completions", {"prompt": "x" * 900, "max_tokens": 64})  # of 1024
 BATCH = told("/v1/embeddings", {"input": ["word " * 250] * 32})  # 252 tokens each; 8192 are computed at once
+
+SIDE = 256  # of the largest picture
+PICTURE = told("/v1/images/generations", {"prompt": "a cat", "size": f"{SIDE}x{SIDE}", "steps": 1})
 
 
 def long_sound() -> Question:
@@ -77,6 +80,7 @@ SUBJECTS = {  # runtime, or runtime-kind
     "faster_whisper": Measured(known("faster_whisper"), long_sound),
     "ctranslate2": Measured(known("ctranslate2"), lambda: LETTERS),
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
+    "diffusers": Measured(model("diffusers", tiny_pictures.model, max_pixels=SIDE**2), lambda: PICTURE),
 }
 ELSEWHERE = {
     "whisper_cpp": "its program is a stand-in here, unless LLMUX_TEST_WHISPER_SERVER names the real one",

@@ -16,6 +16,7 @@ ENVIRONMENTS = {  # of runtimes, in MiB: to download, and on disk
     "whisper_cpp": (0, 170),  # nothing that faster_whisper hasn't
     "transformers": (230, 1202),
     "embeddings": (80, 1265),
+    "diffusers": (45, 1000),
 }
 TOOLS = (190, 520)
 MIB_A_MINUTE = 200

@@ -1,0 +1,217 @@
+"""The worker that draws: a pipeline of diffusers behind OpenAI's images API.
+
+One picture is made at a time, each in its steps. After each step the request's progress is written down, which `/progress`
+tells by the request's `x-request-id`, and the client's cancellation is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+from PIL import Image
+from prometheus_client import Counter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from runtimes.diffusers.worker import parameters, pictures
+from runtimes.diffusers.worker.pipelines import Pipelines
+from runtimes.diffusers.worker.request import Drawing, Task, drawing
+from runtimes.sdk.body import Body
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.form import FilesForm, read_files
+from runtimes.sdk.parameters import Table, check
+from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.worker_pool import Cancel
+
+TOKEN_SIDE: Final = 16  # points of a side of what counts as a token of a picture
+PREFIXES: Final[Mapping[Task, str]] = {
+    "generation": "image_generation",
+    "edit": "image_edit",
+    "variation": "image_edit",
+}
+"""Of the names of a stream's events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A picture, or, while it is drawn, what is there of it. `partial` counts these."""
+
+    data: str  # base64
+    seed: int
+    read: tuple[int, str]  # tokens of the prompt, and what of it the model read
+    partial: int | None = None
+
+
+class Painter(Worker):
+    """Pictures of prompts, and of other pictures."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.progress: dict[str, tuple[int, int]] = {}  # by request: steps made, of how many
+        self._drawn = Counter("llmux_worker_pictures", "Pictures made.", registry=self.meters.registry)
+        self._steps = Counter("llmux_worker_steps", "Steps made.", registry=self.meters.registry)
+
+    def load(self) -> None:
+        self.model = Pipelines(self.settings.options)
+        self.model.try_out()
+
+    def routes(self) -> Mapping[str, Endpoint]:
+        return {
+            "POST /v1/images/generations": self._generations,
+            "POST /v1/images/edits": self._edits,
+            "POST /v1/images/variations": self._variations,
+            "GET /progress": self._progress,
+        }
+
+    async def _progress(self, _request: Request) -> Response:
+        told = {name: {"step": step, "steps": steps} for name, (step, steps) in self.progress.copy().items()}
+        return JSONResponse({"requests": told})
+
+    async def _generations(self, request: Request) -> Response:
+        body = await Body.of(request)
+        check(parameters.GENERATION, body.values)
+        return await self._answer(request, drawing(body, "generation", self.model.able))
+
+    async def _edits(self, request: Request) -> Response:
+        return await self._changed(request, "edit", parameters.EDIT)
+
+    async def _variations(self, request: Request) -> Response:
+        return await self._changed(request, "variation", parameters.VARIATION)
+
+    async def _changed(self, request: Request, task: Task, table: Table) -> Response:
+        form = await read_files(request, {"image": 16, "mask": 1})
+        try:
+            wanted = await asyncio.to_thread(self._read, form, task, table)
+        finally:
+            form.close()
+        return await self._answer(request, wanted)
+
+    def _read(self, form: FilesForm, task: Task, table: Table) -> Drawing:
+        images, masks = form.files.get("image", ()), form.files.get("mask", ())
+        check(table, {**form.fields.values, **dict.fromkeys(form.files, "a file")})
+        if not images:
+            raise WorkerError(
+                "image is needed: the picture, as a part with a filename.", param="image", code="missing_file"
+            )
+        if len(images) > 1:
+            raise WorkerError(
+                f"image: {len(images)} pictures, but this model changes one; send one.",
+                param="image",
+                code="unsupported_parameter",
+            )
+        mask = pictures.read(masks[0], "mask") if masks else None
+        return drawing(form.fields, task, self.model.able, pictures.read(images[0], "image"), mask)
+
+    # ---------------------------------------------------------------------------------------------------------- answers
+
+    async def _answer(self, request: Request, wanted: Drawing) -> Response:
+        made = self._made(request.headers.get("x-request-id", ""), wanted)
+        if wanted.stream:
+            return events(await started(self._events(wanted, made)), are_named=True)
+        async with aclosing(made):
+            found = [each async for each in made if each.partial is None]
+        data = [{"b64_json": each.data, "seed": each.seed, **_revised(each, wanted)} for each in found]
+        return JSONResponse({"data": data, **_about(wanted, found[0], len(found))})
+
+    async def _events(self, wanted: Drawing, made: AsyncIterator[Made]) -> AsyncIterator[object]:
+        """OpenAI's: so many partial ones of each picture, then the picture."""
+        prefix = PREFIXES[wanted.task]
+        async for each in made:
+            about = _about(wanted, each, 1)
+            said: dict[str, Any] = {"created_at": about.pop("created"), "b64_json": each.data}
+            if each.partial is None:
+                yield {"type": f"{prefix}.completed", **said, "seed": each.seed, **_revised(each, wanted), **about}
+            else:
+                del about["usage"]
+                yield {"type": f"{prefix}.partial_image", **said, "partial_image_index": each.partial, **about}
+
+    # ---------------------------------------------------------------------------------------------------------- drawing
+
+    async def _made(self, request_id: str, wanted: Drawing) -> AsyncGenerator[Made, None]:
+        """The pictures as they are made. Closing the iterator stops after the step that is being made."""
+        loop = asyncio.get_running_loop()
+        made: asyncio.Queue[Made | None] = asyncio.Queue()  # small: at most a few dozen pictures
+
+        def put(item: Made | None) -> None:
+            loop.call_soon_threadsafe(made.put_nowait, item)
+
+        drawing_all = asyncio.ensure_future(self.pool.run(lambda cancel: self._draw(request_id, wanted, cancel, put)))
+        drawing_all.add_done_callback(lambda _done: put(None))
+        try:
+            while (item := await made.get()) is not None:
+                yield item
+            await drawing_all  # raises what went wrong
+        finally:
+            drawing_all.cancel()
+
+    def _draw(self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made], None]) -> None:
+        """All pictures of a request. Blocks. Raises CancelledWorkError after the step in which nobody waits any more."""
+        steps_each = max(1, int(wanted.steps * wanted.strength))
+        self.progress[request_id] = (0, steps_each * wanted.count)
+        try:
+            read = self.model.read(wanted.prompt)
+            for place in range(wanted.count):
+                cancel.check()
+                seed, told = wanted.seed_of(place), 0
+
+                def on_step(
+                    step: int, steps: int, preview: Callable[[], Image.Image], *, place: int = place, seed: int = seed
+                ) -> None:
+                    nonlocal told
+                    cancel.check()
+                    self._steps.inc()
+                    self.progress[request_id] = (place * steps + step, wanted.count * steps)
+                    if told < wanted.partial and step < steps and step >= (told + 1) * steps / (wanted.partial + 1):
+                        put(Made(_encoded(preview(), wanted), seed, read, told))
+                        told += 1
+
+                picture = self.model.draw(wanted, seed, on_step)
+                put(Made(_encoded(picture, wanted), seed, read))
+                self._drawn.inc()
+        finally:
+            self.progress.pop(request_id, None)
+
+
+def _revised(made: Made, wanted: Drawing) -> dict[str, str]:
+    """What the model read of the prompt, where that isn't all of it."""
+    _, read = made.read
+    return {} if read == wanted.prompt else {"revised_prompt": read}
+
+
+def _about(wanted: Drawing, made: Made, count: int) -> dict[str, Any]:
+    """What holds for so many pictures of a request; the usage comes last, where the supervisor looks for it."""
+    width, height = wanted.size
+    read, _ = made.read
+    shown = _tokens(wanted.size) if wanted.image is not None else 0
+    drawn = _tokens(wanted.size) * count
+    return {
+        "created": int(time.time()),
+        "background": "opaque",
+        "output_format": wanted.format,
+        "quality": wanted.quality,
+        "size": f"{width}x{height}",
+        "usage": {
+            "total_tokens": read + shown + drawn,
+            "input_tokens": read + shown,
+            "output_tokens": drawn,
+            "input_tokens_details": {"text_tokens": read, "image_tokens": shown},
+        },
+    }
+
+
+def _encoded(picture: Image.Image, wanted: Drawing) -> str:
+    return base64.b64encode(pictures.written(picture, wanted.format, wanted.compression)).decode()
+
+
+def _tokens(size: tuple[int, int]) -> int:
+    return -(-size[0] // TOKEN_SIDE) * -(-size[1] // TOKEN_SIDE)
+
+
+if __name__ == "__main__":
+    serve(Painter)

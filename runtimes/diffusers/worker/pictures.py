@@ -1,0 +1,56 @@
+"""Pictures as files: what clients send, and what they get."""
+
+from __future__ import annotations
+
+import io
+from typing import BinaryIO, Final, Literal
+
+from PIL import Image, ImageOps
+
+from runtimes.sdk.errors import WorkerError
+
+Format = Literal["png", "jpeg", "webp"]
+FORMATS: Final[tuple[Format, ...]] = ("png", "jpeg", "webp")
+MOST_PIXELS: Final = 64 * 1024 * 1024  # of a file: more could take all memory
+_READ: Final = ("PNG", "JPEG", "WEBP")
+
+
+def read(file: BinaryIO, name: str) -> Image.Image:
+    """The picture in a file, as it is meant to be seen. Raises WorkerError for what is none, or too large."""
+    try:
+        picture = Image.open(file, formats=_READ)
+        is_readable = picture.width * picture.height <= MOST_PIXELS
+        turned = ImageOps.exif_transpose(picture) if is_readable else picture
+    except Exception as error:  # Pillow's readers raise whatever a broken file makes them raise
+        raise WorkerError(f"{name} can't be read as PNG, JPEG or WebP.", param=name, code="invalid_image") from error
+    if not is_readable:
+        size = f"{picture.width}x{picture.height}"
+        raise WorkerError(
+            f"{name} has {size} points; at most {MOST_PIXELS} can be read.", param=name, code="image_too_large"
+        )
+    return turned
+
+
+def flat(picture: Image.Image) -> Image.Image:
+    """In colours alone: what is transparent is white."""
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    whole = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB")
+
+
+def mask(picture: Image.Image) -> Image.Image:
+    """White where something is to be drawn: what is transparent, or, of a picture without transparency, what is white."""
+    if picture.has_transparency_data:
+        return ImageOps.invert(picture.convert("RGBA").getchannel("A"))
+    return picture.convert("L")
+
+
+def written(picture: Image.Image, kind: Format, compression: int) -> bytes:
+    """As a file. `compression`: see `output_compression`."""
+    file = io.BytesIO()
+    if kind == "png":
+        picture.save(file, "PNG", compress_level=6)
+    else:
+        picture.save(file, kind.upper(), quality=compression)
+    return file.getvalue()

@@ -1,0 +1,174 @@
+"""What a request asks for, checked against what the model can draw."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from PIL import Image
+
+from runtimes.diffusers.worker import pictures
+from runtimes.diffusers.worker.pictures import FORMATS, Format
+from runtimes.sdk.body import Body
+from runtimes.sdk.errors import WorkerError, unsupported
+
+MOST_PICTURES: Final = 10
+MOST_PARTIAL: Final = 3
+MOST_STEPS: Final = 200
+LEAST_SIDE: Final = 64
+SEEDS: Final = 1 << 32
+COMPRESSION: Final = 95
+SHARES: Final[Mapping[str, float]] = {"low": 0.5, "auto": 1, "standard": 1, "medium": 1, "high": 1.5, "hd": 1.5}
+"""Of the steps, by quality."""
+
+Task = Literal["generation", "edit", "variation"]
+STRENGTHS: Final[Mapping[Task, float]] = {"generation": 1.0, "edit": 0.8, "variation": 0.6}
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the model draws, and how unless it is told otherwise."""
+
+    multiple: int  # of which each side must be one
+    native: tuple[int, int]
+    max_pixels: int
+    steps: int
+    guidance: float | None  # None: it takes none
+    takes_negative: bool
+    takes_true_cfg: bool  # and a negative prompt with it alone
+    previews: bool  # can what is there between two steps be seen?
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One request."""
+
+    task: Task
+    prompt: str
+    negative: str | None
+    size: tuple[int, int]
+    steps: int
+    guidance: float | None
+    true_cfg: float
+    strength: float
+    image: Image.Image | None
+    mask: Image.Image | None
+    seed: int
+    count: int
+    quality: str
+    format: Format
+    compression: int
+    stream: bool
+    partial: int
+
+    def seed_of(self, place: int) -> int:
+        """Of the picture at this place."""
+        return (self.seed + place) % SEEDS
+
+
+def drawing(
+    body: Body, task: Task, able: Abilities, image: Image.Image | None = None, mask: Image.Image | None = None
+) -> Drawing:
+    """The request of these fields and pictures. Raises WorkerError."""
+    count = body.whole("n", 1, 1, MOST_PICTURES)
+    if body.choice("response_format", ("b64_json", "url"), "b64_json") == "url" and body.flag("stream"):
+        raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
+    stream = body.flag("stream")
+    partial = body.whole("partial_images", 0, 0, MOST_PARTIAL)
+    if partial and not stream:
+        raise unsupported("partial_images", "they come in a stream: say stream: true.")
+    if partial and not able.previews:
+        raise unsupported("partial_images", "what this model has between its steps can't be shown.")
+    guidance, true_cfg = _guidance(body, able)
+    steps, strength = _steps(body, task, able, is_masked=mask is not None)
+    seed = body.whole("seed", -1, -1, SEEDS - 1)
+    size = _size(body, able, image)
+    kind = body.choice("output_format", FORMATS, "png")
+    compression = body.whole("output_compression", None, 0, 100)
+    if compression not in (None, 100) and kind == "png":
+        raise unsupported("output_compression", "PNG loses nothing; it is for jpeg and webp.")
+    return Drawing(
+        task=task,
+        prompt=(body.text("prompt") or "") if task == "variation" else body.needed_text("prompt"),
+        negative=body.text("negative_prompt") or None,
+        size=size,
+        steps=steps,
+        guidance=guidance,
+        true_cfg=true_cfg,
+        strength=strength,
+        image=None if image is None else pictures.flat(image).resize(size, Image.Resampling.LANCZOS),
+        mask=None if mask is None else _mask(mask, image, size),
+        seed=secrets.randbelow(SEEDS) if seed == -1 else seed,
+        count=count,
+        quality=body.choice("quality", tuple(SHARES), "auto"),
+        format=kind,
+        compression=COMPRESSION if compression is None else compression,
+        stream=stream,
+        partial=partial,
+    )
+
+
+def _guidance(body: Body, able: Abilities) -> tuple[float | None, float]:
+    guidance = body.number("guidance", body.number("guidance_scale", None, 0, 50), 0, 50)
+    true_cfg = body.number("true_cfg", None, 1, 50)
+    if guidance is not None and able.guidance is None:
+        raise unsupported("guidance", "this model was distilled without; leave it out.")
+    if true_cfg is not None and not able.takes_true_cfg:
+        raise unsupported("true_cfg", "this model is guided by guidance.")
+    effective = able.guidance if guidance is None else guidance
+    if body.text("negative_prompt"):
+        if not able.takes_negative:
+            raise unsupported("negative_prompt", "this model has none.")
+        if able.takes_true_cfg and (true_cfg or 1) <= 1:
+            raise unsupported("negative_prompt", "this model heeds it only with a true_cfg above 1, such as 4.")
+        if not able.takes_true_cfg and effective is not None and effective <= 1:
+            raise unsupported(
+                "negative_prompt", f"it has no effect with a guidance of {effective:g}; more than 1 is needed."
+            )
+    return effective, 1.0 if true_cfg is None else true_cfg
+
+
+def _steps(body: Body, task: Task, able: Abilities, *, is_masked: bool) -> tuple[int, float]:
+    given = body.whole("steps", body.whole("num_inference_steps", None, 1, MOST_STEPS), 1, MOST_STEPS)
+    share = SHARES[body.choice("quality", tuple(SHARES), "auto")]
+    steps = math.ceil(able.steps * share) if given is None else given
+    strength = body.number("strength", 1.0 if is_masked else STRENGTHS[task], 0, 1)
+    if int(steps * strength) < 1:
+        raise WorkerError(
+            f"A strength of {strength:g} makes none of {steps} steps: raise strength, or steps.", param="strength"
+        )
+    return steps, strength
+
+
+def _size(body: Body, able: Abilities, image: Image.Image | None) -> tuple[int, int]:
+    given = body.text("size", "auto") or "auto"
+    if given == "auto":
+        return able.native if image is None else _fitting(image.size, able)
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", given)
+    width, height = (int(found[1]), int(found[2])) if found else (0, 0)
+    step = able.multiple
+    if found is None or width % step or height % step or min(width, height) < LEAST_SIDE:
+        raise body.wrong("size", f"WIDTHxHEIGHT, both multiples of {step} and at least {LEAST_SIDE}, or auto")
+    if width * height > able.max_pixels:
+        raise body.wrong("size", f"at most {able.max_pixels} points in all (the model's max_pixels)")
+    return width, height
+
+
+def _fitting(size: tuple[int, int], able: Abilities) -> tuple[int, int]:
+    """The size nearest to a picture's own that can be drawn."""
+    shrunk = min(1.0, math.sqrt(able.max_pixels / (size[0] * size[1])))
+    width, height = (max(LEAST_SIDE, int(side * shrunk) // able.multiple * able.multiple) for side in size)
+    if width * height > able.max_pixels:
+        raise WorkerError(f"image is {size[0]}x{size[1]}: too long to be drawn. Say a size.", param="image")
+    return width, height
+
+
+def _mask(mask: Image.Image, image: Image.Image | None, size: tuple[int, int]) -> Image.Image:
+    if image is None or mask.size != image.size:
+        its = "missing" if image is None else f"{image.width}x{image.height}"
+        raise WorkerError(f"mask is {mask.width}x{mask.height}, and image {its}; make them the same.", param="mask")
+    return pictures.mask(mask).resize(size, Image.Resampling.NEAREST)

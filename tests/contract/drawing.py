@@ -1,0 +1,39 @@
+"""The contract's subject that draws."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from runtimes.registry import REGISTRY
+from tests.contract.conftest import Question, Subject
+from tests.support import environments, tiny_pictures
+
+PNG = "iVBORw0KGgo"  # its first bytes, in base64
+FIELDS = {"model": "the-model", "prompt": "a cat", "size": "64x64", "steps": 2, "seed": 1}
+
+DRAWING = Question(
+    path="/v1/images/generations",
+    keys=lambda stream: {"json": {**FIELDS, "stream": stream, "partial_images": int(stream)}},
+    text_of=lambda answer: answer["data"][0]["b64_json"],
+    delta_of=lambda event: event["b64_json"],
+    answer=PNG,
+)
+
+
+def diffusers(folder: Path) -> Subject:
+    environments.installed("diffusers")
+    model = tiny_pictures.model()
+    broken = shutil.copytree(model, folder / "model")
+    index = json.loads((broken / "model_index.json").read_text())
+    (broken / "model_index.json").write_text(json.dumps({**index, "unet": ["diffusers", "NoSuchModel"]}))
+    return Subject(
+        name="diffusers",
+        adapter=REGISTRY.get("diffusers"),
+        keys={"path": str(model), "threads": 1},
+        broken={"path": str(broken)},
+        complaint="has no class `NoSuchModel`",
+        guarded=("/v1/images/generations", "/v1/images/edits", "/v1/images/variations", "/v1/models", "/metrics"),
+        question=DRAWING,
+    )
