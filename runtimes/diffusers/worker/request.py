@@ -75,8 +75,7 @@ def drawing(
 ) -> Drawing:
     """The request of these fields and pictures. Raises WorkerError."""
     count = body.whole("n", 1, 1, MOST_PICTURES)
-    if body.choice("response_format", ("b64_json", "url"), "b64_json") == "url" and body.flag("stream"):
-        raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
+    body.choice("response_format", ("b64_json",), "b64_json")
     stream = body.flag("stream")
     partial = body.whole("partial_images", 0, 0, MOST_PARTIAL)
     if partial and not stream:
