@@ -23,9 +23,8 @@ import click
 
 from runtimes.chatterbox.worker.parameters import SPEECH
 from runtimes.ctranslate2.worker import parameters as ctranslate2
-from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK, VISION
 from runtimes.diffusers.worker.parameters import EDIT, GENERATION, VARIATION
-from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK
+from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK, VISION
 from runtimes.model_config import ModelConfig
 from runtimes.registry import REGISTRY, Registry
 from runtimes.sdk.audio.parameters import PARAMETERS as TRANSCRIPTION
@@ -361,7 +360,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "parameters of ctranslate2": partial(differences, ctranslate2.CHAT, CHAT),
         "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
         "parameters of speech": speech_parameters,
-        "parameters of pictures": partial(parameters, GENERATION),
+        "parameters of drawing": partial(parameters, GENERATION),
         "parameters of changed pictures": partial(parameters, {**VARIATION, **EDIT}),
         "parameters of embeddings": partial(parameters, EMBEDDINGS),
         "parameters of pictures": partial(parameters, VISION),
