@@ -91,9 +91,9 @@ soak: .venv/ready-dev ## Fault and fuzz tests with their full counts, and a thou
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one
 	$(BIN)/python tests/support/build_llama_server.py
 
-test-vllm: .venv/ready-dev ## Install a real vLLM for the processor once (3.5 GB) and test its runtime with it
+test-vllm: .venv/ready-dev ## Install a real vLLM for the processor once (3.5 GB) and test its two runtimes with it
 	$(BIN)/python -m tests.support.build_vllm
-	$(BIN)/pytest -s tests/e2e/runtimes/test_vllm.py
+	$(BIN)/pytest -s tests/e2e/runtimes/test_vllm.py tests/e2e/runtimes/test_vllm_worker.py
 
 test-chatterbox: .venv/ready-dev ## Install the real Chatterbox once (1.8 GB) and let it speak
 	LLMUX_TEST_CHATTERBOX=1 $(BIN)/pytest -s tests/e2e/runtimes/test_chatterbox.py -k real

@@ -53,6 +53,7 @@ REGISTRY = Registry(
         "ctranslate2": "runtimes.ctranslate2.adapter:CTranslate2Adapter",
         "whisper_cpp": "runtimes.whisper_cpp.adapter:WhisperCppAdapter",
         "vllm_serve": "runtimes.vllm_serve.adapter:VllmServeAdapter",
+        "vllm": "runtimes.vllm.adapter:VllmWorkerAdapter",
         "sglang": "runtimes.sglang.adapter:SglangAdapter",
         "tgi": "runtimes.tgi.adapter:TgiAdapter",
         "tabbyapi": "runtimes.tabbyapi.adapter:TabbyAdapter",

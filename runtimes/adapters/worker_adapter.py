@@ -48,37 +48,63 @@ class WorkerAdapter(Adapter[C]):
 
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
-        python = context.environment(self.name) / "bin" / "python"
-        if not python.exists():
-            raise RuntimeNotInstalledError(
-                self.name, f"The runtime {self.name} is not installed.", f"llmux runtimes install {self.name}"
-            )
-        settings = {
-            "model": context.model,
-            "host": context.host,
-            "port": context.port,
-            "parallel": config.parallel,
-            "queue": QUEUE,
-            **self.options(config, context),
-        }
+        python = interpreter(self.name, context)
         threads = {} if config.threads is None else {"OMP_NUM_THREADS": str(config.threads)}
-        return LaunchSpec(
-            argv=(str(python), "-I", str(BOOTSTRAP), self.module(config), json.dumps(settings)),
-            env={
-                "HF_HUB_OFFLINE": "1",
-                "TOKENIZERS_PARALLELISM": "false",
-                **threads,
-                **config.env,
-                **context.device_environment(),
-                KEY_VARIABLE: context.key,
-            },
-            health=HealthCheck("/health"),
-            auth=f"Bearer {context.key}",
-            metrics="/metrics",
-            host=context.host,
-            port=context.port,
+        return worker_spec(
+            python,
+            self.module(config),
+            context,
+            parallel=config.parallel,
+            options=self.options(config, context),
+            env={**threads, **config.env},
         )
 
     def target_inflight(self, config: C) -> int:
         """As many as it serves concurrently."""
         return config.parallel if config.target_inflight is None else config.target_inflight
+
+
+def interpreter(runtime: str, context: LaunchContext) -> Path:
+    """The Python of a runtime's own environment. Raises RuntimeNotInstalledError."""
+    python = context.environment(runtime) / "bin" / "python"
+    if not python.exists():
+        raise RuntimeNotInstalledError(
+            runtime, f"The runtime {runtime} is not installed.", f"llmux runtimes install {runtime}"
+        )
+    return python
+
+
+def worker_spec(
+    python: Path,
+    module: str,
+    context: LaunchContext,
+    *,
+    parallel: int,
+    options: Mapping[str, JsonValue],
+    env: Mapping[str, str],
+    offline: bool = True,
+) -> LaunchSpec:
+    """How to start the worker program `module` with this `python`. `offline`: it may not ask the hub."""
+    settings = {
+        "model": context.model,
+        "host": context.host,
+        "port": context.port,
+        "parallel": parallel,
+        "queue": QUEUE,
+        **options,
+    }
+    return LaunchSpec(
+        argv=(str(python), "-I", str(BOOTSTRAP), module, json.dumps(settings)),
+        env={
+            **({"HF_HUB_OFFLINE": "1"} if offline else {}),
+            "TOKENIZERS_PARALLELISM": "false",
+            **env,
+            **context.device_environment(),
+            KEY_VARIABLE: context.key,
+        },
+        health=HealthCheck("/health"),
+        auth=f"Bearer {context.key}",
+        metrics="/metrics",
+        host=context.host,
+        port=context.port,
+    )

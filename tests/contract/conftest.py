@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -23,7 +23,18 @@ from runtimes import device_kind
 from runtimes.base import LaunchContext, LaunchSpec
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY, AnyAdapter
-from tests.support import contributing, fake_servers, fake_vllm, hf_folder, tiny, tiny_ctranslate2, tiny_language
+from runtimes.vllm.adapter import VllmWorkerAdapter
+from runtimes.vllm.adapter.config import VllmWorkerConfig
+from tests.support import (
+    contributing,
+    fake_servers,
+    fake_vllm,
+    fake_vllm_engine,
+    hf_folder,
+    tiny,
+    tiny_ctranslate2,
+    tiny_language,
+)
 from tests.support.limits import LIMIT_S
 from tests.support.ports import quiet_ports
 
@@ -179,6 +190,29 @@ def other_server(name: str, folder: Path) -> Subject:
     )
 
 
+class Standing(VllmWorkerAdapter):
+    """With the environments of another folder than all others."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def launch(self, config: VllmWorkerConfig, context: LaunchContext) -> LaunchSpec:
+        return super().launch(config, replace(context, runtimes_dir=self._folder))
+
+
+def vllm_worker(folder: Path) -> Subject:
+    """Our worker; a stand-in has vLLM's interface."""
+    fake_vllm_engine.environment(folder / "vllm")
+    return Subject(
+        name="vllm",
+        adapter=Standing(folder),
+        keys={"path": str(tiny_language.model()), "max_model_len": 1024, "max_num_seqs": 4},
+        broken={"quantization": "none-such"},
+        complaint="Unknown quantization method: none-such",
+        guarded=("/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics"),
+    )
+
+
 def transformers(folder: Path) -> Subject:
     model = tiny_language.model()
     broken = shutil.copytree(model, folder / "model")
@@ -256,6 +290,7 @@ SUBJECTS = {
     "llama_server": ["embedded", pytest.param("binary", marks=pytest.mark.binary)],
     "command": ["command"],
     "vllm_serve": ["vllm_serve"],
+    "vllm": ["vllm"],
     "transformers": ["transformers", "transformers-asr"],
     "faster_whisper": ["faster_whisper"],
     "whisper_cpp": ["whisper_cpp"],
@@ -286,6 +321,8 @@ def subject(request, tmp_path_factory) -> Subject:
 def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
     if name == "vllm_serve":
         return vllm(folders.mktemp("vllm"))
+    if name == "vllm":
+        return vllm_worker(folders.mktemp("vllm_worker"))
     if name in {"sglang", "tgi", "tabbyapi"}:
         return other_server(name, folders.mktemp(name))
     if name == "transformers":

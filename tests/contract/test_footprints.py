@@ -89,6 +89,7 @@ ELSEWHERE = {
     "tabbyapi": "needs a GPU: its figures are checked in tests/unit/runtimes/test_server_programs.py",
     "chatterbox": "test_the_real_library of tests/e2e/runtimes/test_chatterbox.py (make test-chatterbox)",
     "vllm_serve": "tests/e2e/runtimes/test_vllm.py (make test-vllm)",
+    "vllm": "tests/e2e/runtimes/test_vllm_worker.py (make test-vllm)",
     "command": "anybody's program: nothing to compute from but its files",
     "openai_remote": "takes no memory",
     "claude_cli": "takes none that is managed: its program reaches a service of others",

@@ -1,6 +1,6 @@
 """llm-pool's settings.json with local.json over it: each backend's fields, as far as a runtime here does the same.
 
-`llama_server` and the in-process GGUF backend become llama_server; both vLLM backends become vllm_serve; ct2 ctranslate2.
+`llama_server` and the in-process GGUF backend become llama_server, ct2 ctranslate2; vllm and vllm_serve stay what they are.
 Shared decoding settings and how a model thinks belong to the requests, so they become a virtual model of the same name. Both
 are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool.
 """
@@ -12,11 +12,13 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from runtimes.adapters.vllm.config import VllmConfig
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from runtimes.device_kind import CUDA, HOST
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from runtimes.openai_remote.adapter import SWITCHES
 from runtimes.registry import REGISTRY
+from runtimes.vllm.adapter.config import VllmWorkerConfig
 from runtimes.vllm_serve.adapter.config import VllmServeConfig
 from supervisor.catalog.keys import is_loopback
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
@@ -109,7 +111,7 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
         unknown = f'there is no runtime for backend "{backend}"' if backend else "it has no backend"
         draft.lose(where, _NOT_HERE.get(backend, unknown))
         return
-    if convert_backend is _vllm and not (values.get("vllm_model") or values.get("model_path")):
+    if convert_backend in (_vllm, _vllm_serve) and not (values.get("vllm_model") or values.get("model_path")):
         draft.lose(where, "it has no vllm_model")
         return
     name = draft.name(theirs)
@@ -199,18 +201,31 @@ def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
 
 
 def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
+    own = {key: item for key, item in values.items() if not key.startswith("vllm_serve_")}
+    _on_vllm(draft, name, where, own, VllmWorkerConfig)
+    for key in sorted(values.keys() - own.keys()):
+        draft.lose(f"{where}.{key}", "not a field of this backend", model=name)
+
+
+def _vllm_serve(draft: Draft, name: str, where: str, values: Values) -> None:
+    _on_vllm(draft, name, where, values, VllmServeConfig)
+
+
+def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[VllmConfig]) -> None:
     model = draft.models[name]
     fields, serve = _rest(values, "vllm_"), _rest(values, "vllm_serve_")
     what = text_of(fields.pop("model", None) or values.get("model_path"))
-    model["runtime"] = "vllm_serve"
+    runtime = "vllm_serve" if keys is VllmServeConfig else "vllm"
+    model["runtime"] = runtime
     model["path" if what.startswith(("/", ".", "~")) else "model"] = what
     for field, value in fields.items():
         if field.startswith("serve_"):
             continue
-        if field in VllmServeConfig.model_fields:
+        if field in keys.model_fields:
             model[field] = value
         else:
-            draft.lose(f"{where}.vllm_{field}", "vllm_serve has no such key; try extra_args", model=name)
+            hint = "; try extra_args" if runtime == "vllm_serve" else ""
+            draft.lose(f"{where}.vllm_{field}", f"{runtime} has no such key{hint}", model=name)
     for field, value in serve.items():
         key, at = _RENAMED.get(field, field), f"{where}.vllm_serve_{field}"
         if key == "extra_args":
@@ -267,6 +282,6 @@ _BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = {
     "llama_cpp": _gguf,
     "gguf": _gguf,
     "vllm": _vllm,
-    "vllm_serve": _vllm,
+    "vllm_serve": _vllm_serve,
     "openai_remote": _remote,
 }

@@ -140,6 +140,35 @@ class TestLlmPool:
             "engine.models.a.vllm_serve_extra_args.--num-gpu-blocks-override: kv_cache_memory_bytes says how large the cache is",
         ]
 
+    def test_vllm_in_a_process_of_its_pool(self):
+        """Its fields are keys of the worker that runs the same engine; those of the server are none of its own."""
+        fields = {
+            "vllm_model": "Qwen/Qwen2.5-VL-3B-Instruct",
+            "vllm_dtype": "bfloat16",
+            "vllm_gpu_memory_utilization": 0.01,
+            "vllm_kv_cache_memory_bytes": 1 << 30,
+            "vllm_kv_cache_dtype": "fp8",
+            "vllm_max_model_len": 12288,
+            "vllm_tensor_parallel_size": 2,
+            "vllm_trust_remote_code": True,
+            "vllm_limit_mm_per_prompt": {"image": 1},
+            "vllm_mm_processor_kwargs": {"max_pixels": 4014080},
+            "vllm_speculative_method": "mtp",
+            "vllm_speculative_model": "org/assistant",
+            "vllm_speculative_moe_backend": "triton",
+            "vllm_speculative_attention_backend": "triton_attn",
+            "vllm_num_speculative_tokens": 8,
+        }
+        draft = llm_pool.convert({"engine": {"models": {"a": {"backend": "vllm", **fields, "vllm_serve_port": 1}}}})
+        expected = {key.removeprefix("vllm_"): value for key, value in fields.items()}
+        assert draft.models["a"] == {"runtime": "vllm", **expected}
+        assert notes(draft) == [
+            "engine.models.a.vllm_max_num_seqs: is 8, where it isn't set",
+            "engine.models.a.vllm_serve_port: not a field of this backend",
+        ]
+        draft.settle()
+        assert "a" in draft.models
+
     def test_a_share_of_a_device_sizes_no_cache(self):
         fields = {
             "vllm_model": "/m",
@@ -148,7 +177,7 @@ class TestLlmPool:
             "vllm_max_num_seqs": 1,
         }
         draft = llm_pool.convert({"engine": {"models": {"a": {"backend": "vllm", **fields}}}})
-        assert draft.models["a"] == {"runtime": "vllm_serve", "path": "/m", "max_model_len": 9, "max_num_seqs": 1}
+        assert draft.models["a"] == {"runtime": "vllm", "path": "/m", "max_model_len": 9, "max_num_seqs": 1}
         (note,) = notes(draft)
         assert note.startswith("engine.models.a.vllm_gpu_memory_utilization: the KV cache is as large as one")
 

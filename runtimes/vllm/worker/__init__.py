@@ -1,0 +1,1 @@
+"""The worker program: the client of vLLM's engine behind our own endpoints."""

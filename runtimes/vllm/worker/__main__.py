@@ -1,0 +1,123 @@
+"""The worker program for language models on vLLM: `/v1/chat/completions`, the count of its tokens, and `/v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import llguidance.hf  # type: ignore[import-not-found]  # comes with vLLM
+import prometheus_client
+from llguidance import LLMatcher
+from PIL import Image
+
+from runtimes.sdk.body import Body
+from runtimes.sdk.chat import parameters
+from runtimes.sdk.chat.grammar import Grammar, grammar
+from runtimes.sdk.chat.pictures import taker
+from runtimes.sdk.chat.tokenizer import rendered
+from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.worker import Conversation, Run, TextWorker
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.parameters import used
+from runtimes.sdk.server import Settings, serve
+from runtimes.vllm.worker.engine import Engine
+from runtimes.vllm.worker.model import Loaded, loaded
+from runtimes.vllm.worker.prompt import Prompt
+
+SALT = "cache_salt"
+OWN = {SALT: used("only requests with the same one use each other's prompts again")}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The worker's options (adapter/__init__.py). `engine` are vLLM's engine arguments."""
+
+    engine: dict[str, Any]
+    tool_format: str
+    chat_template: str | None
+    chat_template_kwargs: dict[str, object]
+
+
+class VllmWorker(TextWorker[Prompt]):
+    """One language model. The pool's threads prepare prompts and read results; the engine generates for all requests."""
+
+    chat_parameters = {**parameters.CHAT, **OWN}  # noqa: RUF012
+    completion_parameters = {**parameters.COMPLETIONS, **OWN}  # noqa: RUF012
+    enforces = True
+    language: Loaded
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.options = Options(**settings.options)
+        self.engine = Engine(asyncio.get_running_loop())
+        self.meters.registry.register(prometheus_client.REGISTRY)  # where vLLM counts
+
+    def load(self) -> None:
+        """Load, and generate one token."""
+        self.engine.start(self.options.engine)
+        client = self.engine.client
+        self.language = loaded(
+            client.model_config,
+            client.get_tokenizer(),
+            chat_template=self.options.chat_template,
+            tool_format=self.options.tool_format,
+        )
+        self.context = client.model_config.max_model_len
+        self.engine.wait(self.engine.try_out())
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self.engine.close()
+
+    def prompt(self, conversation: Conversation) -> Prompt:
+        """With the grammar of an answer that isn't free."""
+        images: list[Image.Image] = []
+        tools, arguments = conversation.tools, {**self.options.chat_template_kwargs, **conversation.arguments}
+        text, thinking = rendered(self.language, conversation.messages, tools.offered, arguments, taker(images))
+        inputs = self._inputs(self.language.encode(text), conversation.body, "messages", images)
+        tokens = inputs["prompt_token_ids"]
+        found = grammar(self.language, tokens, tools, conversation.schema, thinking=thinking, mark=self._mark)
+        if found is not None:
+            self._check(found)
+        return Prompt(tokens, thinking, inputs, None if found is None else found.text)
+
+    def continued(self, tokens: list[int], body: Body) -> Prompt:
+        """Nothing beside them."""
+        return Prompt(tokens, inputs=self._inputs(tokens, body, "prompt"))
+
+    def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
+        """Give it to the engine."""
+        return self.engine.generate(run, self.language.ends)
+
+    def _inputs(self, tokens: list[int], body: Body, param: str, images: Sequence[Image.Image] = ()) -> Any:
+        self.room(None, Prompt(tokens), param)
+        prompt: dict[str, Any] = {"prompt_token_ids": tokens}
+        if images:
+            prompt["multi_modal_data"] = {"image": list(images)}
+        if salt := body.text(SALT):
+            prompt[SALT] = salt
+        return self.engine.wait(self.engine.prepared(prompt, param))
+
+    def _check(self, wanted: Grammar) -> None:
+        """Raises WorkerError that names the schema which can't be followed."""
+        for one in wanted.schemas:
+            wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(one.schema), self._grammar_tokenizer)
+            if wrong:
+                message = f"{one.param}: {one.what} can't be held to this schema: {wrong}"
+                raise WorkerError(message, code="schema_unusable", param=one.param)
+
+    def _mark(self, text: str) -> int | None:
+        token = self.language.one(text)
+        return token if token is not None and self._grammar_tokenizer.is_special_token(token) else None
+
+    @cached_property
+    def _grammar_tokenizer(self) -> Any:
+        """The tokenizer as the engine's grammars know it; about a second for a large vocabulary."""
+        return llguidance.hf.from_tokenizer(self.language.tokenizer, self.language.vocabulary)
+
+
+if __name__ == "__main__":
+    serve(VllmWorker)

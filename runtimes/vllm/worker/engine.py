@@ -1,0 +1,161 @@
+"""vLLM's engine for the threads that answer requests: each gets an iterator of its tokens.
+
+The engine's client lives in the server's event loop. A request's task there reads what the engine generates and puts it into
+a queue, which the request's thread reads. When nobody wants more tokens, the task is cancelled, which aborts the request in
+the engine. If the engine itself ends, nothing can be answered any more, and the program ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import secrets
+import sys
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from vllm.config import StructuredOutputsConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from runtimes.sdk.chat.request import Sampling
+from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.worker import Run
+from runtimes.sdk.errors import WorkerError
+from runtimes.vllm.worker.prompt import Prompt
+
+T = TypeVar("T")
+GRAMMARS: Final = "guidance"  # the backend that reads llguidance's grammars
+LEAST_TOP_P: Final = 1e-6  # vLLM wants more than 0
+POLL_S: Final = 0.05  # so often a thread that waits for a token looks whether its client is still there
+
+Results = queue.SimpleQueue[Token | Ending | Exception]
+
+
+class Engine:
+    """A running engine. `start` blocks until the model is loaded; all else may be called from any thread but the loop's."""
+
+    client: AsyncLLM
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def start(self, settings: Mapping[str, Any]) -> None:
+        """Raises whatever vLLM raises. `settings` are engine arguments."""
+        arguments = AsyncEngineArgs(**settings, structured_outputs_config=StructuredOutputsConfig(backend=GRAMMARS))
+        self.client = AsyncLLM.from_engine_args(arguments)
+
+    def close(self) -> None:
+        """End its processes. Does nothing before they are there."""
+        if hasattr(self, "client"):
+            self.client.shutdown()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work that is done in the loop. Raises what it raises."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def prepared(self, prompt: Mapping[str, Any], param: str) -> Any:
+        """A prompt as the engine takes it: among its tokens are places for its pictures. Raises WorkerError."""
+        try:
+            (prepared,) = await self.client.renderer.render_cmpl_async([dict(prompt)])
+        except (VLLMClientError, ValueError) as error:
+            raise _refused(error, param) from error
+        return prepared
+
+    async def try_out(self) -> None:
+        """Generate a token, and watch the engine from now on."""
+        params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt = await self.prepared({"prompt_token_ids": [0]}, "prompt")
+        async for _ in self.client.generate(prompt, params, _name()):
+            pass
+        assert self.client.output_handler is not None, "it was started by the request"
+        self.client.output_handler.add_done_callback(self._ended)
+
+    def generate(self, run: Run[Prompt], ends: frozenset[int]) -> Iterator[Token | Ending]:
+        """The tokens as they come, then how it ended; nothing more once nobody wants them. Raises WorkerError."""
+        results: Results = queue.SimpleQueue()
+        params = parameters(run.request.sampling, run.limit, ends, run.prompt.grammar)
+        task = asyncio.run_coroutine_threadsafe(self._read(run.prompt.inputs, params, results), self._loop)
+        return _results(run, results, task.cancel)
+
+    async def _read(self, inputs: Any, params: SamplingParams, results: Results) -> None:
+        try:
+            async for output in self.client.generate(inputs, params, _name()):
+                (completion,) = output.outputs
+                for token in _tokens(completion, params.logprobs):
+                    results.put(token)
+                if completion.finish_reason is not None:
+                    results.put("length" if completion.finish_reason == "length" else "stop")
+        except EngineDeadError:
+            pass  # the program ends, and all connections with it
+        except (VLLMClientError, ValueError) as error:
+            results.put(_refused(error, None))
+        except Exception as error:  # noqa: BLE001  # the thread raises it
+            results.put(error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():  # as it is when this program ends
+            sys.stderr.write("exiting: the engine of vLLM has ended\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def parameters(sampling: Sampling, limit: int, ends: frozenset[int], grammar: str | None) -> SamplingParams:
+    """A request's parameters as vLLM takes them."""
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=max(sampling.top_p, LEAST_TOP_P),
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
+        seed=sampling.seed,
+        logprobs=sampling.logprobs,
+        max_tokens=limit,
+        stop_token_ids=sorted(ends),
+        structured_outputs=None if grammar is None else StructuredOutputsParams(grammar=grammar),
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _results(run: Run[Prompt], results: Results, cancel: Any) -> Iterator[Token | Ending]:
+    try:
+        while not run.unwanted:
+            try:
+                item = results.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            if isinstance(item, str):
+                return
+    finally:
+        cancel()
+
+
+def _tokens(completion: CompletionOutput, alternatives: int | None) -> Iterator[Token]:
+    """New tokens, each with its log probability and so many of the likeliest, the likeliest first."""
+    described = completion.logprobs or [None] * len(completion.token_ids)
+    for number, found in zip(completion.token_ids, described, strict=True):
+        if found is None:
+            yield Token(number)
+            continue
+        ranked = sorted(found.items(), key=lambda item: -item[1].logprob)[: alternatives or 0]
+        yield Token(number, found[number].logprob, tuple((other, value.logprob) for other, value in ranked))
+
+
+def _refused(error: Exception, param: str | None) -> WorkerError:
+    return WorkerError(f"vLLM refuses this request: {error}", param=param)
+
+
+def _name() -> str:
+    return secrets.token_hex(8)

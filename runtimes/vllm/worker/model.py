@@ -1,0 +1,47 @@
+"""What is known of the model that an engine has loaded: its tokenizer, its limits, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtimes.sdk.chat.tokenizer import DEFAULTS, TokenizerLanguage, facts
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(TokenizerLanguage):
+    """The model of an engine. `generation` has the values of its generation_config.json that aren't the usual ones."""
+
+    config: Any
+    generation: Mapping[str, Any]
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it has a vision encoder that is used."""
+        multimodal = self.config.multimodal_config
+        return multimodal is not None and multimodal.get_limit_per_prompt("image") > 0
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        size: int = self.config.get_vocab_size()
+        return size
+
+    @property
+    def defaults(self) -> Mapping[str, float]:
+        """Of its generation_config.json, if that samples: otherwise its numbers are not meant for sampling."""
+        own = self.generation
+        return {name: own[name] for name in DEFAULTS if name in own} if own.get("do_sample") else {}
+
+
+def loaded(config: Any, tokenizer: Any, *, chat_template: str | None, tool_format: str) -> Loaded:
+    """From vLLM's configuration of the model. Raises SystemExit for a tokenizer of another library."""
+    if not hasattr(tokenizer, "added_tokens_decoder"):
+        raise SystemExit("This model's tokenizer is none of the transformers library; use the runtime vllm_serve.")
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    generation = config.try_get_generation_config()
+    ids = generation.get("eos_token_id")
+    ends = ids if isinstance(ids, list) else [ids]
+    return Loaded(config=config, generation=generation, **facts(tokenizer, ends, tool_format=tool_format))
