@@ -27,6 +27,7 @@ from supervisor.daemon.pulls import Pulls
 from supervisor.daemon.requests import InFlight
 from supervisor.daemon.runner_metrics import RunnerMetrics
 from supervisor.daemon.runtime_config import RuntimeConfig
+from supervisor.daemon.steps import Steps
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
@@ -59,6 +60,7 @@ class Daemon:
     answers: AnswerLog = field(init=False)
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
+    steps: Steps = field(init=False)
     jobs: Jobs = field(default_factory=Jobs)
     responses: ResponseStore = field(default_factory=ResponseStore)
     pulls: Pulls = field(default_factory=Pulls)
@@ -78,6 +80,7 @@ class Daemon:
         self.requests.listeners.append(self.answers.observe)
         self.clients = Clients(self)
         self.feed = Feed(self)
+        self.steps = Steps(self)
         self.metrics = Metrics(self)
         RunnerMetrics(self, self.metrics.registry)
         self.partners = Partners(self.engine, self.sampler)

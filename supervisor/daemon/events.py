@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from supervisor.daemon.listener import Listener
 from supervisor.errors import UnavailableError
 
-Kind = Literal["decision", "model", "memory", "request", "alert", "reload", "load"]
+Kind = Literal["decision", "model", "memory", "request", "alert", "reload", "load", "progress"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 BACKLOG: Final = 1024
 SUBSCRIBERS: Final = 64

@@ -43,7 +43,10 @@ class Feed:
         daemon = self._daemon
         if not daemon.hub.wants("model"):
             self._told = {status.id: _told(status) for status in daemon.engine.models()}
-        return daemon.hub.subscribe(kinds, most=most)
+        subscription = daemon.hub.subscribe(kinds, most=most)
+        if "progress" in subscription.kinds:
+            daemon.steps.watch()
+        return subscription
 
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""

@@ -27,7 +27,7 @@ def request_view(daemon: Daemon, wanted: str) -> Json:
     match found:
         case Ended():
             until = found.arrived_at + sum(took_s for _, took_s in found.waits)
-            told = {"state": "finished", **found.view(epoch), "awaits": None}
+            told = {"state": "finished", **found.view(epoch), "awaits": None, "progress": None}
             return told | {"decisions": _decisions(daemon, found.model, found.waits, found.arrived_at, until)}
         case RequestContext():
             now = daemon.engine.clock()

@@ -39,6 +39,18 @@ logger = structlog.get_logger("llmux.request")
 Json = dict[str, JsonValue]
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a request is: so many steps made, of so many."""
+
+    step: int
+    steps: int
+
+    def view(self) -> Json:
+        """For the admin API."""
+        return {"step": self.step, "steps": self.steps}
+
+
 @dataclass(slots=True)
 class RequestContext:
     """One request: its client, what its response carries, and what the canonical log line contains."""
@@ -62,6 +74,7 @@ class RequestContext:
     entered_at: float | None = None  # loop time; as is the next
     model: ModelId | None = None
     ticket: Ticket | None = None  # once it is admitted
+    step: Step | None = None  # as last told by its worker, see `steps`
     waits: list[Wait] = field(default_factory=list)  # for a worker, in order; not where one took it at once
     keepalive: Keepalive | None = None
     outcome: Outcome = field(default_factory=Outcome)
@@ -101,6 +114,7 @@ class RequestContext:
             "first_token_ms": milliseconds(self.arrived_at, self.outcome.first_byte_at),
             "tokens_per_s": None,
             "error_message": None,
+            "progress": None if self.step is None else self.step.view(),
         }
 
     def record(self, until: float) -> Json:
@@ -219,6 +233,10 @@ class InFlight:
         running = (context for context, _ in reversed(self._calls.values()) if context.request_id == name)
         return next(running, None) or next((e for e in reversed(self._last) if e.record["request_id"] == wanted), None)
 
+    def running(self) -> list[RequestContext]:
+        """Those that a worker answers."""
+        return [context for context, _ in self._calls.values() if context.ticket is not None]
+
     def last(self) -> Iterator[Ended]:
         """Those that ended last, newest first."""
         return reversed(self._last)
@@ -246,6 +264,7 @@ class InFlight:
                 "worker": f"{context.ticket.model}:{context.ticket.generation}" if context.ticket is not None else None,
                 "age_s": round(now - context.arrived_at, 3),
                 "bytes": context.outcome.bytes_sent,
+                "progress": None if context.step is None else context.step.view(),
             }
             for ticket_id, (context, _) in self._calls.items()
         ]

@@ -147,6 +147,11 @@ class Fleet:
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.metrics
 
+    def steps_source(self, model: ModelId, generation: Generation) -> tuple[Upstream, str] | None:
+        """Where the replica tells how far its requests are; None where it can't, or isn't ready."""
+        replica = self._replicas.get((model, generation))
+        return None if replica is None else replica.steps
+
     def log_path(self, model: ModelId) -> Path:
         """Where the model's workers log."""
         return self._launcher.log_path(model)

@@ -45,6 +45,7 @@ class Remote:
     ) -> None:
         self.upstream: RemotePool | ProgramPool | None = None
         self.metrics: None = None
+        self.steps: None = None
         self.progress: None = None
         self._key = key
         self._model = model

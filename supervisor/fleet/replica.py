@@ -28,6 +28,10 @@ class Replica(Protocol):
         """Where its own metrics are, and on which path; None where it has none, or isn't ready."""
 
     @property
+    def steps(self) -> tuple[Upstream, str] | None:
+        """Where it tells how far its requests are, and on which path; None where it can't, or isn't ready."""
+
+    @property
     def progress(self) -> Progress | None:
         """How far its start has come, as last seen; None: it has not been looked at."""
 

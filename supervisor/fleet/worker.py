@@ -65,6 +65,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.upstream: UpstreamPool | None = None
         self.metrics: tuple[UpstreamPool, str] | None = None
+        self.steps: tuple[UpstreamPool, str] | None = None
         self.progress: Progress | None = None  # of its start
         self._key = key
         self._model = model
@@ -227,6 +228,8 @@ class Worker:
         )
         if spec.metrics is not None:
             self.metrics = (self.upstream, spec.metrics)
+        if spec.progress is not None:
+            self.steps = (self.upstream, spec.progress)
         self._ready = True
 
     async def _until_ready(self, spec: LaunchSpec) -> Crash | None:

@@ -23,6 +23,7 @@ from supervisor.daemon.health import health_view, trouble
 from supervisor.daemon.queue_view import queue_view
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.request_views import ended_views, request_view
+from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.task_views import task_view, task_views
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
@@ -121,6 +122,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         return JSONResponse(task_view(daemon, request.path_params["name"]))
 
     async def requests(_request: Request) -> Response:
+        await daemon.steps.look(daemon.requests.running())
         return JSONResponse({"object": "list", "data": daemon.requests.views()})
 
     async def ended(request: Request) -> Response:
@@ -131,7 +133,10 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         return JSONResponse(ended_views(daemon, limit=limit, failed=failed, **only))
 
     async def one_request(request: Request) -> Response:
-        return JSONResponse(request_view(daemon, request.path_params["id"]))
+        wanted = request.path_params["id"]
+        if isinstance(found := daemon.requests.find(wanted), RequestContext):
+            await daemon.steps.look([found])
+        return JSONResponse(request_view(daemon, wanted))
 
     async def queue(_request: Request) -> Response:
         return JSONResponse(queue_view(daemon))

@@ -78,7 +78,9 @@ def routes(daemon: Daemon) -> list[Route]:
         )
 
     async def one(request: Request) -> Response:
-        return JSONResponse(_view(daemon, await _found(daemon, request)))
+        job = await _found(daemon, request)
+        await _look(daemon, job)
+        return JSONResponse(_view(daemon, job))
 
     async def result(request: Request) -> Response:
         job = await _found(daemon, request)
@@ -200,13 +202,22 @@ def _progress(daemon: Daemon, job: Job) -> dict[str, Any] | None:
         "model_state": None if model is None else model.state.value,
         "eta_s": None if model is None else model.eta_s,
         "bytes": found.outcome.bytes_sent,
+        "step": None if found.step is None else found.step.step,
+        "steps": None if found.step is None else found.step.steps,
     }
+
+
+async def _look(daemon: Daemon, job: Job) -> None:
+    """Let its progress be told as it is now."""
+    if isinstance(found := daemon.requests.find(job.request_id), RequestContext):
+        await daemon.steps.look([found])
 
 
 async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
     """Each change of it, the last one when it is over. A daemon that ends or hands over cuts it short."""
     told, told_at = None, 0.0
     while True:
+        await _look(daemon, job)
         view = _view(daemon, job)
         if view != told or time.monotonic() - told_at > KEEPALIVE_S:
             yield b"" if view == told else b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"

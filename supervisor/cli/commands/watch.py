@@ -11,7 +11,7 @@ from supervisor.cli import client, output
 from supervisor.cli.client import Client, Json
 from supervisor.cli.options import answer, daemon_options, model_argument, print_json
 
-KINDS = ("decision", "model", "memory", "request", "alert", "reload", "load")
+KINDS = ("decision", "model", "memory", "request", "alert", "reload", "load", "progress")
 
 
 @click.command()
@@ -128,6 +128,8 @@ def _told(kind: str, data: Json) -> list[str | output.Styled]:
             done = f"  {progress:.0%}" if state == "loading" and isinstance(progress, int | float) else ""
             left = f", about {output.duration(data['eta_s'])} left" if data.get("eta_s") is not None else ""
             return [f"{data.get('model')}: ", output.state(state), f"{done}{left}  {data.get('reason')}"]
+        case "progress":
+            return [f"{data.get('model')}: step {data.get('step')} of {data.get('steps')}  {data.get('request_id')}"]
         case "alert":
             return [f"{data.get('code')}: {data.get('message')}"]
         case _:

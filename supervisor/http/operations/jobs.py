@@ -44,6 +44,8 @@ _JOB: Final = named(
                     "model_state": text(null=True),
                     "eta_s": number(null=True),
                     "bytes": whole(),
+                    "step": whole("Steps made, where its worker tells; of so many.", null=True),
+                    "steps": whole("Steps made, where its worker tells; of so many.", null=True),
                 },
                 "Where its request stands; null while none is under way.",
                 null=True,

@@ -74,6 +74,11 @@ _RECORD: Final = {
         null=True,
     ),
 }
+_PROGRESS: Final = record(
+    {"step": whole(), "steps": whole()},
+    "How many steps were made, of so many, where its worker makes pictures and tells; else null.",
+    null=True,
+)
 _ENDED: Final = named(record(_RECORD, optional=("ignored",)), "EndedRequest")
 _ONE: Final = named(
     record(
@@ -85,6 +90,7 @@ _ONE: Final = named(
                 "What a queued request waits for now: `kind`, `what`, `s` (how long already), `eta_s` (until the model is loaded, by its last load; null where nobody knows), `eta` (the same in words). Else null.",
                 null=True,
             ),
+            "progress": _PROGRESS,
             "decisions": array(
                 DECISION,
                 "What was decided meanwhile about its model and those it waited for, as from `GET /v1/admin/decisions`; as far as kept.",
@@ -156,6 +162,7 @@ SECTION: Final = Section(
                         "worker": text(null=True),
                         "age_s": number(),
                         "bytes": whole("Sent so far."),
+                        "progress": _PROGRESS,
                     }
                 )
             ),
@@ -241,7 +248,8 @@ slowly is disconnected. After any lost connection, read the state again and reco
 | `request` | `"state": "started"` with what is known so far, then `"state": "finished"` with what [`GET /v1/admin/requests/ended`](#get-v1adminrequestsended) has of it. |
 | `alert` | `at`, `code`, `message`, `device`, `model`. |
 | `reload` | What a reload changed. |
-| `load` | As in [`GET /v1/admin/loads`](#get-v1adminloads), when its state or its progress changed, at most once a second. |""",
+| `load` | As in [`GET /v1/admin/loads`](#get-v1adminloads), when its state or its progress changed, at most once a second. |
+| `progress` | `id`, `request_id`, `model`, `step` and `steps` of a request that is made in steps, as pictures: how far it is, at most twice a second. |""",
             scope="admin",
             parameters=(Parameter("types", "Which, with commas between them."),),
             answer_type=EVENTS,

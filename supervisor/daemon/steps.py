@@ -1,0 +1,84 @@
+"""How far requests are that are made in steps, as pictures: their workers tell it, and are asked only while somebody looks.
+
+A worker that can tell has a path for it (`LaunchSpec.progress`). It is asked when a request or a job is shown, and twice a
+second while somebody listens to `progress` events. A worker that doesn't answer in time tells nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from supervisor.core.types import Generation, ModelId
+from supervisor.daemon.requests import RequestContext, Step
+from supervisor.errors import LlmuxError
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
+
+INTERVAL_S: Final = 0.5
+TIMEOUT_S: Final = 1.0
+LIMIT: Final = 64 * 1024
+
+_Worker = tuple[ModelId, Generation]
+
+
+class _Told(msgspec.Struct):
+    requests: dict[str, Step]
+
+
+class Steps:
+    """One for each daemon. Use from the event loop's thread."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._watching: asyncio.Task[None] | None = None
+
+    async def look(self, contexts: Iterable[RequestContext]) -> list[RequestContext]:
+        """Ask the workers of these requests, and write down what they tell. Returns those of which it is news."""
+        by_worker: dict[_Worker, list[RequestContext]] = {}
+        for context in contexts:
+            if (ticket := context.ticket) is not None and ticket.generation is not None:
+                by_worker.setdefault((ticket.model, ticket.generation), []).append(context)
+        news: list[RequestContext] = []
+        for worker, asked in by_worker.items():
+            told = await self._told(worker)
+            for context in asked:
+                found = told.get(context.request_id.decode("latin-1"))
+                if found is not None and found != context.step:
+                    context.step = found
+                    news.append(context)
+        return news
+
+    def watch(self) -> None:
+        """Publish `progress` events from now on, as long as somebody listens to them."""
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch(), name="steps")
+
+    async def _watch(self) -> None:
+        daemon = self._daemon
+        while daemon.hub.wants("progress"):
+            for context in await self.look(daemon.requests.running()):
+                about = {"id": context.ticket_id, "request_id": context.request_id.decode("latin-1")}
+                assert context.step is not None
+                daemon.hub.publish("progress", {**about, "model": context.name, **context.step.view()})
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _told(self, worker: _Worker) -> Mapping[str, Step]:
+        found = self._daemon.fleet.steps_source(*worker)
+        if found is None:
+            return {}
+        upstream, path = found
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await upstream.request("GET", path.encode(), [])
+                try:
+                    data = await response.read(LIMIT) if response.status == 200 else b"{}"
+                finally:
+                    response.close()
+            return msgspec.json.decode(data, type=_Told).requests
+        except (TimeoutError, LlmuxError, msgspec.MsgspecError):
+            return {}
