@@ -18,7 +18,7 @@ LOWEST := $(FAST) --ignore=tests/unit/core tests/installation/test_accelerator_b
 
 .DEFAULT_GOAL := help
 .PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench simulate tenants golden docs soak \
-  llama-server test-vllm test-chatterbox test-open-webui lock upgrade audit licences lowest clean
+  llama-server test-llama-cpp test-vllm test-chatterbox test-open-webui lock upgrade audit licences lowest clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,11 @@ soak: .venv/ready-dev ## Fault and fuzz tests with their full counts, and a thou
 
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one
 	$(BIN)/python tests/support/build_llama_server.py
+
+test-llama-cpp: .venv/ready-dev ## Compile a real llama-cpp-python once and test its runtime with it
+	$(BIN)/python -m tests.support.build_llama_cpp
+	$(BIN)/pytest -s tests/e2e/runtimes/test_llama_cpp.py
+	$(BIN)/pytest -s tests/contract -k llama_cpp
 
 test-vllm: .venv/ready-dev ## Install a real vLLM for the processor once (3.5 GB) and test its two runtimes with it
 	$(BIN)/python -m tests.support.build_vllm

@@ -50,6 +50,7 @@ REGISTRY = Registry(
         "command": "runtimes.command.adapter:CommandAdapter",
         "transformers": "runtimes.transformers.adapter:TransformersAdapter",
         "faster_whisper": "runtimes.faster_whisper.adapter:FasterWhisperAdapter",
+        "llama_cpp": "runtimes.llama_cpp.adapter:LlamaCppAdapter",
         "ctranslate2": "runtimes.ctranslate2.adapter:CTranslate2Adapter",
         "whisper_cpp": "runtimes.whisper_cpp.adapter:WhisperCppAdapter",
         "vllm_serve": "runtimes.vllm_serve.adapter:VllmServeAdapter",

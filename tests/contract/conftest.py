@@ -26,6 +26,7 @@ from runtimes.registry import REGISTRY, AnyAdapter
 from runtimes.vllm.adapter import VllmWorkerAdapter
 from runtimes.vllm.adapter.config import VllmWorkerConfig
 from tests.support import (
+    build_llama_cpp,
     contributing,
     fake_servers,
     fake_vllm,
@@ -228,6 +229,21 @@ def transformers(folder: Path) -> Subject:
     )
 
 
+def llama_cpp(folder: Path) -> Subject:
+    if build_llama_cpp.find() is None:
+        pytest.skip(build_llama_cpp.MISSING)
+    whole, cut = tiny.model().read_bytes(), folder / "cut.gguf"
+    cut.write_bytes(whole[: len(whole) // 2])
+    return Subject(
+        name="llama_cpp",
+        adapter=REGISTRY.get("llama_cpp"),
+        keys={"path": str(tiny.model()), "n_ctx": 2048, "threads": 1},
+        broken={"path": str(cut)},
+        complaint="could not be loaded",
+        guarded=("/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics"),
+    )
+
+
 def ctranslate2(folder: Path) -> Subject:
     model = tiny_ctranslate2.language()
     broken = shutil.copytree(model, folder / "model")
@@ -299,6 +315,7 @@ SUBJECTS = {
     "tabbyapi": ["tabbyapi"],
     "ctranslate2": ["ctranslate2"],
     "diffusers": ["diffusers"],
+    "llama_cpp": ["llama_cpp"],
 }
 """Every runtime that has workers, with its subjects."""
 
@@ -327,6 +344,8 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
         return other_server(name, folders.mktemp(name))
     if name == "transformers":
         return transformers(folders.mktemp("transformers"))
+    if name == "llama_cpp":
+        return llama_cpp(folders.mktemp("llama_cpp"))
     if name == "ctranslate2":
         return ctranslate2(folders.mktemp("ctranslate2"))
     if name == "contributed":

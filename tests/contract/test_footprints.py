@@ -78,6 +78,7 @@ SUBJECTS = {  # runtime, or runtime-kind
         model("transformers", hearing.cohere, type="asr", default_language="en"), long_sound
     ),
     "faster_whisper": Measured(known("faster_whisper"), long_sound),
+    "llama_cpp": Measured(known("llama_cpp"), lambda: COMPLETION),
     "ctranslate2": Measured(known("ctranslate2"), lambda: LETTERS),
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
     "diffusers": Measured(model("diffusers", tiny_pictures.model, max_pixels=SIDE**2), lambda: PICTURE),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from starlette.requests import Request
@@ -56,10 +56,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`thinking`: it ends within reasoning."""
+    """`thinking`: it ends within reasoning. `stops`: strings that end an answer to it, beside the request's."""
 
     tokens: list[int]
     thinking: bool = False
+    stops: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 P = TypeVar("P", bound=Prompt)
@@ -201,7 +202,8 @@ class TextWorker(Worker, Generic[P]):
         limit = self.room(generation.max_tokens, prompt, "messages" if kind == "chat" else "prompt")
         run = Run(prompt, generation, limit, cancel, enough=Cancel())
         results = self.generate(run)
-        builder = ResponseBuilder(self.language, parser, generation.stops, parallel, shows_special)
+        stops = (*generation.stops, *prompt.stops)
+        builder = ResponseBuilder(self.language, parser, stops, parallel, shows_special)
         logprobs = generation.sampling.logprobs is not None
         answer = Answer(kind, self.settings.model, self.language, builder, size, logprobs, generation.usage)
         return answer, builder.read(results, run.enough)

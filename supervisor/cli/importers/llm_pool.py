@@ -1,6 +1,6 @@
 """llm-pool's settings.json with local.json over it: each backend's fields, as far as a runtime here does the same.
 
-`llama_server` and the in-process GGUF backend become llama_server, ct2 ctranslate2; vllm and vllm_serve stay what they are.
+Each backend becomes the runtime of its name, and ct2 ctranslate2.
 Shared decoding settings and how a model thinks belong to the requests, so they become a virtual model of the same name. Both
 are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool.
 """
@@ -15,6 +15,8 @@ from pydantic import JsonValue
 from runtimes.adapters.vllm.config import VllmConfig
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from runtimes.device_kind import CUDA, HOST
+from runtimes.llama_cpp.adapter import LlamaCppConfig
+from runtimes.llama_cpp.shared.formats import CACHE_TYPES
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from runtimes.openai_remote.adapter import SWITCHES
 from runtimes.registry import REGISTRY
@@ -178,13 +180,22 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
     _others(draft, name, where, values, "llama_server_")
 
 
-def _gguf(draft: Draft, name: str, where: str, values: Values) -> None:
-    renamed = {
-        f"llama_server_{key.removeprefix('gguf_')}" if key.startswith("gguf_") else key: item
-        for key, item in values.items()
-    }
-    _llama_server(draft, name, where, renamed)
-    draft.look(f"{where}.backend", "runs in a llama.cpp server of its own now", model=name)
+def _llama_cpp(draft: Draft, name: str, where: str, values: Values) -> None:
+    model = draft.models[name]
+    model |= {"runtime": "llama_cpp", "path": values.get("model_path")}
+    for field, value in _rest(values, "gguf_").items():
+        if field in {"type_k", "type_v"} and isinstance(value, int):
+            model[field] = next((kind for kind, number in CACHE_TYPES.items() if number == value), value)
+        elif field in LlamaCppConfig.model_fields:
+            model[field] = int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value
+        else:
+            draft.lose(f"{where}.gguf_{field}", "llama_cpp has no such key", model=name)
+    why = (
+        "llama-cpp-python, as before; its install compiles llama.cpp. runtime llama_server needs no compiler, and serves "
+        "several requests at once: call type_k cache_type_k there, and type_v cache_type_v"
+    )
+    draft.look(f"{where}.backend", why, model=name)
+    _others(draft, name, where, values, "gguf_")
 
 
 def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
@@ -279,8 +290,8 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
 _BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = {
     "ct2": _ct2,
     "llama_server": _llama_server,
-    "llama_cpp": _gguf,
-    "gguf": _gguf,
+    "llama_cpp": _llama_cpp,
+    "gguf": _llama_cpp,
     "vllm": _vllm,
     "vllm_serve": _vllm_serve,
     "openai_remote": _remote,
