@@ -247,6 +247,20 @@ class ModelUnusableError(Exception):
 C = TypeVar("C", bound=ModelConfig)
 
 
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How the package in `requirements-build.lock` is compiled for one kind of device, on the machine that it is for.
+
+    `module` is that package, imported once when it is there; `program` stands in its folder, and gets a link in the
+    environment's bin. `options` are CMake's. `needs`: programs that must be there, each with what it comes with.
+    """
+
+    module: str
+    program: str
+    options: str
+    needs: Mapping[str, str]
+
+
 class Adapter(abc.ABC, Generic[C]):
     """One runtime. Stateless; one instance serves all of its models."""
 
@@ -255,6 +269,7 @@ class Adapter(abc.ABC, Generic[C]):
     all_endpoints: ClassVar[frozenset[Endpoint]]  # of all of its models together, unless configured otherwise
     requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, if any: tools/lock_runtimes.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
+    builds: ClassVar[Mapping[str, Build]] = {}  # device → how its program is compiled; other devices need no compiler
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     divides: ClassVar[bool] = False  # in unequal parts, too: `gpus: auto`
     remote: ClassVar[bool] = False  # do others run its models?

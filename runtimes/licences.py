@@ -28,16 +28,19 @@ def known() -> dict[str, Licence]:
     return found
 
 
-def copyleft(folder: Path) -> dict[str, str]:
-    """Packages under strong copyleft that any lock in a runtime's folder pins, with their licences."""
-    pinned = pins(folder.glob("requirements*.lock"))
+def copyleft(folder: Path, *, built: bool = True) -> dict[str, str]:
+    """Packages under strong copyleft that any lock in a runtime's folder pins, with their licences.
+
+    `built`: with what is only there where it was compiled.
+    """
+    pinned = pins(lock for lock in folder.glob("requirements*.lock") if built or lock.stem != "requirements-build")
     strong = {pin: told["licence"] for pin, told in known().items() if told.get("copyleft") == "strong"}
     return {pin.partition("==")[0]: licence for pin, licence in strong.items() if pin in pinned}
 
 
-def notice(name: str, folder: Path) -> str | None:
-    """What a user should know before installing the runtime's environment; None: nothing."""
-    found = [f"{package} ({licence})" for package, licence in copyleft(folder).items()]
+def notice(name: str, folder: Path, *, built: bool = False) -> str | None:
+    """What a user should know before installing the runtime's environment; None: nothing. `built`: as `copyleft`'s."""
+    found = [f"{package} ({licence})" for package, licence in copyleft(folder, built=built).items()]
     if not found:
         return None
     return (

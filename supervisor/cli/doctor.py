@@ -11,6 +11,7 @@ import errno
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from typing import Final, Literal
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import CUDA, HOST, DeviceAssignment
+from runtimes.llama_server.adapter import LlamaServerAdapter
+from runtimes.llama_server.adapter.config import LlamaServerConfig
 from supervisor.catalog import Catalog
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
@@ -38,6 +41,8 @@ STATE_MIB: Final = (100, 1024)  # fails below the first, warns below the second
 RUNTIMES_MIB: Final = (500, 5 * 1024)
 FEW_PORTS: Final = 20
 DESCRIPTORS: Final = 4096
+ASK_S: Final = 20.0  # a GPU that sleeps takes some seconds
+LLAMA_SERVER: Final = LlamaServerAdapter.name
 DRIVER_REMEDY: Final = "install NVIDIA's driver and restart the machine; `nvidia-smi` must show the GPU"
 
 
@@ -58,6 +63,7 @@ def examine(config: Path | None) -> list[Check]:
     found = [*_environment(), *configured, *_gpus(catalog)]
     if catalog is not None:
         found += _models(catalog)
+        found += _llama_servers(catalog)
     found += _runtimes(catalog, server.runtimes_dir)
     found += _programs()
     found += _ports(server)
@@ -150,16 +156,8 @@ def _models(catalog: Catalog) -> Iterator[Check]:
     here = sizes.on_this_machine(catalog)
     yield from (Check("memory", "warn", warning, "llmux config check shows the sizes") for warning in here.warnings)
     for model in catalog.models.values():
-        context = LaunchContext(
-            model=model.id,
-            host="127.0.0.1",
-            port=catalog.server.worker_port_first,
-            key="none",
-            devices=(DeviceAssignment(HOST.device_id(), HOST),),
-            runtimes_dir=catalog.server.runtimes_dir,
-        )
         try:
-            model.adapter.launch(model.config, context)
+            model.adapter.launch(model.config, _on_host(catalog, model.id))
         except RuntimeNotInstalledError as error:
             yield Check(f"model {model.id}", "fail", str(error).partition(" Remedy: ")[0], error.remedy)
         except ModelUnusableError as error:
@@ -168,6 +166,57 @@ def _models(catalog: Catalog) -> Iterator[Check]:
             launchable += 1
     if launchable:
         yield Check("models", "ok", f"{launchable} of {len(catalog.models)} can be started")
+
+
+def _llama_servers(catalog: Catalog) -> Iterator[Check]:
+    """The llama.cpp servers in use that can't compute on the GPU that there is. Each is asked, which takes a second."""
+    models: dict[str, list[str]] = {}
+    for model in catalog.models.values():
+        if isinstance(model.config, LlamaServerConfig) and model.config.n_gpu_layers != 0:
+            with contextlib.suppress(RuntimeNotInstalledError, ModelUnusableError):  # told above
+                spec = model.adapter.launch(model.config, _on_host(catalog, model.id))
+                models.setdefault(spec.argv[0], []).append(model.id)
+    if not models or not _uses_gpu(catalog) or (gpu := detect()) == "cpu":
+        return
+    for program, names in models.items():
+        seen = _devices_of(program)
+        if seen:
+            yield Check("llama-server", "ok", f"{program} sees {', '.join(seen)}")
+        else:
+            command = f"llmux runtimes install {LLAMA_SERVER} --accelerator"
+            why = "is built for the processor alone" if seen is None else "sees no GPU"
+            yield Check(
+                "llama-server",
+                "warn",
+                f"{', '.join(names)}: there is a GPU ({gpu}), but {program} {why}",
+                f"{command} {gpu}, or, without {gpu}'s toolkit: {command} vulkan",
+            )
+
+
+def _devices_of(program: str) -> list[str] | None:
+    """The devices that a llama.cpp server can compute on, beside the processor; None: it is the embedded one, which has none."""
+    if Path(program).name.startswith("python"):
+        return None
+    try:
+        done = subprocess.run(
+            [program, "--list-devices"], capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = (done.stdout + done.stderr).partition("Available devices:")[2].splitlines()
+    return [line.split(":")[0].strip() for line in lines if line.startswith("  ") and ":" in line]
+
+
+def _on_host(catalog: Catalog, model: str) -> LaunchContext:
+    """Where a model could be started, to see whether it could."""
+    return LaunchContext(
+        model=model,
+        host="127.0.0.1",
+        port=catalog.server.worker_port_first,
+        key="none",
+        devices=(DeviceAssignment(HOST.device_id(), HOST),),
+        runtimes_dir=catalog.server.runtimes_dir,
+    )
 
 
 def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
@@ -182,9 +231,15 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
             yield Check(f"runtime {name}", "ok", f"not installed{needed}; when you want it: {command}")
         elif environment.lock_digest != recipe.digest():
             yield Check(f"runtime {name}", "warn", "is older than this llmux", command)
-        elif environment.device == "cpu" and name in used and _uses_gpu(catalog) and (gpu := detect()) != "cpu":
+        elif (
+            environment.device == "cpu"
+            and not recipe.builds
+            and name in used
+            and _uses_gpu(catalog)
+            and (gpu := detect()) != "cpu"
+        ):
             message = f"was installed for the processor, but there is a GPU ({gpu}) that it could use"
-            yield Check(f"runtime {name}", "warn", message, f"{command} --device {gpu}")
+            yield Check(f"runtime {name}", "warn", message, f"{command} --accelerator {gpu}")
         else:
             kind = f" for {environment.device}" if environment.device is not None else ""
             versions = ", ".join(environments.versions(recipe, environment))

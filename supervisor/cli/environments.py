@@ -47,7 +47,7 @@ def recipe_of(name: str) -> Recipe:
     adapter = REGISTRY.get(name)
     if adapter.requirements is None:
         raise NotFoundError(f"The runtime {name!r} needs no environment of its own.")
-    return Recipe(name, adapter.requirements, adapter.prune, adapter.claims)
+    return Recipe(name, adapter.requirements, adapter.prune, adapter.claims, adapter.builds)
 
 
 def still_used(name: str, runtimes_dir: Path) -> str | None:
@@ -67,7 +67,7 @@ def install(
 ) -> None:
     """Install it, which does nothing where it is there. `echo` gets each step; on a terminal, with a bar, the last."""
     recipe, lines = recipe_of(name), list[str]()
-    if (notice := licences.notice(name, recipe.lock.parent)) is not None:
+    if (notice := licences.notice(name, recipe.lock.parent, built=device in recipe.builds)) is not None:
         echo(notice)
     if device is not None and not recipe.varies:
         echo(f"{name}: is the same for every device")

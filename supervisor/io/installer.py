@@ -13,6 +13,7 @@ import configparser
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Final
 
 import uv
 
+from runtimes.base import Build
 from supervisor.errors import LlmuxError
 from supervisor.io.recipe import Device, Recipe, local_torch, pinned, torch_backend
 
@@ -38,8 +40,11 @@ class InstallError(LlmuxError):
 
 def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, progress: Progress) -> None:
     """Make a new environment there. Raises InstallError, and leaves what it has made."""
-    if not any(pinned(lock) for lock in recipe.locks(device)):
-        raise InstallError(f"{recipe.name} has no packages for {device}; choose another --device.")
+    if (device is not None and device not in recipe.devices) or not any(map(pinned, recipe.locks(device))):
+        raise InstallError(f"{recipe.name} has no packages for {device}; choose another --accelerator.")
+    build = recipe.builds.get(device or "")
+    if build is not None:
+        _check_tools(recipe.name, device, build)
     try:
         program = uv.find_uv_bin()
     except FileNotFoundError as error:
@@ -58,7 +63,26 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
     run([*install, "--require-hashes", "--no-deps", *locks], environ, progress)
     if recipe.torch is not None and device is not None and recipe.torch_lock not in recipe.locks(device):
         run([*install, *_torch(recipe.torch, device, links, version_of(path))], environ, progress)
+    if build is not None:
+        progress(f"compiling {', '.join(pinned(recipe.build_lock))} for {device}: ten minutes to an hour")
+        # Made anew each time: uv's cache doesn't tell builds of other options apart.
+        anew = ["--require-hashes", "--no-deps", "--no-cache", "--no-binary", ":all:"]
+        options = " ".join(filter(None, (build.options, os.environ.get("CMAKE_ARGS"))))
+        run([*install, *anew, "--requirement", str(recipe.build_lock)], {**environ, "CMAKE_ARGS": options}, progress)
+        run([str(path / "bin" / "python"), "-I", "-c", f"import {build.module}"], environ, progress)
+        (path / "bin" / Path(build.program).name).symlink_to(site_packages(path) / build.module / build.program)
     _finish(path, recipe, device)
+
+
+def _check_tools(name: str, device: Device | None, build: Build) -> None:
+    """Raises InstallError, before anything is made, where the machine has no compiler for this device."""
+    missing = {program: source for program, source in build.needs.items() if shutil.which(program) is None}
+    if missing:
+        listed = ", ".join(f"{program} ({source})" for program, source in missing.items())
+        raise InstallError(
+            f"{name} for {device} is compiled on this machine, and these are not on PATH: {listed}. Install them, or add "
+            "their folder to PATH, and say it again."
+        )
 
 
 def site_packages(path: Path) -> Path:

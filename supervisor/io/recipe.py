@@ -3,6 +3,7 @@
     requirements.lock           for every device
     requirements-<device>.lock  what only this device needs
     requirements-torch.lock     torch in the default index's build, with what only that build needs
+    requirements-build.lock     what is compiled here, for the devices that the runtime has a `Build` for
 
 All are pinned by hash. Only torch has a build for each kind of device. The one in its lock is for CUDA. Other devices, and
 those for which UV_TORCH_BACKEND names another CUDA, get another build of the same version: from a folder of wheels that
@@ -21,12 +22,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from runtimes.base import Build
 from runtimes.pins import pins
 
-Device = Literal["cpu", "cuda", "rocm"]
+Device = Literal["cpu", "cuda", "rocm", "vulkan"]
 
 DEVICES: Final[tuple[Device, ...]] = get_args(Device)
-BUILD_TAGS: Final[Mapping[Device, str]] = {"cpu": r"cpu", "cuda": r"cu\d+", "rocm": r"rocm[\d.]+"}
+BUILD_TAGS: Final[Mapping[str, str]] = {"cpu": r"cpu", "cuda": r"cu\d+", "rocm": r"rocm[\d.]+"}
+"""Of torch, which has no build for other devices."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Recipe:
     claims: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # device → name==version to declare as installed
+    builds: Mapping[str, Build] = field(default_factory=dict)  # device → how its program is compiled
 
     @cached_property
     def torch_lock(self) -> Path | None:
@@ -56,9 +60,26 @@ class Recipe:
         return found.group(1)
 
     @property
+    def devices(self) -> tuple[Device, ...]:
+        """What it can be made for; empty where that makes no difference."""
+        own = {device for device in DEVICES if self._device_lock(device).exists() or device in self.builds}
+        torch = set(BUILD_TAGS) if self.torch is not None else set()
+        there = {"cpu", *own, *torch} if own or torch else set()
+        return tuple(device for device in DEVICES if device in there)
+
+    @property
     def varies(self) -> bool:
         """Does it depend on the device?"""
-        return self.torch is not None or any(self._device_lock(device).exists() for device in DEVICES)
+        return bool(self.devices)
+
+    @property
+    def build_lock(self) -> Path:
+        """What is compiled, where anything is."""
+        return self.lock.with_name("requirements-build.lock")
+
+    def usual(self, detected: Device) -> Device:
+        """The device of an environment for which none is named: nothing is compiled unasked."""
+        return detected if detected in self.devices and detected not in self.builds else "cpu"
 
     def locks(self, device: Device | None) -> tuple[Path, ...]:
         """What this device gets by hash; torch's lock only if it has the wanted build."""
@@ -71,7 +92,8 @@ class Recipe:
 
     def digest(self) -> str:
         """Identifies what is installed, for every device; an environment of another digest is outdated."""
-        hashed = hashlib.sha256(repr((self.prune, sorted(self.claims.items()))).encode())
+        told = (self.prune, sorted(self.claims.items()), *([sorted(self.builds)] if self.builds else []))
+        hashed = hashlib.sha256(repr(told).encode())
         for path in sorted(self.lock.parent.glob("requirements*.lock")):
             hashed.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
         return hashed.hexdigest()[:16]
@@ -88,7 +110,7 @@ def pinned(lock: Path) -> frozenset[str]:
 def torch_backend(device: Device) -> str | None:
     """The build that UV_TORCH_BACKEND names, if it is for this device."""
     named = os.environ.get("UV_TORCH_BACKEND", "")
-    return named if re.fullmatch(BUILD_TAGS[device], named) else None
+    return named if device in BUILD_TAGS and re.fullmatch(BUILD_TAGS[device], named) else None
 
 
 def local_torch(version: str, device: Device, folders: Iterable[str], python: tuple[int, int]) -> str | None:

@@ -94,7 +94,7 @@ def install(
         if not recipe.varies:
             device = None
         elif device is None:
-            device = (current.device if current is not None else None) or devices.detect()
+            device = (current.device if current is not None else None) or recipe.usual(devices.detect())
         if current is not None:
             python = python or current.asked_python
             if (current.lock_digest, current.device, current.asked_python) == (wanted, device, python):

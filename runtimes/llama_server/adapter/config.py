@@ -59,9 +59,10 @@ class LlamaServerConfig(ModelConfig):
     path: FilePath = Field(description="The GGUF file; of a split model its first part.")
     program: Literal["auto", "binary", "embedded"] = Field(
         default="auto",
-        description="Which server runs it. auto: `binary` if set, else llama-server on PATH, else the embedded one.",
+        description="Which server runs it. auto: `binary` if set, else the one compiled for a GPU, "
+        "else llama-server on PATH, else the embedded one.",
     )
-    binary: FilePath | None = Field(default=None, description="The llama-server program. Default: found on PATH.")
+    binary: FilePath | None = Field(default=None, description="The llama-server program. Default: found.")
     library_path: list[FilePath] = Field(
         default_factory=list, description="Folders put before LD_LIBRARY_PATH, for builds with their own CUDA or GGML."
     )

@@ -42,9 +42,11 @@ def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 @runtimes.command("install")
 @click.argument("name", shell_complete=_names)
 @click.option(
+    "--accelerator",
     "--device",
-    type=click.Choice(["cpu", "cuda", "rocm"]),
-    help="What it will compute on. Default: as before, else what this machine has.",
+    "device",
+    type=click.Choice(["cpu", "cuda", "rocm", "vulkan"]),
+    help="What it will compute on. Default: as before, else what this machine has; llama_server: the processor.",
 )
 @click.option("--python", help="Its Python: a version or a program. Default: as before, else the one that runs llmux.")
 @runtimes_dir_option

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from supervisor.cli import environments
@@ -237,6 +238,41 @@ class TestGpu:
         assert code == ExitCode.FAILED
         assert "-mig 0" in found["gpu"][0]["fix"]
 
+    @pytest.mark.parametrize(
+        ("devices", "status", "told"),
+        [
+            ("  CUDA0: Fake 4090 (24000 MiB, 23000 MiB free)", "ok", "sees CUDA0"),
+            ("  (none)", "warn", "chat: there is a GPU (cuda), but {program} sees no GPU"),
+        ],
+    )
+    def test_a_llama_server_and_the_gpu(self, alone, devices, status, told):
+        program = alone.home / "llama-server"
+        program.write_text(
+            f"#!/bin/sh\n[ $# = 1 ] && [ $1 = --list-devices ] && printf 'Available devices:\n{devices}\n'\n"
+        )
+        program.chmod(0o755)
+        config = whole(alone) | {"models": {"chat": {"path": str(tiny.model()), "binary": str(program)}}}
+        gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
+        code, found = examined(alone, config | {"devices": "auto"}, **self.nvml(alone, gpus=[gpu]))
+        (check,) = found["llama-server"]
+        assert (code, check["status"]) == (ExitCode.DONE, status)
+        assert check["message"].endswith(told.format(program=program))
+        if status == "warn":
+            assert check["fix"].startswith("llmux runtimes install llama_server --accelerator cuda, or")
+        assert "llama-server" not in examined(alone, config | {"devices": [{"kind": "host"}]})[1]
+
+    def test_the_embedded_server_and_the_gpu(self, alone):
+        server = whole(alone)["server"] | {"runtimes_dir": str(tiny.runtimes_dir())}
+        model = {"path": str(tiny.model()), "program": "embedded"}
+        config = whole(alone) | {"server": server, "models": {"chat": model}, "devices": "auto"}
+        gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
+        _, found = examined(alone, config, **self.nvml(alone, gpus=[gpu]))
+        (check,) = found["llama-server"]
+        assert check["status"] == "warn"
+        assert "is built for the processor alone" in check["message"]
+        model["n_gpu_layers"] = 0  # as it should be
+        assert "llama-server" not in examined(alone, config, **self.nvml(alone, gpus=[gpu]))[1]
+
     def test_a_runtime_built_for_the_processor(self, alone):
         folder = alone.home / "model"
         hf_folder.write(folder).joinpath("tokenizer.json").write_text("{}")
@@ -252,6 +288,6 @@ class TestGpu:
         code, found = examined(alone, config, **self.nvml(alone, gpus=[gpu]))
         (told,) = found["runtime transformers"]
         assert (code, told["status"]) == (ExitCode.DONE, "warn")
-        assert told["fix"] == "llmux runtimes install transformers --device cuda"
+        assert told["fix"] == "llmux runtimes install transformers --accelerator cuda"
         (told,) = examined(alone, config | {"devices": [{"kind": "host"}]})[1]["runtime transformers"]
         assert (told["status"], told["message"]) == ("ok", "installed for cpu: torch==2.13.0+cpu")

@@ -63,7 +63,7 @@ def option(spec, name):
 
 
 class TestProgram:
-    """The configured binary, else the one on PATH, else the embedded server."""
+    """The configured binary, else one compiled for a GPU, else the one on PATH, else the embedded server."""
 
     def test_the_configured_binary_comes_first(self, path_with, installed):
         path_with("llama-server")
@@ -73,6 +73,15 @@ class TestProgram:
     def test_then_the_one_on_path(self, path_with, installed):
         found = path_with("llama-server")
         assert launch(installed).argv[0] == str(found)
+
+    def test_one_compiled_for_a_gpu_goes_before_that_on_path(self, path_with, installed):
+        path_with("llama-server")
+        compiled = installed / "llama_server" / "bin" / "llama-server"
+        compiled.write_text("")
+        compiled.chmod(0o755)
+        assert launch(installed).argv[0] == str(compiled)
+        assert launch(installed, binary="/bin/true").argv[0] == "/bin/true"
+        assert launch(installed, program="embedded").argv[0].endswith("python")
 
     def test_then_the_embedded_one(self, path_with, installed):
         spec = launch(installed)
