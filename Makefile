@@ -17,8 +17,8 @@ LOWEST := $(FAST) --ignore=tests/unit/core tests/installation/test_accelerator_b
   tests/e2e/runtimes/test_sdk_server.py $(addprefix tests/security/test_,auth.py exposure.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench simulate tenants golden docs soak \
-  llama-server test-llama-cpp test-vllm test-chatterbox test-open-webui lock upgrade audit licences lowest clean
+.PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench bench-gpu simulate tenants golden docs \
+  soak llama-server test-llama-cpp test-vllm test-chatterbox test-open-webui lock upgrade audit licences lowest clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench: .venv/ready-dev ## Compare the data path with nginx and a direct connecti
 
 simulate: .venv/ready-dev ## Play a day of a large machine through the scheduler, and write docs/scheduling.md anew
 	$(BIN)/python -m bench.simulation --write
+
+bench-gpu: .venv/ready-dev ## Measure the installed runtimes on this machine's NVIDIA GPU, and write docs/gpu-results.md anew
+	$(BIN)/python -m bench.gpu
 
 tenants: .venv/ready-dev ## Let three clients of different class share four real models, and write their waits into docs/scheduling.md
 	$(BIN)/python -m bench.tenants --write

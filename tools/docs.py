@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import click
 
+from bench.gpu import page as gpu_figures
 from runtimes.chatterbox.worker.parameters import SPEECH
 from runtimes.ctranslate2.worker import parameters as ctranslate2
 from runtimes.diffusers.worker.parameters import EDIT, GENERATION, VARIATION
@@ -351,6 +352,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "endpoints": partial(endpoints, registry),
         **{name: partial(api_blocks().__getitem__, name) for name in api_blocks()},
         "costs of tests": costs_of_tests,
+        "gpu figures": gpu_figures.tables,
         "faults": faults,
         "soak": reliability.soak,
         "attacks": attacks,

@@ -1,0 +1,165 @@
+"""What is measured of a model on a GPU, each by a function that drives a real daemon and reads the card past it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from bench.gpu.card import Card
+from bench.gpu.subjects import CHAT, Subject
+from tests.support.daemon import Daemon, wait_until
+
+LOAD_S = 600.0
+BACK_S = 60.0
+LOOSE_MIB = 64  # the driver's own use may change by that much
+
+TAKE = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+for call in (
+    lambda: cuda.cuInit(0),
+    lambda: cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0),
+    lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]) << 20)),
+):
+    error = call()
+    assert error == 0, error
+print("taken", flush=True)
+sys.stdin.read()
+"""
+"""Takes so many MiB of the first GPU it sees, until its input ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """MiB: what was foretold, and what the card lost by the load."""
+
+    estimate_mib: int
+    taken_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Of one streamed answer. `tokens_per_s` counts from the first event to the last."""
+
+    first_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Swaps:
+    """Seconds of the median swap from one model to the other, and what the card lost from the first to the last."""
+
+    count: int
+    median_s: float
+    leak_mib: int
+
+
+def load(daemon: Daemon, model: str) -> float:
+    """Seconds until it is ready."""
+    began = time.monotonic()
+    daemon.post(f"/v1/admin/models/{model}/load")
+    daemon.wait_state(model, "ready", LOAD_S)
+    return time.monotonic() - began
+
+
+def footprint(daemon: Daemon, card: Card, model: str, before_mib: int) -> Footprint:
+    """Of a loaded model; `before_mib` was free before it."""
+    estimate = daemon.model(model)["memory"]["estimate"] or {"mib": 0}
+    return Footprint(estimate["mib"], before_mib - card.free_mib())
+
+
+def answered(daemon: Daemon, subject: Subject, model: str) -> None:
+    """One request. Raises AssertionError if it isn't answered."""
+    asked = dict(subject.request())
+    field = "json" if "json" in asked else "data"
+    asked[field] = {**asked[field], "model": model}
+    answer = daemon.post(subject.path, **asked)
+    assert answer.status_code == 200, answer.text
+
+
+def speed(daemon: Daemon, subject: Subject, model: str) -> Speed | None:
+    """Of a chat's stream; None where the subject doesn't chat."""
+    if subject.path != CHAT:
+        return None
+    body = {**subject.request()["json"], "model": model, "stream": True, "stream_options": {"include_usage": True}}
+    began, times, tokens = time.monotonic(), [], 0
+    with daemon.client() as client, client.stream("POST", CHAT, json=body, timeout=LOAD_S) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+                times += [time.monotonic()] if event["choices"] else []
+    seconds = times[-1] - times[0]
+    return Speed(times[0] - began, (tokens - 1) / seconds if seconds > 0 else 0.0)
+
+
+def kill(daemon: Daemon, card: Card, model: str, before_mib: int) -> float:
+    """Seconds from the kill of its worker until the card has what was free before it."""
+    os.kill(daemon.model(model)["worker"]["pid"], signal.SIGKILL)
+    return back(card, before_mib)
+
+
+def back(card: Card, before_mib: int, *, limit_s: float = BACK_S) -> float:
+    """Seconds until so much is free again. Raises AssertionError if it never is."""
+    began = time.monotonic()
+    wait_until(lambda: card.free_mib() >= before_mib - LOOSE_MIB, limit_s, f"{before_mib} MiB are free again")
+    return time.monotonic() - began
+
+
+def swaps(daemon: Daemon, card: Card, subject: Subject, models: Sequence[str], count: int) -> Swaps:
+    """Ask the models in turn, of which only one may be loaded."""
+    for model in models:  # both have been loaded once
+        answered(daemon, subject, model)
+    before_mib, seconds = card.free_mib(), []
+    for turn in range(count):
+        began = time.monotonic()
+        answered(daemon, subject, models[turn % len(models)])
+        seconds.append(time.monotonic() - began)
+    wait_until(lambda: not any(daemon.model(model)["in_flight"] for model in models))
+    return Swaps(count, statistics.median(seconds), before_mib - card.free_mib())
+
+
+class Outsider:
+    """A process that isn't llmux's and takes memory of the card. `argv` of another one takes no argument."""
+
+    def __init__(self, mib: int, *, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self._argv = list(argv) or [sys.executable, "-c", TAKE, str(mib)]
+        self._env = {**os.environ, **(env or {})}
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=self._env
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"taken\n"
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def contexts(daemon: Daemon, card: Card) -> list[str]:
+    """The supervisor's own processes that use the card, or could: there should be none."""
+    assert daemon.process is not None
+    own = psutil.Process(daemon.process.pid)
+    shims = [child for child in own.children() if "shim" in " ".join(child.cmdline())]
+    used = card.pids()
+    found = []
+    for process in (own, *shims):
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        if process.pid in used or "libcuda.so" in maps:
+            found.append(f"{process.pid} {process.name()}")
+    return found

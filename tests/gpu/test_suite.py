@@ -1,0 +1,145 @@
+"""The suite for real GPUs, on a scripted driver: workers pretend to take its memory, and it measures what they take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from bench.gpu import card as cards
+from bench.gpu import measures, page, subjects
+from runtimes.registry import REGISTRY
+from supervisor.io import venvs
+from tests.support.clients import Gpu
+from tests.support.daemon import REPOSITORY, fake, running, wait_until
+
+TAKES = 3000
+STAND_IN = [sys.executable, "-c", "import sys; print('taken', flush=True); sys.stdin.read()"]
+SUBJECT = replace(subjects.SUBJECTS["transformers"], runtime="command")
+
+
+@pytest.fixture
+def scripted(tmp_path, monkeypatch) -> Gpu:
+    gpu = Gpu(tmp_path)
+    for name, value in gpu.env.items():
+        monkeypatch.setenv(name, value)
+    return gpu
+
+
+@pytest.fixture
+def card(scripted) -> cards.Card:
+    return cards.first()
+
+
+@pytest.fixture
+def daemon(tmp_path, scripted):
+    model = fake(vram_mib=TAKES, env=scripted.takes(TAKES))
+    config = {"devices": "auto", "models": {"a": model, "b": model}, "limits": {"max_loaded": subjects.ONE_OF_EACH}}
+    with running(tmp_path, config, env=scripted.env) as daemon:
+        yield daemon
+
+
+class TestMeasures:
+    """Each function finds what the script says."""
+
+    def test_a_life(self, daemon, card):
+        before_mib = card.free_mib()
+        assert measures.load(daemon, "a") > 0
+        measures.answered(daemon, SUBJECT, "a")
+        assert measures.footprint(daemon, card, "a", before_mib).taken_mib == TAKES
+        assert measures.speed(daemon, SUBJECT, "a").first_s > 0
+        assert measures.contexts(daemon, card) == []
+        measures.kill(daemon, card, "a", before_mib)
+        assert card.free_mib() == before_mib
+
+    def test_swaps(self, daemon, card):
+        found = measures.swaps(daemon, card, SUBJECT, ["a", "b"], 4)
+        assert (found.count, found.leak_mib) == (4, 0)
+
+    def test_a_leak_is_found(self, daemon, card, scripted):
+        measures.answered(daemon, SUBJECT, "a")
+        measures.answered(daemon, SUBJECT, "b")
+        before_mib = card.free_mib()
+        scripted.write(first={"processes": [{"pid": 1, "mib": 100}]})
+        assert before_mib - card.free_mib() == 100
+        with pytest.raises(AssertionError, match="MiB are free again"):
+            measures.back(card, before_mib, limit_s=0.1)
+
+    def test_a_context_of_the_supervisors_is_found(self, daemon, card, scripted):
+        scripted.write(first={"processes": [{"pid": daemon.process.pid, "mib": 300}]})
+        (found,) = measures.contexts(daemon, card)
+        assert found.startswith(str(daemon.process.pid))
+
+    def test_an_outsider(self, daemon, card, scripted):
+        before_mib = card.free_mib()
+        with measures.Outsider(0, argv=STAND_IN, env=scripted.takes(9000)):
+            wait_until(lambda: card.free_mib() == before_mib - 9000)
+            assert daemon.get("/health").status_code == 200
+        measures.back(card, before_mib)
+        measures.answered(daemon, SUBJECT, "b")
+
+
+class TestSubjects:
+    """Every runtime has one, or says why not; what is missing for one is named."""
+
+    def test_every_runtime(self):
+        tried = {subject.runtime for subject in subjects.SUBJECTS.values()}
+        assert set(REGISTRY.names()) <= tried | subjects.ELSEWHERE.keys()
+        assert tried <= set(REGISTRY.names())
+        assert not tried & subjects.ELSEWHERE.keys()
+
+    def test_they_are_named_by_their_runtimes(self):
+        assert all(name.partition("-")[0] == subject.runtime for name, subject in subjects.SUBJECTS.items())
+
+    def test_quantised_ones(self):
+        assert {"transformers-fp8", "transformers-mxfp4", "transformers-bnb4"} <= subjects.SUBJECTS.keys()
+
+    @pytest.mark.parametrize("name", ["transformers", "vllm", "faster_whisper", "diffusers"])
+    def test_an_environment_is_missing(self, tmp_path, name):
+        with subjects.written_by(tmp_path):
+            assert "llmux runtimes install" in subjects.missing(name, "gpu0", tmp_path)
+
+    def test_an_environment_for_another_device(self, tmp_path, monkeypatch):
+        found = venvs.Environment("vllm", tmp_path, "3.11.7", None, "cpu", "", ())
+        monkeypatch.setattr(venvs, "installed", lambda *_: found)
+        assert subjects.missing("vllm", "gpu0", tmp_path) == (
+            "the environment of vllm is for cpu: llmux runtimes install vllm --device cuda"
+        )
+
+    @pytest.mark.parametrize("name", ["transformers", "embeddings"])
+    def test_its_keys_are_valid(self, name):
+        config = subjects.SUBJECTS[name].config("gpu0")
+        assert REGISTRY.get(name).config(**config).devices == ["gpu0"]
+
+
+class TestPage:
+    """Figures are kept by card and subject, and shown as a table."""
+
+    ONE = page.Figures("Card", "vllm", "2026-11-24", 10.0, 0.1, 99.5, 1000, 1100, 12.0, 100, 0)
+
+    def test_none_yet(self):
+        assert page.tables(()) == page.NONE
+
+    def test_a_table(self):
+        first, _, head, _, row = page.tables([self.ONE]).splitlines()
+        assert (first, head.count("|")) == ("**Card**", len(page.HEAD) + 1)
+        assert row == "| `vllm` | 2026-11-24 | 10.0 | 0.10 | 100 | 1000 | 1100 | 12.0 | 0 (100) |"
+
+    def test_a_new_run_replaces_an_old_one(self, tmp_path):
+        new, other = replace(self.ONE, date="2026-12-01"), replace(self.ONE, card="Another")
+        found = page.merged([self.ONE, other], [new])
+        assert found == (other, new)
+        page.write(found, tmp_path / "figures.json")
+        assert page.read(tmp_path / "figures.json") == found
+        assert page.read(tmp_path / "none.json") == ()
+
+    def test_without_a_gpu_it_says_so(self):
+        env = {**os.environ, "LLMUX_NVML_MODULE": str(REPOSITORY / "tests/support/fake_nvml.py")}
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.gpu"], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, json.dumps(done.stdout)[:19]) == (1, '"no NVIDIA GPU: NVM')
