@@ -22,8 +22,8 @@ from tests.support.limits import LIMIT_S
 
 MIB = 1024 * 1024
 BODY = 5 * MIB
-FAILURES = times(60, 200)
-AT_ONCE = 20
+FAILURES = times(30, 200)
+AT_ONCE = 10
 GROWTH_MIB = 10.0
 CHAT = "/v1/chat/completions"
 
