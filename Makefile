@@ -17,7 +17,7 @@ LOWEST := $(FAST) --ignore=tests/unit/core tests/installation/test_accelerator_b
   tests/e2e/runtimes/test_sdk_server.py $(addprefix tests/security/test_,auth.py exposure.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench bench-gpu simulate tenants golden docs \
+.PHONY: help run status logs restart stop test test-fast fast announced costs runtime-figures lint format check bench bench-gpu simulate tenants golden docs \
   soak llama-server test-llama-cpp test-vllm test-chatterbox test-open-webui lock upgrade audit licences lowest clean
 
 help: ## List the targets
@@ -44,6 +44,9 @@ test: announced .venv/ready-dev ## Install what the tests need and run them all 
 
 test-fast: .venv/ready-dev ## What to run at each save: pure and in-process tests, lint, types; under a minute
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync fast lint
+
+runtime-figures: announced .venv/ready-dev ## Install and load each runtime and note what that takes, in tests/runtimes.json
+	$(BIN)/python -m tests.support.runtime_figures
 
 costs: announced .venv/ready-dev ## Run all tests and note what each folder and file costs, in tests/costs.json
 	$(BIN)/python -m tests.support.environments

@@ -37,7 +37,7 @@ from supervisor.cli import manual
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
-from tools import api_page, licences, reliability
+from tools import api_page, licences, reliability, runtime_figures
 from tools.locks import ROOT
 
 DOCS: Final = ROOT / "docs"
@@ -312,6 +312,14 @@ def runtimes(registry: Registry) -> str:
     return table(("Runtime", "What it runs", "Environment of its own"), rows)
 
 
+def figures_of_runtimes(registry: Registry) -> str:
+    """What `make runtime-figures` measured."""
+    found = runtime_figures.measured()
+    return (
+        f"{found['date']}, {found['machine']}.\n\n{table(runtime_figures.HEAD, runtime_figures.rows(registry, found))}"
+    )
+
+
 def costs_of_tests() -> str:
     """What `make costs` noted of each folder."""
     folders = json.loads((ROOT / "tests" / "costs.json").read_text(encoding="utf-8"))["folders"]
@@ -358,6 +366,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "attacks": attacks,
         "licences": licences.tables,
         "runtimes": partial(runtimes, registry),
+        "figures of runtimes": partial(figures_of_runtimes, registry),
         "parameters of chat": partial(parameters, CHAT),
         "parameters of completions": partial(parameters, COMPLETIONS),
         "parameters of llama_cpp": partial(differences, llama_cpp.CHAT, CHAT),

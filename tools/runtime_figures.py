@@ -1,0 +1,60 @@
+"""The table of what each runtime takes, from what `make runtime-figures` measured (tests/runtimes.json)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from runtimes.registry import Registry
+from tools.locks import ROOT
+
+HEAD: Final = (
+    "Runtime, model",
+    "Installed, MiB",
+    "Install, s",
+    "Load, s",
+    "Estimate, MiB",
+    "Measured, MiB",
+    "Endpoints",
+    "Tests",
+)
+FILE: Final = ROOT / "tests" / "runtimes.json"
+SHOWN: Final = 4  # endpoints
+NOT_YET: Final = "`make runtime-figures` was not run since it is there"
+
+Row = Sequence[str]
+
+
+def measured() -> Mapping[str, Any]:
+    """What was measured, when, and on which machine."""
+    found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def rows(registry: Registry, found: Mapping[str, Any]) -> Iterator[Row]:
+    """One of each model, or of each runtime that has none here, which says why."""
+    for name in registry.names():
+        runtime = found["runtimes"].get(name, {"tests": [], "models": {}, "why": NOT_YET})
+        environment = [_number(runtime, "mib"), _number(runtime, "install_s")]
+        tests = [f"`{place}`" for place in runtime["tests"]]
+        for model, figures in (runtime["models"] or {name: runtime}).items():
+            memory = [_number(figures, key) for key in ("load_s", "estimate_mib", "measured_mib")]
+            every = [endpoint.path for endpoint in registry.get(name).all_endpoints]
+            told = [*tests, *([f"not loaded: {figures['why']}"] if "why" in figures else [])]
+            yield (f"`{model}`", *environment, *memory, _endpoints(figures.get("endpoints", every)), ", ".join(told))
+            environment, tests = ["", ""], []
+
+
+def _number(figures: Mapping[str, Any], key: str) -> str:
+    value = figures.get(key)
+    if value is None:
+        return "–"
+    return f"{value:.1f}" if key.endswith("_s") else f"{value}"
+
+
+def _endpoints(paths: Sequence[str]) -> str:
+    """Those of OpenAI's API first, some of them, and how many more."""
+    ordered = sorted(set(paths), key=lambda path: (not path.startswith("/v1/"), path))
+    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return ", ".join(f"`{path}`" for path in ordered[:SHOWN]) + more
