@@ -59,6 +59,7 @@ REGISTRY = Registry(
         "tgi": "runtimes.tgi.adapter:TgiAdapter",
         "tabbyapi": "runtimes.tabbyapi.adapter:TabbyAdapter",
         "embeddings": "runtimes.embeddings.adapter:EmbeddingsAdapter",
+        "comfyui": "runtimes.comfyui.adapter:ComfyAdapter",
         "chatterbox": "runtimes.chatterbox.adapter:ChatterboxAdapter",
         "diffusers": "runtimes.diffusers.adapter:DiffusersAdapter",
         "openai_remote": "runtimes.openai_remote.adapter:OpenAIRemoteAdapter",

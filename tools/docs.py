@@ -23,6 +23,7 @@ import click
 
 from bench.gpu import page as gpu_figures
 from runtimes.chatterbox.worker.parameters import SPEECH
+from runtimes.comfyui.worker.parameters import PARAMETERS as COMFYUI
 from runtimes.ctranslate2.worker import parameters as ctranslate2
 from runtimes.diffusers.worker.parameters import EDIT, GENERATION, VARIATION
 from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK, VISION
@@ -373,6 +374,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "parameters of ctranslate2": partial(differences, ctranslate2.CHAT, CHAT),
         "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
         "parameters of speech": speech_parameters,
+        "parameters of comfyui": partial(parameters, COMFYUI),
         "parameters of drawing": partial(parameters, GENERATION),
         "parameters of changed pictures": partial(parameters, {**VARIATION, **EDIT}),
         "parameters of embeddings": partial(parameters, EMBEDDINGS),

@@ -315,6 +315,7 @@ SUBJECTS = {
     "tabbyapi": ["tabbyapi"],
     "ctranslate2": ["ctranslate2"],
     "diffusers": ["diffusers"],
+    "comfyui": ["comfyui"],
     "llama_cpp": ["llama_cpp"],
 }
 """Every runtime that has workers, with its subjects."""
@@ -357,11 +358,11 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
             return speech.faster_whisper()
         make = speech.transformers_asr if name == "transformers-asr" else speech.whisper_cpp
         return make(folders.mktemp("asr"))
-        return speech.transformers_asr(folders.mktemp("asr")) if name == "transformers-asr" else speech.faster_whisper()
-    if name == "diffusers":
+    if name in {"diffusers", "comfyui"}:
         from tests.contract import drawing
 
-        return drawing.diffusers(folders.mktemp("diffusers"))
+        make = drawing.diffusers if name == "diffusers" else drawing.comfyui
+        return make(folders.mktemp(name))
     return fake() if name == "command" else llama(name)
 
 

@@ -1,4 +1,4 @@
-"""The contract's subject that draws."""
+"""The contract's subjects that draw."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtimes.registry import REGISTRY
 from tests.contract.conftest import Question, Subject
-from tests.support import environments, tiny_pictures
+from tests.support import environments, fake_comfyui, tiny_pictures
 
 PNG = "iVBORw0KGgo"  # its first bytes, in base64
 FIELDS = {"model": "the-model", "prompt": "a cat", "size": "64x64", "steps": 2, "seed": 1}
@@ -35,5 +35,26 @@ def diffusers(folder: Path) -> Subject:
         broken={"path": str(broken)},
         complaint="has no class `NoSuchModel`",
         guarded=("/v1/images/generations", "/v1/images/edits", "/v1/images/variations", "/v1/models", "/metrics"),
+        question=DRAWING,
+    )
+
+
+def comfyui(folder: Path) -> Subject:
+    python = environments.installed("comfyui") / "comfyui" / "bin" / "python"
+    checkout = fake_comfyui.checkout(folder)
+    broken = folder / "broken.json"
+    broken.write_text(json.dumps({**fake_comfyui.FLOW, "9": {"class_type": "NoSuchNode", "inputs": {}}}))
+    return Subject(
+        name="comfyui",
+        adapter=REGISTRY.get("comfyui"),
+        keys={
+            "folder": str(checkout),
+            "python": str(python),
+            "workflow": str(folder / "flow.json"),
+            "inputs": fake_comfyui.INPUTS,
+        },
+        broken={"workflow": str(broken)},
+        complaint="ComfyUI has no node NoSuchNode",
+        guarded=("/v1/images/generations", "/v1/images/edits", "/v1/models", "/metrics"),
         question=DRAWING,
     )

@@ -84,6 +84,7 @@ SUBJECTS = {  # runtime, or runtime-kind
     "diffusers": Measured(model("diffusers", tiny_pictures.model, max_pixels=SIDE**2), lambda: PICTURE),
 }
 ELSEWHERE = {
+    "comfyui": "its program is a stand-in here; it keeps models as it sees fit",
     "whisper_cpp": "its program is a stand-in here, unless LLMUX_TEST_WHISPER_SERVER names the real one",
     "sglang": "needs a GPU: its figures are checked in tests/unit/runtimes/test_server_programs.py",
     "tgi": "takes the share of a GPU that it is told",

@@ -14,6 +14,7 @@ ENVIRONMENTS = {  # of runtimes, in MiB: to download, and on disk
     "faster_whisper": (105, 428),
     "ctranslate2": (70, 278),
     "whisper_cpp": (0, 170),  # nothing that faster_whisper hasn't
+    "comfyui": (3, 34),
     "transformers": (230, 1202),
     "embeddings": (80, 1265),
     "diffusers": (45, 1000),

@@ -1,0 +1,197 @@
+"""Pictures on ComfyUI, by a workflow: a worker of ours runs ComfyUI below it, and speaks OpenAI's images API.
+
+No registry has ComfyUI: `folder` is its checkout, with the environment that its users make in `venv` or `.venv`, or another
+`python`. ComfyUI keeps its models in memory as it sees fit, so the estimate is that of the files which the workflow names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field, JsonValue
+
+from runtimes.adapters.options import refused_options
+from runtimes.adapters.server_program import FilePath, runnable
+from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
+from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.comfyui.shared import workflow
+from runtimes.comfyui.shared.workflow import NAMES, Workflow, WorkflowError
+from runtimes.model_config import Modality
+
+ENVIRONMENTS: Final = ("venv", ".venv")
+PROGRAM_MIB: Final = 1200  # ComfyUI without a model, and our worker
+OWN_OPTIONS: Final = frozenset(
+    [
+        "--listen",
+        "--port",
+        "--tls-keyfile",
+        "--tls-certfile",
+        "--enable-cors-header",
+        "--input-directory",
+        "--output-directory",
+        "--temp-directory",
+        "--auto-launch",
+        "--disable-auto-launch",
+        "--disable-metadata",
+        "--disable-api-nodes",
+        "--cuda-device",
+        "--default-device",
+        "--cpu",
+        "--quick-test-for-ci",
+        "--windows-standalone-build",
+        "--multi-user",
+    ]
+)
+KEYS: Final[Mapping[str, str]] = {"--base-directory": "base_directory"}
+
+_GENERATIONS, _EDITS = Endpoint("/v1/images/generations"), Endpoint("/v1/images/edits")
+
+
+def _checked_name(name: str) -> str:
+    if name not in NAMES:
+        raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
+    return name
+
+
+class ComfyConfig(WorkerConfig):
+    """A workflow of ComfyUI."""
+
+    type: Literal["image"] = Field(default="image", description="What the model is for: pictures.")
+    folder: FilePath = Field(description="ComfyUI's checkout, with its main.py.", examples=["/opt/ComfyUI"])
+    python: FilePath | None = Field(
+        default=None, description="ComfyUI's interpreter. Default: venv/bin/python or .venv/bin/python in the checkout."
+    )
+    workflow: FilePath = Field(description="The workflow, as ComfyUI's editor exports it with Export (API).")
+    inputs: dict[Annotated[str, AfterValidator(_checked_name)], str] = Field(
+        default_factory=dict,
+        description="What requests set in the workflow: a name, and its place, NODE.INPUT with the node's id or title. Names: "
+        f"{', '.join(NAMES)}. Default: those of the usual nodes, as far as it has them.",
+        examples=[{"prompt": "6.text", "seed": "3.seed"}],
+    )
+    base_directory: FilePath | None = Field(
+        default=None, description="Where its models and custom nodes are. Default: the checkout."
+    )
+    parallel: int = Field(default=1, ge=1, le=1, description="ComfyUI runs one workflow at a time.")
+    extra_args: list[str] = Field(default_factory=list, description="Further command line options of ComfyUI.")
+
+    @classmethod
+    def options(cls) -> Mapping[str, str]:
+        """Every option that has a key of its own."""
+        return KEYS
+
+
+class ComfyAdapter(WorkerAdapter[ComfyConfig]):
+    """One process of ours and one of ComfyUI for each workflow."""
+
+    name = "comfyui"
+    summary = "Pictures by a workflow of ComfyUI, behind OpenAI's images API."
+    all_endpoints = frozenset({_GENERATIONS, _EDITS})
+    requirements = Path(__file__).parent / "requirements.lock"
+    config = ComfyConfig
+    program = "runtimes.comfyui.worker"
+
+    def check(self, config: ComfyConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """No checkout or interpreter, a file that is no workflow, places that it doesn't have."""
+        return tuple(_problems(config))
+
+    def launch(self, config: ComfyConfig, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        return replace(super().launch(config, context), progress="/progress")
+
+    def options(self, config: ComfyConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
+        """Raises ModelUnusableError for what `check` finds."""
+        for problem in _problems(config):
+            raise ModelUnusableError(problem)
+        base = [] if config.base_directory is None else ["--base-directory", str(config.base_directory.absolute())]
+        device = [] if context.device.kind.accelerates else ["--cpu"]
+        return {
+            "argv": [
+                *(str(_python(config)), str(config.folder.absolute() / "main.py")),
+                *base,
+                *device,
+                *config.extra_args,
+            ],
+            "workflow": str(config.workflow.absolute()),
+            "inputs": dict(config.inputs),
+        }
+
+    def endpoints(self, config: ComfyConfig) -> frozenset[Endpoint]:
+        """Edits where the workflow takes a picture, else generations."""
+        found = _workflow(config)
+        if found is None:
+            return self.all_endpoints
+        return frozenset({_EDITS if found.takes_picture else _GENERATIONS})
+
+    def estimate(self, config: ComfyConfig) -> Estimate | None:
+        """The files below `models` that the workflow names, and a fifth; None where none is found."""
+        sizes = [path.stat().st_size for path in self.weights(config)]
+        if not sizes:
+            return None
+        mib = -(-sum(sizes) * 6 // 5 // MIB)
+        files = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
+        return Estimate(mib + PROGRAM_MIB, "file_size", f"{files}, times 1.2 + program {PROGRAM_MIB} MiB")
+
+    def weights(self, config: ComfyConfig) -> tuple[Path, ...]:
+        """The files that the workflow names, in the folders of ComfyUI's models."""
+        found = _workflow(config)
+        if found is None:
+            return ()
+        values = (value for node in found.nodes.values() for value in node["inputs"].values())
+        named = {value for value in values if isinstance(value, str) and Path(value).suffix}
+        folders = sorted(((config.base_directory or config.folder) / "models").glob("*/"))
+        return tuple(path for name in sorted(named) for folder in folders if (path := folder / name).is_file())
+
+    def inputs(self, config: ComfyConfig) -> frozenset[Modality]:
+        """Text, and a picture where the workflow takes one."""
+        found = _workflow(config)
+        return frozenset({"text", "image"} if found is not None and found.takes_picture else {"text"})
+
+    def capabilities(self, config: ComfyConfig) -> Capabilities:
+        """Those of a workflow."""
+        pictures: tuple[Modality, ...] = ("text", "image") if "image" in self.inputs(config) else ("text",)
+        return Capabilities(modalities=pictures, tools=False, thinking=False, multi_turn=False)
+
+
+def _workflow(config: ComfyConfig) -> Workflow | None:
+    try:
+        return workflow.read(config.workflow, config.inputs)
+    except WorkflowError:
+        return None
+
+
+def _python(config: ComfyConfig) -> Path:
+    """Raises ModelUnusableError where there is none."""
+    if config.python is not None:
+        return runnable("python", config.python)
+    for name in ENVIRONMENTS:
+        if (own := config.folder / name / "bin" / "python").exists():
+            return own.absolute()
+    raise ModelUnusableError(
+        f"python: there is no environment in {config.folder} (venv, .venv); make one with ComfyUI's requirements.txt, or set "
+        "python to the interpreter that has them"
+    )
+
+
+def _problems(config: ComfyConfig) -> Iterator[str]:
+    if not (config.folder / "main.py").is_file():
+        yield f"folder: there is no main.py in {config.folder}; is it ComfyUI's checkout?"
+    try:
+        _python(config)
+    except ModelUnusableError as error:
+        yield str(error)
+    if config.base_directory is not None and not config.base_directory.is_dir():
+        yield f"base_directory: {config.base_directory}: there is no such folder"
+    try:
+        found = workflow.read(config.workflow, config.inputs)
+    except WorkflowError as error:
+        yield str(error)
+    else:
+        if "prompt" not in found.places:
+            yield "inputs: the workflow has no place for a prompt that can be told: name it, as in {prompt: 6.text}"
+        if not found.saves:
+            yield "workflow: it saves no picture: it needs a node with a filename_prefix, such as SaveImage"
+    for problem in refused_options(config.extra_args, OWN_OPTIONS, KEYS):
+        yield f"extra_args: {problem}"

@@ -1,0 +1,150 @@
+"""A workflow of ComfyUI in its API format, and which of its nodes' inputs a request sets.
+
+In this format a workflow is an object: node's id → `{"class_type", "inputs", "_meta": {"title"}}`; a link to another
+node's output is `[id, index]`. An input's place is `NODE.INPUT`, where NODE is the node's id or its title.
+
+Where the configuration names no places, those of the usual nodes are found: what a sampler takes as its seed, steps and
+guidance, what its `positive`, `negative` and `latent_image` lead to, and the nodes that load a checkpoint or a picture.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+NAMES: Final = (
+    *("prompt", "negative_prompt", "seed", "steps", "guidance", "width", "height", "n"),
+    *("checkpoint", "image", "mask", "strength"),
+)
+"""What a request may set."""
+
+Node = Mapping[str, Any]
+Place = tuple[str, str]  # a node's id, and the name of its input
+
+_PREFIX: Final = "filename_prefix"
+_SAMPLER: Final = {"seed": ("seed", "noise_seed"), "steps": ("steps",), "guidance": ("cfg",), "strength": ("denoise",)}
+_SIZE: Final = {"width": "width", "height": "height", "n": "batch_size"}
+_LOADERS: Final = {"ckpt_name": "checkpoint", "image": "image"}
+
+
+class WorkflowError(Exception):
+    """The file is no such workflow, or a place is not in it; says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """Its nodes, and the places of the names that requests may set."""
+
+    nodes: Mapping[str, Node]
+    places: Mapping[str, Place]
+
+    @property
+    def takes_picture(self) -> bool:
+        """Does it change a picture that the request brings?"""
+        return "image" in self.places
+
+    @property
+    def saves(self) -> bool:
+        """Does it save a picture?"""
+        return any(_PREFIX in node["inputs"] for node in self.nodes.values())
+
+    def filled(self, values: Mapping[str, object], prefix: str) -> dict[str, Any]:
+        """The workflow with these values, by name, in their places; its files' names begin with `prefix`.
+
+        ComfyUI doesn't run a node again whose inputs are those of the last time: with a prefix of its own, each run saves files.
+        """
+        nodes = copy.deepcopy(dict(self.nodes))
+        for node in nodes.values():
+            if _PREFIX in node["inputs"]:
+                node["inputs"][_PREFIX] = prefix
+        for name, value in values.items():
+            number, key = self.places[name]
+            nodes[number]["inputs"][key] = value
+        return nodes
+
+
+def read(path: Path, inputs: Mapping[str, str]) -> Workflow:
+    """The workflow in this file, with these places or those that are found. Blocks. Raises WorkflowError."""
+    try:
+        nodes = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WorkflowError(f"workflow: {path} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise WorkflowError(f"workflow: {path} is not JSON: {error}") from error
+    if isinstance(nodes, dict) and isinstance(nodes.get("nodes"), list):
+        raise WorkflowError(
+            f"workflow: {path} is in the format of ComfyUI's editor; there, use Export (API) and name that file"
+        )
+    if not isinstance(nodes, dict) or not nodes or not all(map(_is_node, nodes.values())):
+        raise WorkflowError(
+            f"workflow: {path} holds no workflow in API format: an object of nodes with class_type and inputs"
+        )
+    if inputs:
+        return Workflow(nodes, {name: _place(nodes, name, text) for name, text in inputs.items()})
+    return Workflow(nodes, dict(_found(nodes)))
+
+
+def _is_node(node: object) -> bool:
+    return isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
+
+
+def _place(nodes: Mapping[str, Node], name: str, text: str) -> Place:
+    called, _, key = text.rpartition(".")
+    ids = [called] if called in nodes else [number for number, node in nodes.items() if _title(node) == called]
+    if len(ids) != 1 or not key:
+        there = ", ".join(f"{number} ({_title(node) or node['class_type']})" for number, node in nodes.items())
+        problem = "several nodes have this title" if len(ids) > 1 else "there is no such node"
+        raise WorkflowError(f"inputs: {name}: {text}: {problem}; write NODE.INPUT with one of {there}")
+    if key not in nodes[ids[0]]["inputs"]:
+        there = ", ".join(nodes[ids[0]]["inputs"])
+        raise WorkflowError(f"inputs: {name}: {text}: this node has no such input; it has: {there}")
+    return ids[0], key
+
+
+def _title(node: Node) -> str | None:
+    meta = node.get("_meta")
+    return meta.get("title") if isinstance(meta, dict) else None
+
+
+def _found(nodes: Mapping[str, Node]) -> Iterator[tuple[str, Place]]:
+    """The first of each."""
+    for number, node in reversed([*nodes.items()]):  # of several, the first one wins: it comes last
+        for key, name in _LOADERS.items():
+            if isinstance(node["inputs"].get(key), str) and "Load" in node["class_type"]:
+                yield name, (number, key)
+    samplers = [number for number, node in nodes.items() if "positive" in node["inputs"]]
+    if not samplers:
+        return
+    sampler = samplers[0]
+    inputs = nodes[sampler]["inputs"]
+    for name, keys in _SAMPLER.items():
+        for key in keys:
+            if key in inputs and not isinstance(inputs[key], list):
+                yield name, (sampler, key)
+    for name, key in {"prompt": "positive", "negative_prompt": "negative"}.items():
+        if (place := _upstream(nodes, inputs.get(key), "text")) is not None:
+            yield name, place
+    for name, key in _SIZE.items():
+        if (place := _upstream(nodes, inputs.get("latent_image"), key)) is not None:
+            yield name, place
+
+
+def _upstream(nodes: Mapping[str, Node], link: object, key: str) -> Place | None:
+    """The nearest node with this input, from a link on against the flow."""
+    seen: set[str] = set()
+    waiting = [link]
+    while waiting:
+        link = waiting.pop(0)
+        number = str(link[0]) if isinstance(link, list) and link else ""
+        if number not in nodes or number in seen:
+            continue
+        seen.add(number)
+        inputs = nodes[number]["inputs"]
+        if key in inputs and not isinstance(inputs[key], list):
+            return number, key
+        waiting += inputs.values()
+    return None

@@ -1,0 +1,241 @@
+"""The worker program for ComfyUI: OpenAI's images API before ComfyUI's own server, which runs below it.
+
+A request's values go into their places in the workflow, which is queued; one at a time, so whatever runs is the request's.
+What clients send and get lies in a folder of the worker's own, only while their request runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import Counter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from runtimes.comfyui.shared import workflow
+from runtimes.comfyui.worker.parameters import PARAMETERS
+from runtimes.comfyui.worker.server import Comfy
+from runtimes.sdk.body import Body
+from runtimes.sdk.child import HOST, Child
+from runtimes.sdk.errors import WorkerError, unsupported
+from runtimes.sdk.form import read_files
+from runtimes.sdk.parameters import check
+from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.worker_pool import Cancel
+
+MOST_PICTURES: Final = 10
+MOST_PARTIAL: Final = 3
+SEEDS: Final = 1 << 32
+SIZE: Final = re.compile(r"(\d{2,5})x(\d{2,5})")
+FORMATS: Final = ("png", "jpeg", "webp")
+SWITCHES: Final = ("--disable-auto-launch", "--disable-metadata", "--disable-api-nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One request. `values` go into the workflow by their names, `pictures` as well, once they are uploaded."""
+
+    values: Mapping[str, object]
+    pictures: Mapping[str, bytes]
+    count: int
+    seed: int
+    format: str
+    compression: int
+
+
+class ComfyWorker(Worker):
+    """Options: `argv` (ComfyUI and its options, without address and folders), `workflow`, `inputs`."""
+
+    _child: Child | None = None
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.progress: dict[str, tuple[int, int]] = {}  # by request: steps made, of how many
+        self._drawn = Counter("llmux_worker_pictures", "Pictures made.", registry=self.meters.registry)
+        self._steps = Counter("llmux_worker_steps", "Steps made.", registry=self.meters.registry)
+
+    def load(self) -> None:
+        """Start ComfyUI, and see that it has what the workflow needs. Models are loaded with the first request."""
+        self.workflow = workflow.read(Path(self.settings.options["workflow"]), self.settings.options["inputs"])
+        self._folder = tempfile.TemporaryDirectory(prefix="llmux-comfyui-")
+        words = [*self.settings.options["argv"], *SWITCHES, "--listen", HOST]
+        for kind in ("input", "output", "temp"):
+            place = Path(self._folder.name, kind)
+            place.mkdir()
+            words += [f"--{kind}-directory", str(place)]
+        self._child = Child(lambda port: [*words, "--port", str(port)], "/system_stats")
+        self._child.wait_ready()
+        self.comfy = Comfy(self._child)
+        known = self.comfy.nodes()
+        if missing := sorted({node["class_type"] for node in self.workflow.nodes.values()} - known.keys()):
+            raise ValueError(
+                f"ComfyUI has no node {', '.join(missing)}: install what the workflow needs (custom nodes)"
+            )
+
+    def close(self) -> None:
+        """End ComfyUI, and remove what lies in its folders."""
+        if self._child is not None:
+            self._child.close()
+        if self._folder is not None:
+            with suppress(OSError):
+                self._folder.cleanup()
+
+    def routes(self) -> Mapping[str, Endpoint]:
+        """Making pictures, or changing them: which, the workflow says."""
+        return {
+            "POST /v1/images/generations": self._generations,
+            "POST /v1/images/edits": self._edits,
+            "GET /progress": self._progress,
+        }
+
+    async def _progress(self, _request: Request) -> Response:
+        told = {name: {"step": step, "steps": steps} for name, (step, steps) in self.progress.copy().items()}
+        return JSONResponse({"requests": told})
+
+    async def _generations(self, request: Request) -> Response:
+        return await self._answer(request, await Body.of(request), {})
+
+    async def _edits(self, request: Request) -> Response:
+        form = await read_files(request, {"image": 1, "mask": 1})
+        try:
+            pictures = {name: files[0].read() for name, files in form.files.items()}
+        finally:
+            form.close()
+        if "image" not in pictures:
+            raise WorkerError(
+                "image is needed: the picture, as a part with a filename.", param="image", code="missing_file"
+            )
+        return await self._answer(request, form.fields, pictures)
+
+    async def _answer(self, request: Request, fields: Body, pictures: Mapping[str, bytes]) -> Response:
+        check(PARAMETERS, fields.values)
+        wanted = self._drawing(fields, pictures)
+        streamed = fields.flag("stream")
+        fields.whole("partial_images", 0, 0, MOST_PARTIAL)  # a client may get fewer than it asks for
+        drawn = self._made(request.headers.get("x-request-id", ""), wanted)
+        if streamed:
+            prefix = "image_edit" if pictures else "image_generation"
+            return events(await started(self._events(prefix, wanted, drawn)), are_named=True)
+        about = {"created": int(time.time()), "output_format": wanted.format}
+        return JSONResponse({**about, "data": await drawn})
+
+    async def _made(self, name: str, wanted: Drawing) -> list[dict[str, object]]:
+        made = await self.pool.run(lambda cancel: self._draw(name, wanted, cancel))
+        return [{"b64_json": base64.b64encode(picture).decode(), "seed": seed} for picture, seed in made]
+
+    @staticmethod
+    async def _events(
+        prefix: str, wanted: Drawing, drawn: Awaitable[list[dict[str, object]]]
+    ) -> AsyncIterator[dict[str, object]]:
+        for each in await drawn:
+            about = {"created_at": int(time.time()), "output_format": wanted.format}
+            yield {"type": f"{prefix}.completed", **about, **each}
+
+    # ---------------------------------------------------------------------------------------------------- what is asked
+
+    def _drawing(self, fields: Body, pictures: Mapping[str, bytes]) -> Drawing:
+        values: dict[str, object] = {"prompt": fields.needed_text("prompt")}
+        width, height = self._size(fields.text("size", "auto"))
+        seed = fields.whole("seed", -1, -1, SEEDS - 1)
+        given = {
+            "negative_prompt": fields.text("negative_prompt"),
+            "width": width,
+            "height": height,
+            "steps": fields.whole("steps", fields.whole("num_inference_steps", None, 1, 1000), 1, 1000),
+            "guidance": fields.number("guidance", fields.number("guidance_scale", None, 0, 100), 0, 100),
+            "strength": fields.number("strength", None, 0, 1),
+            "checkpoint": fields.text("checkpoint"),
+        }
+        values |= {name: value for name, value in given.items() if value is not None}
+        for name in [*values, *pictures]:
+            if name not in self.workflow.places:
+                shown = "size" if name in {"width", "height"} else name
+                raise unsupported(shown, "this model's workflow has no place for it (inputs, in the configuration).")
+        if fields.text("response_format", "b64_json") != "b64_json":
+            raise unsupported("response_format", "this worker gives b64_json.")
+        return Drawing(
+            values=values,
+            pictures=pictures,
+            count=fields.whole("n", 1, 1, MOST_PICTURES),
+            seed=seed if seed >= 0 else secrets.randbelow(SEEDS),
+            format=fields.choice("output_format", FORMATS, "png"),
+            compression=fields.whole("output_compression", 95, 0, 100),
+        )
+
+    @staticmethod
+    def _size(text: str) -> tuple[int | None, int | None]:
+        if text == "auto":
+            return None, None
+        if (found := SIZE.fullmatch(text)) is None:
+            raise WorkerError(f"size is {text[:20]!r}, but must be auto, or as 1024x768.", param="size")
+        return int(found[1]), int(found[2])
+
+    # ---------------------------------------------------------------------------------------------------------- drawing
+
+    def _draw(self, name: str, wanted: Drawing, cancel: Cancel) -> list[tuple[bytes, int]]:
+        """The pictures, each with its seed. Blocks. Raises WorkerError, CancelledWorkError."""
+        try:
+            values = {**wanted.values, **{key: self._uploaded(key, data) for key, data in wanted.pictures.items()}}
+            if "n" in self.workflow.places:
+                made = self._run(name, {**values, "n": wanted.count}, wanted, wanted.seed, cancel, (0, 1))
+                return [(picture, wanted.seed) for picture in made]
+            found: list[tuple[bytes, int]] = []
+            for at in range(wanted.count):
+                cancel.check()
+                seed = (wanted.seed + at) % SEEDS
+                found += [(each, seed) for each in self._run(name, values, wanted, seed, cancel, (at, wanted.count))]
+            return found
+        finally:
+            self.progress.pop(name, None)
+            self._forget()
+
+    def _run(
+        self,
+        name: str,
+        values: Mapping[str, object],
+        wanted: Drawing,
+        seed: int,
+        cancel: Cancel,
+        turn: tuple[int, int],
+    ) -> list[bytes]:
+        at, turns = turn
+
+        def on_step(step: int, steps: int) -> None:
+            self._steps.inc()
+            self.progress[name] = (at * steps + step, turns * steps)
+
+        seeded = {"seed": seed} if "seed" in self.workflow.places else {}
+        filled = self.workflow.filled({**values, **seeded}, secrets.token_hex(8))
+        places = self.comfy.run(filled, cancel, on_step)
+        if not places:
+            raise WorkerError(
+                "The workflow made no picture: it needs a node that saves one.", code="worker_failed", status=500
+            )
+        converted = None if wanted.format == "png" else f"{wanted.format};{wanted.compression}"
+        pictures = [self.comfy.picture(place, converted) for place in places]
+        self._drawn.inc(len(pictures))
+        return pictures
+
+    def _uploaded(self, key: str, picture: bytes) -> str:
+        return self.comfy.upload(f"{key}-{secrets.token_hex(8)}", picture)
+
+    def _forget(self) -> None:
+        """Delete what this request left in ComfyUI's folders."""
+        assert self._folder is not None, "it is loaded"
+        for path in Path(self._folder.name).rglob("*"):
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    serve(ComfyWorker)

@@ -1,0 +1,141 @@
+"""ComfyUI's own server, as the worker asks it: a workflow into its queue, what it tells of it, and its pictures.
+
+Its answers follow ComfyUI's server.py and execution.py: `/prompt` takes a workflow and answers at once; a websocket tells how far
+it is; `/history/{id}` names its pictures, and `/view` gives them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from runtimes.sdk.child import HOST, Child
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.worker_pool import Cancel, CancelledWorkError
+
+POLL_S: Final = 0.1
+LARGEST: Final = 1 << 28  # of a message: previews are pictures
+
+
+class Comfy:
+    """The server that runs as this child."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def nodes(self) -> Mapping[str, Any]:
+        """Everything that its nodes take, by their class."""
+        found: Mapping[str, Any] = self._json("GET", "/object_info")
+        return found
+
+    def upload(self, name: str, picture: bytes) -> str:
+        """The name by which a workflow loads this picture."""
+        boundary = secrets.token_hex(16)
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n'
+        body = head.encode() + b"Content-Type: application/octet-stream\r\n\r\n" + picture
+        body += f"\r\n--{boundary}--\r\n".encode()
+        found = self._json("POST", "/upload/image", body, f"multipart/form-data; boundary={boundary}")
+        return "/".join(filter(None, (found.get("subfolder"), found["name"])))
+
+    def run(
+        self, workflow: Mapping[str, Any], cancel: Cancel, on_step: Callable[[int, int], None]
+    ) -> list[Mapping[str, str]]:
+        """Where its pictures are, once they are made; temporary ones only where there are no others. Blocks.
+
+        Raises WorkerError for a workflow that it refuses or fails on, and CancelledWorkError, having taken it back.
+        """
+        client, number = secrets.token_hex(16), secrets.token_hex(16)
+        try:
+            with connect(
+                f"ws://{HOST}:{self._child.port}/ws?clientId={client}", max_size=LARGEST, proxy=None
+            ) as socket:
+                self._queue(workflow, client, number)
+                try:
+                    while not self._is_done(socket, number, on_step):
+                        cancel.check()
+                except CancelledWorkError:
+                    self._take_back(number)
+                    raise
+        except (ConnectionClosed, OSError) as error:
+            raise _failed(f"its connection broke: {error}") from error
+        outputs = self._json("GET", f"/history/{number}").get(number, {}).get("outputs", {})
+        self._post("/history", {"delete": [number]})
+        found = [picture for output in outputs.values() for picture in output.get("images", ())]
+        return [picture for picture in found if picture["type"] == "output"] or found
+
+    def picture(self, place: Mapping[str, str], converted: str | None) -> bytes:
+        """One picture; `converted` is a format and its quality, as jpeg;90."""
+        query = {key: place[key] for key in ("filename", "subfolder", "type")}
+        path = f"/view?{urlencode({**query, 'preview': converted} if converted else query)}"
+        status, body = self._child.request("GET", path)
+        if status != http.client.OK:
+            raise _failed(f"it doesn't give {place['filename']} ({status})")
+        return body
+
+    def _queue(self, workflow: Mapping[str, Any], client: str, number: str) -> None:
+        asked = {"prompt": workflow, "client_id": client, "prompt_id": number}
+        status, body = self._child.request("POST", "/prompt", json.dumps(asked).encode(), "application/json")
+        if status != http.client.OK:
+            raise WorkerError(_refusal(body), code="invalid_request")
+
+    def _is_done(self, socket: Any, number: str, on_step: Callable[[int, int], None]) -> bool:
+        """Look at the next message, if one comes in time. Raises WorkerError where it tells of a failure."""
+        try:
+            message = socket.recv(timeout=POLL_S)
+        except TimeoutError:
+            return False
+        if isinstance(message, bytes):  # a preview
+            return False
+        told = json.loads(message)
+        kind, data = told.get("type"), told.get("data") or {}
+        if data.get("prompt_id") != number:
+            return False
+        if kind == "progress":
+            on_step(int(data["value"]), int(data["max"]))
+        elif kind == "execution_error":
+            raise _failed(f"{data.get('node_type')}: {data.get('exception_message')}")
+        elif kind == "execution_interrupted":
+            raise _failed("somebody has interrupted it")
+        return kind == "executing" and data.get("node") is None  # `execution_success` comes before the history has it
+
+    def _take_back(self, number: str) -> None:
+        self._post("/queue", {"delete": [number]})
+        self._post("/interrupt", {"prompt_id": number})  # where it runs; this is the only one
+
+    def _post(self, path: str, fields: Mapping[str, object]) -> None:
+        self._child.request("POST", path, json.dumps(fields).encode(), "application/json")
+
+    def _json(self, method: str, path: str, body: bytes = b"", kind: str = "") -> Any:
+        try:
+            status, answer = self._child.request(method, path, body, kind)
+            if status == http.client.OK:
+                return json.loads(answer)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _failed(str(error)) from error
+        raise _failed(f"{path} is answered with {status}")
+
+
+def _failed(why: str) -> WorkerError:
+    return WorkerError(f"ComfyUI failed: {' '.join(why.split())[:500]}.", code="worker_failed", status=500)
+
+
+def _refusal(body: bytes) -> str:
+    """What ComfyUI has against a workflow, for people."""
+    try:
+        found = json.loads(body)
+        errors = [
+            f"{node['class_type']}: {error['message']}: {error['details']}"
+            for node in found["node_errors"].values()
+            for error in node["errors"]
+        ]
+        said = "; ".join(errors) or found["error"]["message"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        said = body.decode(errors="replace")
+    return f"ComfyUI refuses the workflow: {said[:500]}"
