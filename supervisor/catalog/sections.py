@@ -22,6 +22,7 @@ from supervisor.catalog.job_limits import JobsConfig
 from supervisor.catalog.listeners import ListenersConfig, Port
 from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.order import OrderConfig
+from supervisor.catalog.picture_limits import PicturesConfig
 from supervisor.catalog.response_limits import ResponsesConfig
 from supervisor.catalog.runner import RunnerConfig
 from supervisor.catalog.staying import StayingConfig
@@ -65,6 +66,13 @@ class ServerConfig(RunnerConfig, ListenersConfig, Section):
         default=(),
         description="Web origins whose pages may call the inference API from a browser.",
         examples=[["https://chat.example.org"]],
+    )
+    public_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/\s?#]+(/[^\s?#]*)?$",
+        description="Where clients reach llmux, behind a proxy for instance: addresses in answers begin with it. Default: as "
+        "the request's Host header says, with http.",
+        examples=["https://llm.example.org"],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe events to log."
@@ -140,7 +148,7 @@ def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
     return math.inf if drain_s == "never" else drain_s
 
 
-class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Section):
+class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, PicturesConfig, Section):
     """Numbers of scheduling, failure handling and HTTP."""
 
     queue_total: Count = Field(default=512, description="Requests that may wait in all.")

@@ -324,6 +324,7 @@ async def _assemble(
     daemon.restore(state)
     daemon.jobs.open(state, server.state_dir)
     daemon.responses.open(server.state_dir)
+    daemon.pictures.open(server.state_dir)
     if server.leases is not None:
         shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)
         daemon.partners.shared, fleet.gate = shared, shared.gate
@@ -383,6 +384,8 @@ async def _until_stopped(
     server.end()
     await serving
     await daemon.responses.close()
+    if not handover.done.is_set():  # else they are the successor's
+        await asyncio.to_thread(daemon.pictures.clear)
     if is_restart:
         await asyncio.to_thread(notify.barrier)
     await handover.close()

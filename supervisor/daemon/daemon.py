@@ -32,6 +32,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
+from supervisor.io.picture_store import PictureStore
 from supervisor.io.response_store import ResponseStore
 from supervisor.io.store import Store
 from supervisor.io.upstream import Upstream
@@ -63,6 +64,7 @@ class Daemon:
     steps: Steps = field(init=False)
     jobs: Jobs = field(default_factory=Jobs)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    pictures: PictureStore = field(default_factory=PictureStore)
     pulls: Pulls = field(default_factory=Pulls)
     op_tokens: OpTokens = field(default_factory=OpTokens)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
@@ -112,11 +114,13 @@ class Daemon:
             self.runtime,
             self.salts,
             self.responses,
+            self.pictures,
         )
         self.jobs.configure(limits)
         self.responses.configure(
             most_bytes=limits.responses_mib << 20, most=limits.responses_most, keep_s=limits.responses_keep_s
         )
+        self.pictures.configure(most_bytes=limits.pictures_mib << 20, keep_s=limits.pictures_keep_s)
         for listener in self.on_configure:
             listener()
 

@@ -43,6 +43,7 @@ from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait
 from supervisor.errors import BudgetError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.picture_store import PictureStore
 from supervisor.io.response_store import ResponseStore
 from supervisor.proxy import budget, load_feedback
 from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body, refuse_other_charset
@@ -53,6 +54,8 @@ from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
+from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
+from supervisor.proxy.picture_links import PictureLinks
 from supervisor.proxy.turn import Memory, Turn
 from supervisor.proxy.upstream_error import is_overflow
 
@@ -81,6 +84,7 @@ class Pipeline:
         runtime: RuntimeConfig,
         salts: Salts,
         responses: ResponseStore,
+        pictures: PictureStore,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
@@ -89,6 +93,8 @@ class Pipeline:
         self._answers = answers
         self._bodies = bodies
         self._responses = responses
+        self._pictures = pictures
+        self._public_url = catalog.server.public_url
         self._targets = Targets(engine, catalog, bodies, runtime, salts)
         self._table = self._targets.table
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
@@ -298,6 +304,7 @@ class Pipeline:
                 translation=target.translation,
                 names=target.names,
                 completion=target.completion,
+                pictures=self._links(scope) if context.path in PICTURE_PATHS else None,
                 request_id=context.request_id,
                 extra_headers=[
                     (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
@@ -320,6 +327,9 @@ class Pipeline:
         finally:
             # 6.
             self._engine.finish(ticket, tokens_of(context.demand.accounts, context.outcome), served=served)
+
+    def _links(self, scope: Scope) -> PictureLinks:
+        return PictureLinks(self._pictures, scope, self._public_url)
 
     async def _explained(self, context: RequestContext, error: LlmuxError) -> LlmuxError:
         """`error`, for a client that can read it with the reason why the worker ended, if it did."""

@@ -26,6 +26,7 @@ from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
+from supervisor.proxy.picture_links import PictureLinks
 from supervisor.proxy.translation import (
     CANONICAL,
     AnswerTranslation,
@@ -143,6 +144,7 @@ async def forward(
     translation: AnswerTranslation | None = None,
     names: Renaming | None = None,
     completion: StreamTranslation | None = None,
+    pictures: PictureLinks | None = None,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     ignored: Sequence[str] = (),
@@ -159,7 +161,8 @@ async def forward(
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`, and `tells_cache` what the answer says of its
     cache (see `cache_report`). `x-llmux-ignored` names the fields in `ignored`, and those that the worker's header names. With `sse_started` the response's head was
     sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to
-    what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks.
+    what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks. `pictures` keeps those whose addresses are
+    wanted.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
     with `sse_started` the worker's error; with `raises_overflow` also the worker's error that the request is too long for
@@ -195,6 +198,8 @@ async def forward(
             response, told = await cache_report.held(response)
             said = {name for name, _ in (*own, *response.headers)}
             own += [item for item in told if item[0] not in said]
+        if pictures is not None and response.status < 400:
+            response = await pictures.linked(response)
         if is_read and response.status < 400:
             response = await _shaped(response, content_type, outcome, names, completion, translation)
             content_type = _header(response.headers, b"content-type")

@@ -28,6 +28,7 @@ from runtimes.sdk.form import FilesForm, read_files
 from runtimes.sdk.parameters import Table, check
 from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
 from runtimes.sdk.worker_pool import Cancel
+from runtimes.shared.pictures import HEADER
 
 TOKEN_SIDE: Final = 16  # points of a side of what counts as a token of a picture
 PREFIXES: Final[Mapping[Task, str]] = {
@@ -117,7 +118,8 @@ class Painter(Worker):
         async with aclosing(made):
             found = [each async for each in made if each.partial is None]
         data = [{"b64_json": each.data, "seed": each.seed, **_revised(each, wanted)} for each in found]
-        return JSONResponse({"data": data, **_about(wanted, found[0], len(found))})
+        headers = {HEADER: "url"} if wanted.wants_links else {}
+        return JSONResponse({"data": data, **_about(wanted, found[0], len(found))}, headers=headers)
 
     async def _events(self, wanted: Drawing, made: AsyncIterator[Made]) -> AsyncIterator[object]:
         """OpenAI's: so many partial ones of each picture, then the picture."""

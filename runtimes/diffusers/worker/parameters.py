@@ -25,7 +25,7 @@ _ALL: Final[Table] = {
     "quality": used("low: half of the steps. auto, standard, medium: all. high, hd: half as many again. `steps` wins."),
     "output_format": used("png (default), jpeg or webp."),
     "output_compression": used("0 to 100, of jpeg and webp: 100 is the largest file. Default: 95."),
-    "response_format": used("b64_json."),
+    "response_format": used("b64_json (default), or url: an address that holds for an hour. Not in a stream."),
     "stream": used("true: events with pictures, as OpenAI's."),
     "partial_images": used("0 to 3, of a stream: pictures of what is there, at even steps."),
     "background": refused("these models draw every point opaque; leave it out, or say opaque", "auto", "opaque"),

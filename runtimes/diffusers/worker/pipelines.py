@@ -126,6 +126,7 @@ class Pipelines:
             compression=100,
             stream=False,
             partial=0,
+            wants_links=False,
         )
         self.draw(wanted, 0, lambda _step, _steps, _preview: None)
 

@@ -64,6 +64,7 @@ class Drawing:
     compression: int
     stream: bool
     partial: int
+    wants_links: bool
 
     def seed_of(self, place: int) -> int:
         """Of the picture at this place."""
@@ -75,7 +76,9 @@ def drawing(
 ) -> Drawing:
     """The request of these fields and pictures. Raises WorkerError."""
     count = body.whole("n", 1, 1, MOST_PICTURES)
-    body.choice("response_format", ("b64_json",), "b64_json")
+    wants_links = body.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
+    if wants_links and body.flag("stream"):
+        raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
     stream = body.flag("stream")
     partial = body.whole("partial_images", 0, 0, MOST_PARTIAL)
     if partial and not stream:
@@ -108,6 +111,7 @@ def drawing(
         compression=COMPRESSION if compression is None else compression,
         stream=stream,
         partial=partial,
+        wants_links=wants_links,
     )
 
 

@@ -11,10 +11,11 @@ from starlette.routing import Route
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
-from supervisor.dialects.openai import models, speech
+from supervisor.dialects.openai import models, pictures, speech
 from supervisor.proxy.body import Bytes
 from supervisor.proxy.dialect import Dialect, ReasoningEvent
 from supervisor.proxy.disconnect import Scope
+from supervisor.proxy.picture_links import PREFIX
 
 LATEST: Final = ":latest"
 """What Ollama's clients add to a name without a tag, also when they speak OpenAI's API."""
@@ -31,8 +32,8 @@ class OpenAI(Dialect):
         return True
 
     def scope_for(self, path: str) -> str | None:
-        """Inference, except the lists that Open WebUI requests without a key."""
-        return None if path in speech.PATHS else "inference"
+        """Inference, except the lists that Open WebUI requests without a key, and pictures, whose names are secrets."""
+        return None if path in speech.PATHS or path.startswith(PREFIX) else "inference"
 
     def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
         """`NAME:latest` is NAME if nothing else is called so."""
@@ -49,7 +50,7 @@ class OpenAI(Dialect):
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """What the daemon answers itself."""
-        return [*models.routes(daemon), *speech.routes(daemon)]
+        return [*models.routes(daemon), *speech.routes(daemon), *pictures.routes(daemon)]
 
 
 def _reasoning_chunk(text: str, model: str, request_id: str, created: int) -> bytes:

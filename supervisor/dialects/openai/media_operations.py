@@ -14,13 +14,14 @@ from supervisor.dialects.operation import (
     Parameter,
     Schema,
     Section,
-    anything,
     array,
     choice,
+    flag,
     number,
     record,
     request,
     text,
+    whole,
 )
 
 _FILE: Final = {"type": "string", "contentMediaType": "application/octet-stream"}
@@ -38,7 +39,31 @@ _HEARD: Final = request(
     more=True,
 )
 _TEXT: Final = record({"text": text()}, more=True)
-_PICTURES: Final = record({"data": array(anything())}, more=True)
+_PICTURE: Final = record(
+    {
+        "b64_json": text("The file."),
+        "url": text("Where it is, for an hour (`limits.pictures_keep_s`), with `response_format: url`."),
+        "seed": whole("Of this picture, from the runtime `diffusers`."),
+        "revised_prompt": text("What was read of a prompt that is too long."),
+    },
+    optional=("b64_json", "url", "seed", "revised_prompt"),
+    more=True,
+)
+_PICTURES: Final = record({"data": array(_PICTURE)}, more=True)
+_OPTIONS: Final = {
+    "n": whole(minimum=1),
+    "size": text("`WIDTHxHEIGHT`, or `auto`."),
+    "quality": text("How many steps are made: `low`, `medium`, `high`, `auto`."),
+    "output_format": choice("png", "jpeg", "webp"),
+    "output_compression": whole(minimum=0, maximum=100),
+    "response_format": choice("b64_json", "url"),
+    "background": choice("auto", "opaque", "transparent"),
+    "partial_images": whole("Of a stream: so many pictures of what is there so far.", minimum=0, maximum=3),
+}
+_DRAWN_BY: Final = (
+    "What a model takes depends on its runtime; see [diffusers](runtimes.md#diffusers) for `seed`, `steps`, `guidance`, "
+    "`negative_prompt`, `strength` and the rest. With `stream`, the answer is a stream of OpenAI's events."
+)
 _SPEAKERS: Final = Parameter("model", "Only of this model.")
 _NAMES: Final = array(record({"id": text(), "name": text()}))
 
@@ -62,15 +87,22 @@ def _heard(path: str, summary: str) -> Operation:
     )
 
 
+def _options(*, form: bool) -> dict[str, Schema]:
+    """A form's values are texts."""
+    return {name: text() for name in (*_OPTIONS, "stream")} if form else {**_OPTIONS, "stream": flag()}
+
+
 def _drawn(path: str, summary: str, fields: dict[str, Schema], example: Example, *needed: str, form: bool) -> Operation:
     more = {} if form else X_FIELDS
     return Operation(
         "POST",
         path,
         summary,
-        request=request({"model": text(), **fields, **more}, *needed, more=True),
+        _DRAWN_BY,
+        request=request({"model": text(), **fields, **_options(form=form), **more}, *needed, more=True),
         request_type=FORM if form else "application/json",
         answer=_PICTURES,
+        stream_type=EVENTS,
         is_run=True,
         example=example,
     )
@@ -119,7 +151,7 @@ SECTION: Final = Section(
         _drawn(
             "/v1/images/edits",
             "Change a picture.",
-            {"image": _FILE, "prompt": text()},
+            {"image": _FILE, "mask": _FILE, "prompt": text()},
             Example(
                 {"model": "painter", "image": "@cat.png", "prompt": "Add a hat"},
                 needs=_NEEDS,
@@ -136,6 +168,17 @@ SECTION: Final = Section(
             Example({"model": "painter", "image": "@cat.png"}, needs=_NEEDS, answer=_DRAWN),
             "image",
             form=True,
+        ),
+        Operation(
+            "GET",
+            "/v1/images/files/{name}",
+            "A picture whose address was asked for.",
+            "The address is in the answer of a request with `response_format: url`. Whoever knows it needs no key. It holds for "
+            "`limits.pictures_keep_s`, and not beyond the daemon's end.",
+            scope=None,
+            answer_type="image/*",
+            errors=(404,),
+            example=Example(path="/v1/images/files/NAME.png", needs="an address from an answer"),
         ),
         Operation(
             "GET",

@@ -244,7 +244,7 @@ class TestGenerations:
             ({"output_compression": 50}, "output_compression", "PNG loses nothing"),
             ({"partial_images": 2}, "partial_images", "stream: true"),
             ({"stream": True, "partial_images": 4}, "partial_images", "from 0 to 3"),
-            ({"response_format": "url"}, "response_format", "b64_json"),
+            ({"stream": True, "response_format": "url"}, "response_format", "leave out url"),
             ({"strength": 0.5}, "strength", "/v1/images/edits"),
             ({"true_cfg": 4}, "true_cfg", "guidance"),
             ({"guidance": 1, "negative_prompt": "x"}, "negative_prompt", "no effect"),

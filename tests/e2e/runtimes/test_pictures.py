@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import httpx
 import pytest
+from PIL import ImageChops
 
 from tests.e2e.admin.conftest import listening
 from tests.support import environments, tiny_pictures
@@ -107,3 +109,73 @@ class TestCancelling:
         assert answers[0].status_code >= 400
         wait_until(lambda: is_free(daemon), what="the model is free")
         assert daemon.post(PATH, json=SMALL).status_code == 200
+
+
+class TestAddresses:
+    """A picture may be had by address: without a key, for a while, and by nobody who wasn't told."""
+
+    def ask(self, daemon: Daemon, **fields: object) -> dict:
+        answer = daemon.post(PATH, json={**SMALL, "response_format": "url", **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def test_it_is_the_picture(self, daemon):
+        (item,) = self.ask(daemon)["data"]
+        assert item.keys() == {"url", "seed"}
+        assert item["url"].startswith(f"{daemon.url}/v1/images/files/")
+        picture = httpx.get(item["url"], trust_env=False)
+        assert picture.headers["content-type"] == "image/png"
+        (same,) = daemon.post(PATH, json=SMALL).json()["data"]
+        assert ImageChops.difference(opened(picture.content), opened(same["b64_json"])).getbbox() is None
+
+    def test_each_of_several_in_its_format(self, daemon):
+        answer = self.ask(daemon, n=2, output_format="webp")
+        pictures = [httpx.get(item["url"], trust_env=False) for item in answer["data"]]
+        assert [picture.headers["content-type"] for picture in pictures] == ["image/webp"] * 2
+        assert pictures[0].content != pictures[1].content
+        assert answer["usage"]["output_tokens"] == 32
+
+    def test_of_a_form(self, daemon):
+        data = {"model": "painter", "prompt": "a hat", "steps": "3", "response_format": "url"}
+        files = {"image": ("a.png", tiny_pictures.png())}
+        (item,) = daemon.post("/v1/images/edits", data=data, files=files).json()["data"]
+        assert opened(httpx.get(item["url"], trust_env=False).content).size == (64, 64)
+
+    def test_of_a_job_it_is_a_path(self, daemon):
+        name = submit(daemon, n=1, steps=3, response_format="url")
+        wait_until(lambda: job(daemon, name)["status"] == "completed", what="the job ends")
+        (item,) = daemon.get(f"/v1/jobs/{name}/result").json()["data"]
+        assert daemon.get(item["url"]).headers["content-type"] == "image/png"
+
+    @pytest.mark.parametrize("name", ["none.png", "a" * 43 + ".png", "..%2F..%2Fllmux.yaml", "%2e%2e"])
+    def test_other_names_are_not_found(self, daemon, name):
+        assert daemon.get(f"/v1/images/files/{name}").status_code == 404
+
+
+def test_addresses_end_with_their_time_and_with_the_daemon(tmp_path):
+    """They are behind no key, begin as configured, and their files are gone when they should be."""
+    environments.installed("diffusers")
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys:\n  - name: one\n    key: sk-one-0123456789abcdef\n    scopes: [inference, admin]\n")
+    painter = {"runtime": "diffusers", "path": str(tiny_pictures.model()), "threads": 1, "max_pixels": 1 << 16}
+    config = {
+        "models": {"painter": painter},
+        "server": {"api_keys": str(keys), "public_url": "https://llm.example.org/ai"},
+        "limits": {"pictures_keep_s": 3600},
+    }
+    headers = {"authorization": "Bearer sk-one-0123456789abcdef"}
+    body = {**SMALL, "response_format": "url"}
+    with running(tmp_path, config) as daemon:
+        (item,) = daemon.post(PATH, json=body, headers=headers).json()["data"]
+        prefix, slash, name = item["url"].partition("/v1/images/files/")
+        assert prefix == "https://llm.example.org/ai"
+        path = slash + name
+        assert daemon.get(path).status_code == 200
+        assert daemon.get("/v1/models").status_code == 401
+        (file,) = (daemon.state_dir / "pictures").iterdir()
+        os.utime(file, (0, 0))
+        assert daemon.get(path).json()["error"]["code"] == "picture_not_found"
+        daemon.post(PATH, json=body, headers=headers)
+        assert file not in [*(daemon.state_dir / "pictures").iterdir()]
+        daemon.stop()
+        assert not [*(daemon.state_dir / "pictures").iterdir()]

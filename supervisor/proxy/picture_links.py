@@ -1,0 +1,76 @@
+"""Answers whose client wants addresses instead of pictures: the pictures are kept, and their places are told.
+
+Workers know nothing of addresses. One that was asked for them answers with the pictures and says so (`runtimes.shared.pictures`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import Any, Final
+
+import msgspec
+
+from runtimes.shared.pictures import HEADER
+from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.io.picture_store import PictureStore
+from supervisor.io.upstream import UpstreamResponse
+from supervisor.proxy.disconnect import Scope
+from supervisor.proxy.translation import ANSWER_LIMIT, TranslatedResponse
+
+PREFIX: Final = "/v1/images/files/"
+_BARE: Final = ("/images/generations", "/images/edits", "/images/variations")
+PATHS: Final = frozenset({*_BARE, *(f"/v1{path}" for path in _BARE)})
+"""Whose answers may have pictures."""
+_HEADER: Final = HEADER.encode()
+_KINDS: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp"}  # by a file's first bytes
+
+
+class PictureLinks:
+    """Keeps the pictures of one request's answer. `public_url`: see the configuration's `server`."""
+
+    def __init__(self, store: PictureStore, scope: Scope, public_url: str | None) -> None:
+        self._store = store
+        self._base = base_url(scope) if public_url is None else public_url.rstrip("/")
+
+    async def linked(self, response: UpstreamResponse) -> UpstreamResponse:
+        """The same response where no addresses are wanted, else the one with addresses. Raises LlmuxError."""
+        if (_HEADER, b"url") not in response.headers:
+            return response
+        if not self._store.is_on:
+            raise InvalidRequestError(
+                "No pictures are kept here (limits.pictures_mib); ask for b64_json.", param="response_format"
+            )
+        body = await response.read(ANSWER_LIMIT)
+        if len(body) >= ANSWER_LIMIT:
+            raise UpstreamError("The worker's answer is too large; ask for fewer pictures, or smaller ones.")
+        linked = _Whole(response, await asyncio.to_thread(self._written, body))
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._store.keep_s + 1, self._store.expire)
+        return linked
+
+    def _written(self, body: bytes) -> bytes:
+        """The answer with addresses. Blocks. Raises LlmuxError."""
+        try:
+            answer: dict[str, Any] = msgspec.json.decode(body)
+            for item in answer["data"]:
+                picture = base64.b64decode(item.pop("b64_json"), validate=True)
+                kind = next(kind for start, kind in _KINDS.items() if picture.startswith(start))
+                item["url"] = f"{self._base}{PREFIX}{self._store.keep(picture, kind)}"
+        except (msgspec.DecodeError, binascii.Error, KeyError, TypeError, AttributeError, StopIteration) as error:
+            raise UpstreamError("The worker's answer has no pictures.") from error
+        return msgspec.json.encode(answer)
+
+
+class _Whole(TranslatedResponse):
+    def __init__(self, response: UpstreamResponse, body: bytes) -> None:
+        super().__init__(response, b"application/json", None)
+        self.headers = [item for item in self.headers if item[0] != _HEADER]
+        self._whole = body
+
+
+def base_url(scope: Scope) -> str:
+    """Where the client of a request reaches this daemon; empty where nobody knows, as in jobs."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    return f"{scope.get('scheme', 'http')}://{host.decode('latin-1')}" if host else ""

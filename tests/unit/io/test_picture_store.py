@@ -1,0 +1,87 @@
+"""Pictures that are kept for their addresses: bounded by bytes and age, found by their names alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor.io.picture_store import PictureStore
+from supervisor.io.store import NotSavedError
+
+
+@pytest.fixture
+def store(tmp_path) -> PictureStore:
+    return opened(tmp_path)
+
+
+def opened(folder: Path, *, most_bytes: int = 100, keep_s: float = 60.0) -> PictureStore:
+    store = PictureStore()
+    store.configure(most_bytes=most_bytes, keep_s=keep_s)
+    store.open(folder)
+    return store
+
+
+def age(path: Path | None, seconds: float) -> None:
+    assert path is not None
+    at = time.time() - seconds
+    os.utime(path, (at, at))
+
+
+class TestKeeping:
+    """What is kept is found by its name, by nobody else's."""
+
+    def test_it_is_found_by_a_name_that_cannot_be_guessed(self, store):
+        one, other = store.keep(b"one", "png"), store.keep(b"other", "webp")
+        assert store.find(one).read_bytes() == b"one"
+        assert store.find(other).suffix == ".webp"
+        assert one[:43] != other[:43]
+        assert stat.S_IMODE(store.find(one).stat().st_mode) == 0o600
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "../pictures", "a.png", "a" * 43, "a" * 43 + ".svg"])
+    def test_other_names_find_nothing(self, store, name):
+        assert store.find(name) is None
+
+    def test_the_next_daemon_finds_it(self, store, tmp_path):
+        assert opened(tmp_path).find(store.keep(b"one", "png")) is not None
+
+    def test_a_half_written_one_is_removed(self, store, tmp_path):
+        left = tmp_path / "pictures" / "half.png.new"
+        left.touch()
+        opened(tmp_path)
+        assert not left.exists()
+
+    def test_one_larger_than_all_is_refused(self, store):
+        with pytest.raises(NotSavedError, match="pictures_mib"):
+            store.keep(bytes(101), "png")
+
+    def test_without_room_nothing_is_kept(self, tmp_path):
+        assert not opened(tmp_path, most_bytes=0).is_on
+        assert not PictureStore().is_on
+
+
+class TestGoing:
+    """The oldest go for the newest, and each at its time."""
+
+    def test_the_oldest_go_first(self, store):
+        names = [store.keep(bytes(40), "png")]
+        age(store.find(names[0]), 20)
+        names.append(store.keep(bytes(40), "png"))
+        age(store.find(names[1]), 10)
+        names.append(store.keep(bytes(40), "png"))
+        assert [store.find(name) is not None for name in names] == [False, True, True]
+
+    def test_each_goes_at_its_time(self, store, tmp_path):
+        old, young = store.keep(b"old", "png"), store.keep(b"young", "png")
+        age(store.find(old), 61)
+        assert store.find(old) is None
+        store.expire()
+        assert [path.name for path in (tmp_path / "pictures").iterdir()] == [young]
+
+    def test_all_go_at_the_end(self, store, tmp_path):
+        store.keep(b"one", "png")
+        store.clear()
+        assert not [*(tmp_path / "pictures").iterdir()]
