@@ -114,6 +114,19 @@ test-open-webui: .venv/ready-dev ## Install the real Open WebUI once (2.4 GB), u
 	$(BIN)/python -m tests.support.build_open_webui
 	LLMUX_TEST_OPEN_WEBUI=1 LLMUX_SCREENSHOTS=1 $(BIN)/pytest tests/open_webui
 
+.PHONY: image test-podman
+ENGINE ?= podman
+IMAGE ?= localhost/llmux
+BASE ?= docker.io/library/python:3.13-slim-trixie
+PACKAGES ?=
+
+image: ## Build the container image localhost/llmux (deploy/podman); ENGINE=docker, IMAGE, BASE, PACKAGES
+	$(ENGINE) build --file deploy/podman/Containerfile --build-arg BASE=$(BASE) --build-arg "PACKAGES=$(PACKAGES)" --tag $(IMAGE) .
+
+test-podman: .venv/ready-dev ## Build the image and use the pod of deploy/podman, without root (needs podman; some minutes)
+	$(BIN)/python -m tests.support.environments
+	LLMUX_TEST_PODMAN=1 $(BIN)/pytest -n 0 tests/installation/test_podman.py
+
 lock: .venv/ready-dev ## Write the lock files anew; what is pinned stays, unless it can't
 	$(COMPILE) pyproject.toml -o requirements.lock
 	$(COMPILE) pyproject.toml --group=dev -c requirements.lock -o requirements-dev.lock

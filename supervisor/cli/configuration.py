@@ -75,11 +75,13 @@ def settings(path: Path | None = None) -> Configuration:
 
     Raises ConfigError for a named file that isn't there, NoHomeError where nobody knows where one would be.
     """
-    configuration = found(path)
-    if configuration is None:
-        base = config_dir() / FILE_NAME
-        configuration = Configuration(base, foreign=Foreign((base,), dict))
-    return configuration
+    return found(path) or variables()
+
+
+def variables() -> Configuration:
+    """What the variables alone say, whatever files there are. Raises NoHomeError, as `settings` does."""
+    base = config_dir() / FILE_NAME
+    return Configuration(base, foreign=Foreign((base,), dict))
 
 
 def refuse_foreign(configuration: Configuration) -> None:

@@ -27,13 +27,17 @@ _RESOLVED: Final = re.compile(r"Resolved (\d+) package")  # uv's words; a lock a
 
 
 def resolve(explicit: Path | None) -> Path:
-    """The folder of environments: the explicit one, the configured one, or the default where that can't be read."""
+    """The folder of environments: the explicit one, the configured one; where the file can't be read, the one that the
+    variables name, or the default.
+    """
     if explicit is not None:
         return explicit
-    try:
-        return configuration.settings().server().runtimes_dir
-    except LlmuxError:
-        return default_dir()
+    for read in (configuration.settings, configuration.variables):
+        try:
+            return read().server().runtimes_dir
+        except LlmuxError:
+            continue
+    return default_dir()
 
 
 def installable() -> list[str]:

@@ -31,7 +31,10 @@ NOT_RUN = {
     r"\bmake (test|docs)|\bpytest\b": "runs these tests, or writes these pages",
     r"\buv tool\b|\bpipx\b": "installs from an index; test_wheel.py installs the same wheel",
     r"\bllmux service\b|\bsystemctl\b|\bjournalctl\b|\bloginctl\b": "needs systemd; test_service.py, test_systemd.py",
-    r"\bdocker (run|build|compose)\b": "needs Docker, and images of gigabytes",
+    r"\bdocker (run|build|compose|push)\b": "needs Docker, and images of gigabytes",
+    r"\bpodman\b|\bmake image\b|\bsudo\b": "changes this machine, or needs podman; test_podman.py",
+    r"\brun_once\b|\bcreate_pod\b|llmux_pod": "needs podman; test_podman.py follows these steps",
+    r"\bkubectl\b": "needs a cluster; test_deploy.py has kubectl read the files",
     r"--device cuda|--devices? \S*cuda|\bllmux bench\b": "needs a GPU, and gigabytes; tests/e2e/cli/bench",
     r"\bHF_TOKEN=… llmux pull\b": "70 GB; tests/e2e/home_server starts the same configuration with tiny models",
     r"\bpython -m bench\b": "needs nginx and a quiet machine",
@@ -47,6 +50,9 @@ CHECKOUT = {"README.md"}
 
 _CONFIGURED = f"mkdir -p ~/.config/llmux; echo 'models: {{tiny-chat: {{path: {tiny.model(name='tiny-chat')}}}}}' > ~/.config/llmux/llmux.yaml"
 BEFORE = {
+    "deploy/compose/README.md": f"cp -r {REPOSITORY}/deploy/compose/. .; rm -rf secrets",
+    "deploy/kubernetes/README.md": f"mkdir deploy; cp -r {REPOSITORY}/deploy/kubernetes deploy",
+    "deploy/traefik/README.md": _CONFIGURED,
     "docs/docker-and-lan.md": _CONFIGURED,
     "docs/troubleshooting.md": _CONFIGURED,
     "docs/upgrade.md": f"{_CONFIGURED}; mkdir -p ~/.local/state/llmux",
@@ -54,6 +60,7 @@ BEFORE = {
 """What readers of a page have done already."""
 
 RUNNING = {
+    "deploy/traefik/README.md": "llmux serve",
     "docs/api.md": "llmux demo",
     "docs/tasks.md": "llmux demo",
     "docs/terminal.md": "llmux demo",

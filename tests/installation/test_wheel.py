@@ -125,6 +125,11 @@ def shared(built, tmp_path_factory) -> Installed:
     return installed
 
 
+def example_files(folder: Path) -> list[Path]:
+    """All but its page, which is for those who have the source."""
+    return [path for path in folder.rglob("*") if path.is_file() and path != folder / "README.md"]
+
+
 class TestCommands:
     """Everything works that needs no checkout."""
 
@@ -182,14 +187,12 @@ class TestExamples:
         for folder in (CONFIG / "examples").iterdir():
             assert llmux("config", "example", folder.name).stdout == (folder / "llmux.yaml").read_text()
             files = json.loads(llmux("config", "example", folder.name, "--json").stdout)["files"]
-            assert files == {
-                str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()
-            }
+            assert files == {str(path.relative_to(folder)): path.read_text() for path in example_files(folder)}
 
     def test_written_for_oneself(self, llmux):
         folder = llmux.home / "mine"
         assert llmux("config", "example", HOME_SERVER.name, "--to", "mine").returncode == ExitCode.DONE
-        for path in filter(Path.is_file, HOME_SERVER.rglob("*")):
+        for path in example_files(HOME_SERVER):
             copy = folder / path.relative_to(HOME_SERVER)
             assert (copy.read_text(), copy.stat().st_mode & 0o777) == (path.read_text(), 0o600)
 
@@ -265,7 +268,7 @@ class TestTold:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
                     yield path, node.value
-        for path in [CONFIG / "llmux.example.yaml", *filter(Path.is_file, (CONFIG / "examples").rglob("*"))]:
+        for path in [CONFIG / "llmux.example.yaml", *example_files(HOME_SERVER)]:
             yield path, path.read_text()
 
     def test_only_what_is_there(self):

@@ -17,6 +17,8 @@ PAGES = sorted(
     [
         *(REPOSITORY / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
         *(REPOSITORY / "docs").glob("*.md"),
+        *(REPOSITORY / "deploy").glob("*/README.md"),
+        *(REPOSITORY / "config" / "examples").glob("*/README.md"),
     ]
 )
 _FENCE = re.compile(r"^( *)```(sh|console)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)

@@ -1,6 +1,6 @@
 """A model that is as fast as its device: quick where it sees a GPU, slow where it doesn't. Standard library only.
 
-`--quick` and `--slow` are seconds a token; it speaks two seconds of silence, streamed as a WAV of unknown length, and
+`--quick` and `--slow` are seconds a token; its last request goes to the file `--asked-to`; it speaks two seconds of silence, streamed as a WAV of unknown length, and
 compares documents. A start leaves the file `--started`.
 """
 
@@ -21,6 +21,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     token_s: float
+    asked_to: Path | None
 
     def log_message(self, *args: object) -> None:
         pass
@@ -30,6 +31,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.asked_to is not None:
+            self.asked_to.write_text(json.dumps(request))
         if self.path == "/v1/rerank":
             self.send_json(
                 {"results": [{"index": at, "relevance_score": 0.5} for at in range(len(request["documents"]))]}
@@ -85,9 +88,11 @@ def main() -> None:
     flags.add_argument("--quick", type=float, default=0.001)
     flags.add_argument("--slow", type=float, default=0.03)
     flags.add_argument("--started", type=Path)
+    flags.add_argument("--asked-to", type=Path)
     options = flags.parse_args()
     if options.started is not None:
         options.started.touch()
+    Answer.asked_to = options.asked_to
     Answer.token_s = options.quick if os.environ["CUDA_VISIBLE_DEVICES"] else options.slow
     http.server.ThreadingHTTPServer(("127.0.0.1", options.port), Answer).serve_forever()
 

@@ -14,6 +14,7 @@ Nothing outlives the command: the shim kills the worker when its parent dies, ho
 
     devices            which devices there are, and whether one has enough memory
     temporary_worker   one worker, from its start to its end
+    page               the page that --ocr shows
     workloads          what it is asked, and how that is measured
     comparison         all devices in turn, the table and the ratio
 """

@@ -19,7 +19,7 @@ from supervisor.catalog import Catalog, Route
 from supervisor.cli import configuration, log_setup, output
 from supervisor.cli.bench import temporary_worker, workloads
 from supervisor.cli.bench.devices import BenchError, check_memory, choose_devices, ledger_of, open_devices
-from supervisor.cli.bench.workloads import Round, WorkerClient, Workload
+from supervisor.cli.bench.workloads import REAL_TIME, Round, WorkerClient, Workload
 from supervisor.cli.client import Client
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io.memory import DeviceInfo
@@ -37,14 +37,16 @@ class Options:
     model: str
     devices: Sequence[str]
     rounds: int
-    tokens: int
+    tokens: int | None
     prompt: str | None
     daemon: Client
+    ocr: bool = False
 
 
 @dataclass
 class Result:
     device: DeviceInfo
+    cold: Round | None = None  # its first answer, before anything is compiled or cached
     rounds: list[Round] = field(default_factory=list)
     estimate_mib: int | None = None
     measured_mib: int | None = None
@@ -113,10 +115,9 @@ class Comparison:
             "load_s": round(result.load_s, 3) if result.load_s is not None else None,
             "estimate_mib": result.estimate_mib,
             "measured_mib": result.measured_mib,
-            "rounds": [
-                {"amount": one.amount, "seconds": round(one.seconds, 4), "rate": round(one.rate, 2)}
-                for one in result.rounds
-            ],
+            "real_time_factor": round(1 / rate, 4) if rate and self.workload.unit == REAL_TIME else None,
+            "cold": _figures(result.cold) if result.cold is not None else None,
+            "rounds": [_figures(one) for one in result.rounds],
             "note": next((one.note for one in result.rounds), None) if result.problem is None else None,
             "problem": str(result.problem) if result.problem is not None else None,
             "detail": list(result.problem.detail) if result.problem is not None else [],
@@ -129,6 +130,7 @@ class Comparison:
         for result in self.results:
             if result.problem is not None and result.problem.detail:
                 told += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
+            told += self._more(result)
         ratio = self.ratio()
         if ratio is not None:
             verdict = ""
@@ -136,6 +138,34 @@ class Comparison:
                 verdict = f"; wanted: {WANTED:g} times or more, {'met' if ratio['met'] else 'not met'}"
             told.append(f"{ratio['device']} is {ratio['times']} times as fast as {ratio['over']}{verdict}.")
         return told
+
+    def _more(self, result: Result) -> list[output.Table | str]:
+        """What has no column: the first answer beside the others, the real-time factor."""
+        rate, device = result.rate, result.device.id
+        if rate is None or result.cold is None:
+            return []
+        if self.workload.shows_cold:
+            cold, warm = _figures(result.cold), _figures(min(result.rounds, key=lambda one: one.seconds))
+            return [f"{device}: the first answer took {_story(cold)}; the quickest of the others {_story(warm)}."]
+        if self.workload.unit == REAL_TIME:
+            return [f"{device}: real-time factor {1 / rate:.3g}; below 1 it is faster than one listens."]
+        return []
+
+
+def _figures(one: Round) -> Row:
+    return {
+        "amount": one.amount,
+        "seconds": round(one.seconds, 4),
+        "rate": round(one.rate, 2),
+        "first_ms": round(one.first_ms, 2) if one.first_ms is not None else None,
+        "words_found": one.words_found,
+    }
+
+
+def _story(figures: Row) -> str:
+    return (
+        f"{figures['seconds']:.2f} s ({figures['first_ms']:.0f} ms to the first token, {figures['rate']:.1f} tokens/s)"
+    )
 
 
 def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
@@ -146,7 +176,7 @@ def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
     log_setup.configure("error", "console")
     catalog = configuration.required(config).read(check_files=False)
     route = _route(catalog, options.model)
-    workload, path = workloads.choose(route, options.prompt, options.tokens)
+    workload, path = workloads.choose(route, options.prompt, options.tokens, ocr=options.ocr)
     become_subreaper()
     try:
         results = asyncio.run(_all(options, catalog, route, workload, path, echo))
@@ -202,8 +232,10 @@ async def _all(
                     for number in range(options.rounds + 1):
                         tell(f"{device.id}: {f'round {number} of {options.rounds}' if number else 'warming up'}")
                         round_ = await workload.run(client, number)
-                        if number:  # the first answer is slower: kernels are compiled, caches filled
+                        if number:
                             result.rounds.append(round_)
+                        else:  # the first answer is slower: kernels are compiled, caches filled
+                            result.cold = round_
                         await worker.measure()
                     result.measured_mib = worker.measured_mib
                 if device.kind.accelerates and result.measured_mib == 0:

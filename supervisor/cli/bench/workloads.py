@@ -1,12 +1,13 @@
 """What a model of each type is asked to do, and how fast it does it.
 
-    llm         a streamed answer: tokens a second, and the time to the first
+    llm         a streamed answer: tokens a second, and the time to the first; with --ocr, of a page that it reads
     asr         a generated sound is transcribed: its length over the time that took
     tts         a text is spoken: the length of the speech over the time that took
     embedding   a batch of texts: vectors, or documents compared, a second
 
 Requests go straight to the worker, rewritten as the daemon would rewrite them for the requested name. Each prompt begins
-with its number, so that no worker can answer from its cache of the previous prompt.
+with its number, so that no worker can answer from its cache of the previous prompt; but for --ocr, which asks the same again
+to show what that cache is worth.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -22,7 +23,7 @@ import httpx
 
 from runtimes.base import Endpoint
 from supervisor.catalog import Route
-from supervisor.cli.bench import audio
+from supervisor.cli.bench import audio, page
 from supervisor.cli.bench.devices import BenchError
 from supervisor.cli.client import Json, part, rows
 from supervisor.errors import InvalidRequestError
@@ -40,7 +41,10 @@ SENTENCE: Final = (
     "The storm had passed, and in the morning light the keeper found a bottle on the beach below the tower."
 )
 CHAT: Final = "/v1/chat/completions"
+REAL_TIME: Final = "x real time"
 BATCH: Final = 32
+TOKENS: Final = 128
+OCR_TOKENS: Final = 2048
 LIMIT: Final = 256 * 1024 * 1024  # bytes of an answer
 
 
@@ -54,6 +58,7 @@ class Round:
     first_ms: float | None = None
     prompt_rate: float | None = None  # prompt tokens read per second, where the worker reports it
     note: str | None = None
+    words_found: int | None = None  # of the page that was to be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +100,21 @@ class Workload:
     counts: str  # what its amount is
     paths: tuple[str, ...]  # the first one that the model serves is used
     run: Callable[[WorkerClient, int], Awaitable[Round]]
+    shows_cold: bool = False  # its first answer is a figure, too
 
 
-def choose(route: Route, prompt: str | None, tokens: int) -> tuple[Workload, str]:
+def choose(route: Route, prompt: str | None, tokens: int | None, *, ocr: bool = False) -> tuple[Workload, str]:
     """The workload for this model, and the path to ask.
 
     Raises BenchError where there is none, InvalidRequestError for a prompt that the model could not use.
     """
+    if ocr:
+        return _reading(route, prompt, tokens or OCR_TOKENS)
     model, text = route.model, prompt or SENTENCE
-    write = Workload("tokens/s", "tokens", (CHAT, "/v1/completions"), partial(_write, prompt or PROMPT, tokens))
-    listen = Workload("x real time", "seconds of sound", ("/v1/audio/transcriptions",), _transcribe)
-    speak = Workload("x real time", "seconds of speech", ("/v1/audio/speech",), partial(_speak, text))
+    most = tokens or TOKENS
+    write = Workload("tokens/s", "tokens", (CHAT, "/v1/completions"), partial(_write, prompt or PROMPT, most))
+    listen = Workload(REAL_TIME, "seconds of sound", ("/v1/audio/transcriptions",), _transcribe)
+    speak = Workload(REAL_TIME, "seconds of speech", ("/v1/audio/speech",), partial(_speak, text))
     embed = Workload("vectors/s", "vectors", ("/v1/embeddings",), partial(_embed, text))
     rank = Workload("documents/s", "documents", ("/v1/rerank",), partial(_rank, text))
     by_type = {"llm": (write, rank), "asr": (listen,), "tts": (speak,), "embedding": (embed, rank), "vision": (embed,)}
@@ -121,15 +130,40 @@ def choose(route: Route, prompt: str | None, tokens: int) -> tuple[Workload, str
     raise BenchError(f"{model.id} is of type {model.config.type} and serves nothing that can be measured.")
 
 
+def _reading(route: Route, prompt: str | None, most: int) -> tuple[Workload, str]:
+    model = route.model
+    if "image" not in model.adapter.capabilities(model.config).modalities:
+        raise BenchError(f"{model.id} takes no pictures, so it can't read a page: --ocr is for models that see.")
+    if CHAT not in {endpoint.path for endpoint in model.adapter.endpoints(model.config)}:
+        raise BenchError(f"{model.id} doesn't serve {CHAT}, by which --ocr shows the page.")
+    read = partial(_read, prompt or page.PROMPT, most)
+    return Workload("tokens/s", "tokens", (CHAT,), read, shows_cold=True), CHAT
+
+
 async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> Round:
-    """Tokens are the worker's own count, or the pieces of the answer where it reports none."""
     text = f"({number}) {prompt}"
     fields: Json = {"messages": [{"role": "user", "content": text}]} if client.path == CHAT else {"prompt": text}
-    fields |= {"max_tokens": most, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    round_, _ = await _streamed(client, fields | {"temperature": 0}, most)
+    return round_
+
+
+async def _read(prompt: str, most: int, client: WorkerClient, _number: int) -> Round:
+    picture = {"type": "image_url", "image_url": {"url": page.data_url()}}
+    message = {"role": "user", "content": [picture, {"type": "text", "text": prompt}]}
+    round_, said = await _streamed(client, {"messages": [message], "temperature": 0, "top_k": 1}, most)
+    found, printed = len(page.printed() & page.words(said)), len(page.printed())
+    note = f"cut at {most} tokens" if round_.amount >= most else None
+    told = f"{found} of {printed} words of the page"
+    return replace(round_, note=f"{told}; {note}" if note else told, words_found=found)
+
+
+async def _streamed(client: WorkerClient, fields: Json, most: int) -> tuple[Round, str]:
+    """The figures and the content. Tokens are the worker's own count, or the pieces of the answer where it reports none."""
+    fields = fields | {"max_tokens": most, "stream": True, "stream_options": {"include_usage": True}}
     began = time.perf_counter()
     answer = await client.post(fields)
     first = last = 0.0
-    pieces, usage, timings = 0, Json(), Json()
+    pieces, said, usage, timings = 0, list[str](), Json(), Json()
     async for event in _events(answer):
         if "error" in event:
             raise BenchError(f"{client.path} breaks off: {_message(json.dumps(event))}")
@@ -137,6 +171,7 @@ async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> R
             last = time.perf_counter()
             first = first or last
             pieces += 1
+            said.append(_content(event))
         usage, timings = part(event, "usage") or usage, part(event, "timings") or timings
     if not pieces:
         raise BenchError("The answer is empty; ask for something else with --prompt.")
@@ -145,7 +180,8 @@ async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> R
     between = (tokens - 1) / (last - first) if tokens > 1 and last > first else tokens / (last - began)
     rate = _number(timings, "predicted_per_second") or between
     note = f"answers end after {tokens:.0f} tokens" if tokens < min(most, 32) else None
-    return Round(tokens, last - began, rate, (first - began) * 1000, _number(timings, "prompt_per_second"), note)
+    round_ = Round(tokens, last - began, rate, (first - began) * 1000, _number(timings, "prompt_per_second"), note)
+    return round_, "".join(said)
 
 
 async def _transcribe(client: WorkerClient, _number: int) -> Round:
@@ -214,6 +250,13 @@ def _says_something(event: Json) -> bool:
     choices = rows(event, "choices")
     said = part(choices[0], "delta") | {"text": choices[0].get("text")} if choices else {}
     return any(said.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls", "text"))
+
+
+def _content(event: Json) -> str:
+    """What it adds to the answer itself, thoughts aside."""
+    choices = rows(event, "choices")
+    told = part(choices[0], "delta").get("content") or choices[0].get("text") if choices else None
+    return told if isinstance(told, str) else ""
 
 
 def _parsed(content: bytes, path: str) -> Json:

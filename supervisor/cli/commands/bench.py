@@ -23,9 +23,12 @@ from supervisor.cli.options import answer, config_option, daemon_options, model_
 @click.option(
     "--tokens",
     type=click.IntRange(min=1),
-    default=128,
-    show_default=True,
-    help="Longest answer of a model that writes.",
+    help="Longest answer of a model that writes. Default: 128; with --ocr 2048.",
+)
+@click.option(
+    "--ocr",
+    is_flag=True,
+    help="Let a model that sees read a built-in page, the same each time; its first answer is told apart.",
 )
 @click.option(
     "--rounds",
@@ -42,7 +45,8 @@ from supervisor.cli.options import answer, config_option, daemon_options, model_
 def bench(
     model: str,
     devices: str | None,
-    tokens: int,
+    tokens: int | None,
+    ocr: bool,
     rounds: int,
     prompt: str | None,
     config: Path | None,
@@ -53,7 +57,7 @@ def bench(
     from supervisor.cli.bench import comparison  # noqa: PLC0415  # not for declaring
 
     words = [word.strip() for word in (devices or "").split(",") if word.strip()]
-    options = comparison.Options(model, words, rounds, tokens, prompt, daemon)
+    options = comparison.Options(model, words, rounds, tokens, prompt, daemon, ocr=ocr)
     found = comparison.run(options, config, functools.partial(click.echo, err=True))
     answer(found.as_json(), *found.report(), as_json=as_json)
     if found.failed:

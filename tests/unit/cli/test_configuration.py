@@ -141,6 +141,12 @@ class TestWithoutAFile:
         assert environments.resolve(None) == folder.path / "mine"
         assert keys.keys_file(None) == folder.path / "mine.yaml"
 
+    def test_the_named_file_is_not_there_yet(self, folder, monkeypatch):
+        """As in a container's image, which names where the file will be."""
+        monkeypatch.setenv("LLMUX_CONFIG", str(folder.path / "missing.yaml"))
+        monkeypatch.setenv("LLMUX_SERVER__RUNTIMES_DIR", str(folder.path / "mine"))
+        assert environments.resolve(None) == folder.path / "mine"
+
     def test_the_current_folder_is_gone(self, folder, monkeypatch):
         (folder.path / "gone").mkdir()
         monkeypatch.chdir(folder.path / "gone")

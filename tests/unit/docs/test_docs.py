@@ -33,7 +33,12 @@ ROOT = Path(supervisor.__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 PAGES = sorted(
-    [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")), *DOCS.rglob("*.md")]
+    [
+        *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
+        *DOCS.rglob("*.md"),
+        *(ROOT / "deploy").glob("*/README.md"),
+        *(ROOT / "config" / "examples").glob("*/README.md"),
+    ]
 )
 SOURCES = sorted(path for top in ("supervisor", "runtimes") for path in (ROOT / top).rglob("*.py"))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import wave
 
 import pytest
 
-from supervisor.cli.bench import audio
+from supervisor.cli.bench import audio, page
 from tests.e2e.cli.bench.conftest import pretender
-from tests.support import environments, hearing, minilm
+from tests.support import environments, hearing, minilm, tiny
 from tests.support.chatterbox import checkpoint, clip
 from tests.support.daemon import gguf
 
@@ -65,6 +66,50 @@ class TestText:
         assert [round_["amount"] for round_ in found["devices"][0]["rounds"]] == [32] * 3
 
 
+class TestReading:
+    """`--ocr`: a page is read by a real model that sees."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def seeing() -> dict[str, object]:
+        return gguf(tiny.model(name="tiny-reader", context=8192), mmproj=str(tiny.projector()), n_ctx=8192, parallel=1)
+
+    def test_the_first_answer_is_told_apart(self, bench, seeing):
+        bench.write({"eye": seeing})
+        (row,) = bench.json("eye", "--ocr", "--rounds", "2")["devices"]
+        assert row["problem"] is None
+        assert len(row["rounds"]) == 2
+        assert row["cold"]["seconds"] > 0
+        assert row["cold"]["first_ms"] > 0
+        assert (
+            row["cold"]["words_found"] == 2
+        )  # "from" and "a" stand on the page; the model's answer is the same to anything
+
+    def test_a_table_for_people(self, bench, seeing):
+        bench.write({"eye": seeing}, virtual_models={"quick": {"model": "eye", "enable_thinking": False}})
+        done = bench("quick", "--ocr", "--rounds", "1")
+        assert done.returncode == 0, done.stderr
+        assert "host: the first answer took" in done.stdout
+        assert f"2 of {len(page.printed())} words of the page" in done.stdout
+
+    def test_greedy_and_long(self, bench, tmp_path):
+        """temperature 0, top_k 1, and no more than 2048 tokens."""
+        asked = tmp_path / "asked.json"
+        bench.write({"eye": pretender("--asked-to", str(asked), modalities=["text", "image"])})
+        bench.json("eye", "--ocr", "--rounds", "1")
+        request = json.loads(asked.read_text())
+        assert (request["temperature"], request["top_k"], request["max_tokens"]) == (0, 1, 2048)
+        picture, text = request["messages"][0]["content"]
+        assert picture["image_url"]["url"].startswith("data:image/png;base64,")
+        assert "Markdown" in text["text"]
+
+    def test_a_blind_model(self, bench):
+        bench.write({"chat": gguf()})
+        done = bench("chat", "--ocr")
+        assert done.returncode == 1
+        assert "--ocr is for models that see" in done.stderr
+
+
 class TestVectors:
     """Embeddings."""
 
@@ -92,6 +137,7 @@ class TestSound:
         assert row["rounds"][0]["amount"] == audio.SECONDS
         assert row["rate"] == pytest.approx(audio.SECONDS / row["rounds"][0]["seconds"], rel=0.01)
         assert row["note"] is None  # something was heard
+        assert "host: real-time factor 0." in bench("ear", "--rounds", "1").stdout
 
     def test_a_prompt_is_no_sound(self, bench):
         bench.write({"ear": pretender(type="asr")})
@@ -106,6 +152,7 @@ class TestSound:
         assert found["unit"] == "x real time"
         assert row["rounds"][0]["amount"] == 2
         assert 0 < row["rate"] <= 10  # 2 s of speech, made in 200 ms or more
+        assert row["real_time_factor"] == pytest.approx(1 / row["rate"], rel=0.01)
         assert 10 <= row["first_ms"] < row["rounds"][0]["seconds"] * 1000
 
     def test_the_worker_of_chatterbox(self, bench, runtimes_dir):
