@@ -140,8 +140,8 @@ def _example(name: str | None) -> dict[str, str]:
     if name is None:
         return {file: (EXAMPLES / file).read_text(encoding="utf-8") for file in _EVERY_KEY}
     folder = EXAMPLES / "examples" / name
-    # Its page links to others of the source folder.
-    found = (path for path in folder.rglob("*") if path.is_file() and path != folder / "README.md")
+    # Its page links to others of the source folder, which may not be here.
+    found = (path for path in folder.rglob("*") if path.is_file() and (path.parent, path.suffix) != (folder, ".md"))
     paths = sorted(found, key=lambda path: (path.name != "llmux.yaml", path))
     return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in paths}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.home_server.asking import chat, speak, transcribe
+from tests.support.daemon import wait_until
 
 HEARING, VOICE = "cohere-transcribe", "chatterbox-multilingual"
 SMALL, MEDIUM, LARGE = "qwen3.5-4b", "qwen3.5-9b-fp8", "gpt-oss-20b"
@@ -89,6 +90,21 @@ class TestTurns:
         became(before, VOICE)
         reason = home.reason(VOICE, "evict")
         assert reason.startswith("needs 4480 MiB on gpu0, 1792 free; evicting gpt-oss-20b (llm, 14080 MiB")
+
+    def test_hearing_never_makes_room_for_a_voice(self, home):
+        """A game takes 2 GB: something must go for the voice, and it is the language model, however idle hearing is."""
+        home.given(HEARING, SMALL)
+        home.gpu.write(first={"processes": [{"pid": 1, "mib": 2000}]})
+        try:
+            wait_until(lambda: home.used_mib() == 4608 + 5376 + 2000, what="the game is seen")
+            chat(home.sdk, "Qwen3.5-4B-Instruct")  # hearing has been idle for longer
+            speak(home.sdk, "Chatterbox-Multilingual")
+            wait_until(lambda: home.loaded() == {HEARING, VOICE}, what="the language model has gone")
+            reason = home.reason(VOICE, "evict")
+            assert f"evicting {SMALL}" in reason
+            assert HEARING not in reason
+        finally:
+            home.gpu.write()
 
     def test_hearing_takes_the_place_of_a_large_one(self, home, became):
         before = home.given(LARGE)
