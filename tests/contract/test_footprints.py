@@ -16,7 +16,7 @@ from supervisor.io.host_memory import DEVICE, HostMemory
 from supervisor.io.memory import HolderPids
 from tests.contract import conftest, speech
 from tests.contract.conftest import Question, Subject, Worker
-from tests.support import environments, hearing, minilm, tiny_language, tiny_pictures
+from tests.support import environments, fake_whisper_server, hearing, minilm, tiny_language, tiny_pictures
 
 WITHIN = 0.3
 PROGRAM_MIB = (
@@ -83,6 +83,8 @@ SUBJECTS = {  # runtime, or runtime-kind
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
     "diffusers": Measured(model("diffusers", tiny_pictures.model, max_pixels=SIDE**2), lambda: PICTURE),
 }
+if fake_whisper_server.real() is not None:
+    SUBJECTS["whisper_cpp"] = Measured(known("whisper_cpp"), long_sound)
 ELSEWHERE = {
     "comfyui": "its program is a stand-in here; it keeps models as it sees fit",
     "whisper_cpp": "its program is a stand-in here, unless LLMUX_TEST_WHISPER_SERVER names the real one",

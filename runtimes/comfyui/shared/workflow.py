@@ -58,12 +58,12 @@ class Workflow:
         ComfyUI doesn't run a node again whose inputs are those of the last time: with a prefix of its own, each run saves files.
         """
         nodes = copy.deepcopy(dict(self.nodes))
-        for node in nodes.values():
-            if _PREFIX in node["inputs"]:
-                node["inputs"][_PREFIX] = prefix
         for name, value in values.items():
             number, key = self.places[name]
             nodes[number]["inputs"][key] = value
+        for node in nodes.values():
+            if _PREFIX in node["inputs"]:
+                node["inputs"][_PREFIX] = prefix
         return nodes
 
 
