@@ -131,8 +131,13 @@ function take({ type, data }) {
   } else if (type === "decision") {
     keepDecision(value);
   } else if (type === "request") {
-    if (value.state !== "started") keepEnded([value]);
+    if (value.state !== "started") {
+      keepEnded([value]);
+      state.steps.delete(value.request_id);
+    }
     requestsSoon();
+  } else if (type === "progress") {
+    state.steps.set(value.request_id, value);
   } else if (type === "alert") {
     notify(`${value.model ?? value.device ?? "llmux"}: ${value.message}`, "bad");
   } else if (type === "reload") {

@@ -10,6 +10,7 @@ export const state = {
   decisions: [], // newest first
   requests: null, // in flight and queued, oldest first; null: this daemon doesn't tell
   ended: new Map(), // requests by id, in the order they ended
+  steps: new Map(), // how far requests are that are made in steps, by their x-request-id
   history: null,
   notices: [],
   question: null, // a component: the dialog in which the operator decides something

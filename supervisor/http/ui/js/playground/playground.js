@@ -53,8 +53,10 @@ export function Playground({ kind = "chat" }) {
   </section>`;
 }
 
-/** What a waiting client waits for, in words. */
-export function Waiting({ model }) {
+/** What a waiting client waits for, in words. `request`: its x-request-id. */
+export function Waiting({ model, request }) {
+  const made = state.steps.get(request);
+  if (made) return html`<p class="waiting" role="status">Step ${made.step} of ${made.steps} <progress value=${made.step} max=${made.steps} /></p>`;
   const found = physical(model);
   if (!found || found.state === "ready") return html`<p class="waiting" role="status">Working…</p>`;
   return html`<p class="waiting" role="status">${found.name} is ${found.state}: ${found.reason || "waiting for its turn"}</p>`;
