@@ -51,6 +51,7 @@ REGISTRY = Registry(
         "transformers": "runtimes.transformers.adapter:TransformersAdapter",
         "faster_whisper": "runtimes.faster_whisper.adapter:FasterWhisperAdapter",
         "llama_cpp": "runtimes.llama_cpp.adapter:LlamaCppAdapter",
+        "exllamav3": "runtimes.exllamav3.adapter:ExLlamaV3Adapter",
         "ctranslate2": "runtimes.ctranslate2.adapter:CTranslate2Adapter",
         "whisper_cpp": "runtimes.whisper_cpp.adapter:WhisperCppAdapter",
         "vllm_serve": "runtimes.vllm_serve.adapter:VllmServeAdapter",

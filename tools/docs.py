@@ -27,6 +27,7 @@ from runtimes.comfyui.worker.parameters import PARAMETERS as COMFYUI
 from runtimes.ctranslate2.worker import parameters as ctranslate2
 from runtimes.diffusers.worker.parameters import EDIT, GENERATION, VARIATION
 from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK, VISION
+from runtimes.exllamav3.worker import parameters as exllamav3
 from runtimes.llama_cpp.worker import parameters as llama_cpp
 from runtimes.model_config import ModelConfig
 from runtimes.registry import REGISTRY, Registry
@@ -371,6 +372,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "parameters of chat": partial(parameters, CHAT),
         "parameters of completions": partial(parameters, COMPLETIONS),
         "parameters of llama_cpp": partial(differences, llama_cpp.CHAT, CHAT),
+        "parameters of exllamav3": partial(differences, exllamav3.CHAT, CHAT),
         "parameters of ctranslate2": partial(differences, ctranslate2.CHAT, CHAT),
         "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
         "parameters of speech": speech_parameters,

@@ -11,23 +11,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from pydantic import JsonValue
 
 from runtimes import device_kind
 from runtimes.base import LaunchContext, LaunchSpec
 from runtimes.device_kind import DeviceAssignment
+from runtimes.exllamav3.adapter import ExLlamaV3Adapter, ExLlamaV3Config
 from runtimes.registry import REGISTRY, AnyAdapter
 from runtimes.vllm.adapter import VllmWorkerAdapter
 from runtimes.vllm.adapter.config import VllmWorkerConfig
 from tests.support import (
     build_llama_cpp,
     contributing,
+    fake_exllamav3,
     fake_servers,
     fake_vllm,
     fake_vllm_engine,
@@ -229,6 +232,37 @@ def transformers(folder: Path) -> Subject:
     )
 
 
+class WithoutCuda(ExLlamaV3Adapter):
+    """With a stand-in for the library, which needs no GPU, in an environment of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def options(self, config: ExLlamaV3Config, context: LaunchContext) -> Mapping[str, JsonValue]:
+        gpu = DeviceAssignment("gpu0", device_kind.CUDA, 0, "GPU-0")
+        return super().options(config, replace(context, devices=(gpu,)))
+
+    def launch(self, config: ExLlamaV3Config, context: LaunchContext) -> LaunchSpec:
+        return super().launch(config, replace(context, runtimes_dir=self._folder))
+
+
+def exllamav3(folder: Path) -> Subject:
+    """Our worker; a stand-in has the library's interface."""
+    fake_exllamav3.environment(folder / "exllamav3")
+    model = tiny_language.model()
+    broken = shutil.copytree(model, folder / "model")
+    described = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**described, "architectures": ["NoSuchForCausalLM"]}))
+    return Subject(
+        name="exllamav3",
+        adapter=WithoutCuda(folder),
+        keys={"path": str(model), "cache_size": 1024, "cache_quant": 8, "threads": 1},
+        broken={"path": str(broken)},
+        complaint="Unknown architecture NoSuchForCausalLM",
+        guarded=("/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics"),
+    )
+
+
 def llama_cpp(folder: Path) -> Subject:
     if build_llama_cpp.find() is None:
         pytest.skip(build_llama_cpp.MISSING)
@@ -314,6 +348,7 @@ SUBJECTS = {
     "tgi": ["tgi"],
     "tabbyapi": ["tabbyapi"],
     "ctranslate2": ["ctranslate2"],
+    "exllamav3": ["exllamav3"],
     "diffusers": ["diffusers"],
     "comfyui": ["comfyui"],
     "llama_cpp": ["llama_cpp"],
@@ -345,6 +380,8 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
         return other_server(name, folders.mktemp(name))
     if name == "transformers":
         return transformers(folders.mktemp("transformers"))
+    if name == "exllamav3":
+        return exllamav3(folders.mktemp("exllamav3"))
     if name == "llama_cpp":
         return llama_cpp(folders.mktemp("llama_cpp"))
     if name == "ctranslate2":

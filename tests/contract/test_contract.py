@@ -108,7 +108,14 @@ class TestWorker:
         path, body = asked
         answer = worker.post(path, {"model": "the-model", **body})
         assert answer.status_code == 200, answer.text
-        if subject.name in {"embedded", "binary", "transformers", "ctranslate2", "llama_cpp"}:  # those with a model
+        if subject.name in {
+            "embedded",
+            "binary",
+            "transformers",
+            "ctranslate2",
+            "llama_cpp",
+            "exllamav3",
+        }:  # those with a model
             assert answer.json()["usage"]["completion_tokens"] == 1
 
     def test_refuses_requests_without_its_key(self, subject, worker):

@@ -87,6 +87,7 @@ if fake_whisper_server.real() is not None:
     SUBJECTS["whisper_cpp"] = Measured(known("whisper_cpp"), long_sound)
 ELSEWHERE = {
     "comfyui": "its program is a stand-in here; it keeps models as it sees fit",
+    "exllamav3": "needs a GPU: tests/gpu/test_exllamav3.py",
     "whisper_cpp": "its program is a stand-in here, unless LLMUX_TEST_WHISPER_SERVER names the real one",
     "sglang": "needs a GPU: its figures are checked in tests/unit/runtimes/test_server_programs.py",
     "tgi": "takes the share of a GPU that it is told",

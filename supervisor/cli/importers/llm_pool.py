@@ -7,6 +7,7 @@ are defaults there: a request's `decoding` and `thinking` overrule them, as in l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -15,6 +16,7 @@ from pydantic import JsonValue
 from runtimes.adapters.vllm.config import VllmConfig
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from runtimes.device_kind import CUDA, HOST
+from runtimes.exllamav3.adapter import ExLlamaV3Config
 from runtimes.llama_cpp.adapter import LlamaCppConfig
 from runtimes.llama_cpp.shared.formats import CACHE_TYPES
 from runtimes.llama_server.adapter.config import LlamaServerConfig
@@ -50,10 +52,8 @@ _RENAMED_REMOTE: Final = {
     "health_check": "health",
 }
 _SWITCHED_OFF: Final = 'it stays off, and nobody can load it here; take "enabled: false" out to have it'
+_BITS: Final = re.compile(r"\d+")  # of "Q8", 8, "8,4"
 _OWN: Final = "llmux chooses it"
-_NOT_HERE: Final = {
-    "exllamav3": "there is no runtime for ExLlamaV3",
-}
 
 
 def merged(settings: Mapping[str, JsonValue], local: Mapping[str, JsonValue]) -> Values:
@@ -111,7 +111,7 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
     convert_backend = _BACKENDS.get(backend)
     if convert_backend is None:
         unknown = f'there is no runtime for backend "{backend}"' if backend else "it has no backend"
-        draft.lose(where, _NOT_HERE.get(backend, unknown))
+        draft.lose(where, unknown)
         return
     if convert_backend in (_vllm, _vllm_serve) and not (values.get("vllm_model") or values.get("model_path")):
         draft.lose(where, "it has no vllm_model")
@@ -196,6 +196,31 @@ def _llama_cpp(draft: Draft, name: str, where: str, values: Values) -> None:
     )
     draft.look(f"{where}.backend", why, model=name)
     _others(draft, name, where, values, "gguf_")
+
+
+def _exllamav3(draft: Draft, name: str, where: str, values: Values) -> None:
+    model = draft.models[name]
+    model |= {"runtime": "exllamav3", "path": values.get("model_path")}
+    for field, value in _rest(values, "exllama_").items():
+        at = f"{where}.exllama_{field}"
+        if field == "cache_quant":
+            bits: list[JsonValue] = [int(bit) for bit in _BITS.findall(text_of(value))]
+            if bits and bits != [16]:
+                model["cache_quant"] = bits if len(bits) > 1 else bits[0]
+        elif field == "gpu_split":
+            words = list_of(value) if isinstance(value, list) else text_of(value).split(",")
+            parts: list[JsonValue] = [float(text_of(part)) for part in words]
+            model |= {"gpu_split": parts, "gpus": max(1, len(parts))}
+        elif field in ExLlamaV3Config.model_fields:
+            model[field] = value
+        else:
+            draft.lose(at, "exllamav3 has no such key", model=name)
+    if model.get("tensor_parallel") and "gpus" not in model:
+        model.pop("tensor_parallel")
+        draft.lose(
+            f"{where}.exllama_tensor_parallel", "say on how many GPUs: gpus: 2, and tensor_parallel: true", model=name
+        )
+    _others(draft, name, where, values, "exllama_")
 
 
 def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
@@ -289,6 +314,7 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
 
 _BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = {
     "ct2": _ct2,
+    "exllamav3": _exllamav3,
     "llama_server": _llama_server,
     "llama_cpp": _llama_cpp,
     "gguf": _llama_cpp,

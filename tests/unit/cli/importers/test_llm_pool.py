@@ -62,6 +62,49 @@ class TestLlmPool:
             "engine.decoding.min_p: requests have no such field",
         ]
 
+    def test_llama_cpp_models(self):
+        """The runtime of the same name, with the keys of the same name; numbers of ggml's types get their names."""
+        fields = {
+            "gguf_n_gpu_layers": "-1",
+            "gguf_n_ctx": 4096,
+            "gguf_flash_attn": "auto",
+            "gguf_type_k": 8,
+            "gguf_x": 1,
+        }
+        draft = llm_pool.convert(
+            {"engine": {"models": {"a": {"backend": "llama_cpp", "model_path": "/a.gguf", **fields}}}}
+        )
+        draft.settle()
+        keys = {"n_gpu_layers": -1, "n_ctx": 4096, "flash_attn": "auto", "type_k": "q8_0"}
+        assert draft.models["a"] == {"runtime": "llama_cpp", "path": "/a.gguf", **keys}
+        lost, look = notes(draft)
+        assert lost == "engine.models.a.gguf_x: llama_cpp has no such key"
+        assert "runtime llama_server needs no compiler" in look
+
+    def test_exllamav3_models(self):
+        common = {"backend": "exllamav3", "model_path": "/a"}
+        sizes = {f"exllama_max_{name}": 512 for name in ("batch_size", "chunk_size", "q_size", "rq_tokens")}
+        models = {
+            "a": {**common, "exllama_cache_size": 8192, "exllama_cache_quant": None, **sizes},
+            "b": {**common, "exllama_cache_quant": "Q8", "exllama_gpu_split": "16,8", "exllama_tensor_parallel": True},
+            "c": {
+                **common,
+                "exllama_cache_quant": "8,4",
+                "exllama_tensor_parallel": True,
+                "exllama_tp_backend": "nccl",
+            },
+            "d": {**common, "exllama_cache_quant": "FP16"},
+        }
+        draft = llm_pool.convert({"engine": {"models": models}})
+        draft.settle()
+        ours = {"runtime": "exllamav3", "path": "/a"}
+        kept = {name.removeprefix("exllama_"): value for name, value in sizes.items()}
+        assert draft.models["a"] == {**ours, "cache_size": 8192, **kept}
+        assert draft.models["b"] == {**ours, "cache_quant": 8, "gpu_split": [16, 8], "gpus": 2, "tensor_parallel": True}
+        assert draft.models["c"] == {**ours, "cache_quant": [8, 4], "tp_backend": "nccl"}
+        assert draft.models["d"] == ours
+        assert [note.partition(":")[0] for note in notes(draft)] == ["engine.models.c.exllama_tensor_parallel"]
+
     def test_models_that_are_switched_off_stay_so_and_are_named(self):
         """There operators may load them; here nobody may, so they are told of each."""
         gguf = {"backend": "llama_server", "model_path": "/a.gguf"}

@@ -1,0 +1,117 @@
+"""The one thread that runs the library's generator, which batches all jobs. Between two of its steps jobs come and go.
+
+A `Task` is submitted from any thread and gets its tokens through a queue.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from exllamav3 import Generator, Job
+
+from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.errors import WorkerError
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A job, `unwanted` once nobody waits for more of its tokens."""
+
+    job: Job
+    unwanted: Callable[[], bool]
+    out: queue.SimpleQueue[Token | Ending | BaseException] = field(default_factory=queue.SimpleQueue)
+
+    def results(self) -> Iterator[Token | Ending]:
+        """Tokens as they come, then how it ended. Raises the job's error."""
+        while True:
+            item = self.out.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            if isinstance(item, str):
+                return
+
+
+class Runner:
+    """Runs jobs for ever."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._new: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._tasks: dict[Job, Task] = {}
+        threading.Thread(target=self._live, name="generator", daemon=True).start()
+
+    def submit(self, task: Task) -> None:
+        """Start it as soon as there is room. Returns at once."""
+        self._new.put(task)
+
+    def _live(self) -> None:
+        while True:
+            self._take_in()
+            self._drop_unwanted()
+            if not self._tasks:
+                continue
+            try:
+                results = self._generator.iterate()
+            except Exception as error:  # noqa: BLE001  # whichever job it was: all of them get the error
+                self._fail(error)
+                continue
+            for result in results:
+                self._deliver(result)
+
+    def _take_in(self) -> None:
+        """Take new tasks; wait for one when there is nothing else to do."""
+        while not self._new.empty() or not self._tasks:
+            task = self._new.get()
+            try:
+                self._generator.enqueue(task.job)
+            except Exception as error:  # noqa: BLE001  # it concerns this job alone
+                task.out.put(_reported(error))
+            else:
+                self._tasks[task.job] = task
+
+    def _drop_unwanted(self) -> None:
+        for job, task in list(self._tasks.items()):
+            if task.unwanted():
+                self._generator.cancel(job)
+                self._end(job, "stop")
+
+    def _deliver(self, result: dict[str, Any]) -> None:
+        task = self._tasks.get(result["job"])
+        if task is None:
+            return
+        if result["stage"] == "error":
+            self._end(task.job, _reported(result["error"]))
+            return
+        if result["stage"] != "streaming":
+            return
+        if (tokens := result.get("token_ids")) is not None:
+            for token in tokens.flatten().tolist():
+                task.out.put(Token(token))
+        if not result["eos"]:
+            return
+        if (last := result.get("eos_triggering_token_id")) is not None:
+            task.out.put(Token(last))
+        self._end(task.job, "length" if result["eos_reason"] == "max_new_tokens" else "stop")
+
+    def _end(self, job: Job, how: Ending | BaseException) -> None:
+        self._tasks.pop(job).out.put(how)
+
+    def _fail(self, error: Exception) -> None:
+        reported = _reported(error)
+        self._generator.clear_queue()
+        for job in list(self._tasks):
+            self._end(job, reported)
+
+
+def _reported(error: Exception) -> WorkerError:
+    """What a client hears; the log has the rest."""
+    traceback.print_exception(error)
+    if "out of memory" in str(error).lower():
+        return WorkerError("The model ran out of memory on this request.", code="out_of_memory", status=503)
+    return WorkerError("The worker failed on this request; its log says why.", code="worker_failed", status=500)
