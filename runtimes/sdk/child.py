@@ -1,8 +1,8 @@
 """A server program of others that a worker of ours starts, asks and ends: the worker says in our API what it says in its own.
 
-It listens on loopback, on a port that nobody else has, without a key: such programs know none. So other users of the machine
-can reach it while it runs, if they find its port. Its output goes into the worker's log. Where it ends by itself, the
-worker ends too, so that the supervisor sees the crash.
+It listens on loopback without a key: such programs know none. So other users of the machine can reach it while it runs, if they
+find its port. They can't pass for it: whoever listens there must be the program itself, before anything is sent to it.
+Its output goes into the worker's log. Where it ends by itself, the worker ends too, so that the supervisor sees the crash.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from runtimes.sdk.worker_pool import Cancel
 
 POLL_S = 0.1
 GRACE_S = 3.0
 HOST = "127.0.0.1"
+SOCKETS = Path("/proc/net/tcp")
+LISTEN = "0A"  # of a socket's states
 
 
 class Child:
@@ -38,11 +41,10 @@ class Child:
         self._process = subprocess.Popen(argv(self.port), stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
 
     def wait_ready(self) -> None:
-        """Blocks until it responds. Raises RuntimeError where it ends first."""
+        """Blocks until it responds. Raises RuntimeError where it ends first, as it does where its port is taken."""
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                status, _body = self.request("GET", self._health)
-                if status == http.client.OK:
+                if self._listens() and self.request("GET", self._health)[0] == http.client.OK:
                     threading.Thread(target=self._watch, name="child", daemon=True).start()
                     return
             time.sleep(POLL_S)
@@ -74,6 +76,13 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _listens(self) -> bool:
+        """Is it the one that listens on its port, alone? Raises OSError."""
+        rows = [line.split() for line in SOCKETS.read_text().splitlines()[1:]]
+        listening = {row[9] for row in rows if row[3] == LISTEN and row[1].endswith(f":{self.port:04X}")}
+        own = {str(link.readlink()) for link in Path(f"/proc/{self._process.pid}/fd").iterdir()}
+        return bool(listening) and all(f"socket:[{inode}]" in own for inode in listening)
 
     def _watch(self) -> None:
         code = self._process.wait()
