@@ -91,7 +91,7 @@ class TestConfiguration:
     def test_a_launch_names_the_problem(self, keys):
         where = LaunchContext("m", "127.0.0.1", 1, "k", (DeviceAssignment("host", device_kind.HOST),), RUNTIMES)
         with pytest.raises(ModelUnusableError, match="folder: there is no main"):
-            ADAPTER.launch(ADAPTER.config(**{**keys, "folder": "/nowhere"}), where)
+            ADAPTER.options(ADAPTER.config(**{**keys, "folder": "/nowhere"}), where)
 
 
 USUAL = {
