@@ -23,7 +23,7 @@ GENERATOR = Path(__file__).parent / "generators" / "diffusion.py"
 
 
 def model(kind: str = "sd") -> Path:
-    """A pipeline's folder: sd, sdxl, sd3, flux or schnell."""
+    """A pipeline's folder: sd, sdxl, sd3, flux or schnell; or lora, the folder of a LoRA for sd."""
     digest = hashlib.sha256(GENERATOR.read_bytes()).hexdigest()[:16]
     folder = tiny.CACHE / "models" / f"pictures-{kind}-{digest}"
     if not folder.exists():

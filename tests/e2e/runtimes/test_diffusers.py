@@ -404,8 +404,12 @@ def test_other_kinds_do_the_same_and_refuse_what_they_lack_by_name(start, kind):
     worker.process.kill()
 
 
-def test_how_it_is_configured_counts(start):
-    """Scheduler, steps, tiles and slices."""
+def test_how_it_is_configured_counts(start, worker):
+    """LoRA, scheduler, steps, tiles and slices."""
+    lora = tiny_pictures.model("lora") / "pytorch_lora_weights.safetensors"
+    ink, faint = (start("sd", lora=str(lora), lora_scale=scale) for scale in (1.0, 0.0))
+    assert is_same(drawn(faint)[0], drawn(worker)[0])
+    assert not is_same(drawn(ink)[0], drawn(worker)[0])
     plain = start("sd", scheduler="dpmpp_2m_karras", steps=4, vae_tiling=True, attention_slicing=True)
     (default,) = drawn(plain, steps=None)
     assert is_same(default, drawn(plain, steps=4)[0])

@@ -3,7 +3,7 @@
 The same prompt, seed and size always give the same picture, and others give others; that is all that tests need. A letter is
 a token, so that a prompt of more than 75 letters is too long for CLIP.
 
-    python diffusion.py OUT '{"kind": "sd"}'        sd, sdxl, sd3, flux or schnell; in an environment that has diffusers
+    python diffusion.py OUT '{"kind": "sd"}'        sd, sdxl, sd3, flux, schnell or lora; in an environment that has diffusers
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
+from peft import LoraConfig, get_peft_model_state_dict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     CLIPTextConfig,
@@ -198,9 +199,21 @@ def flux(*, guided: bool = True) -> DiffusionPipeline:
     )
 
 
+def lora() -> DiffusionPipeline:
+    """Stable Diffusion 1.5 with a LoRA that does something: only this is written."""
+    pipe = sd()
+    pipe.unet.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["to_q", "to_v"]))
+    return pipe
+
+
 KINDS = {"sd": sd, "sdxl": sdxl, "sd3": sd3, "flux": flux, "schnell": lambda: flux(guided=False)}
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    KINDS[json.loads(sys.argv[2])["kind"]]().save_pretrained(sys.argv[1])
+    kind = json.loads(sys.argv[2])["kind"]
+    if kind == "lora":
+        layers = get_peft_model_state_dict(lora().unet)
+        StableDiffusionPipeline.save_lora_weights(sys.argv[1], unet_lora_layers=layers)
+    else:
+        KINDS[kind]().save_pretrained(sys.argv[1])
