@@ -15,7 +15,7 @@ class DeviceKind:
     """One kind. `name` is what configuration files and the API call it."""
 
     name: str
-    accelerator: str  # what libraries and builds of them call it: cpu, cuda
+    accelerator: str  # what libraries call it: cpu, cuda
     noun: str  # for people, as the next
     vendor: str = ""
     prefix: str = ""  # the devices are called `prefix` + index; host memory, of which there is one, by its name
@@ -30,6 +30,11 @@ class DeviceKind:
     def accelerates(self) -> bool:
         """Is it anything but the processor with its memory?"""
         return self != HOST
+
+    @property
+    def build(self) -> str:
+        """What builds of libraries for it are called: cpu, cuda, rocm."""
+        return self.name if self.accelerates else self.accelerator
 
     def device_id(self, index: int | None = None) -> str:
         """What models and the API call this device."""
@@ -47,7 +52,16 @@ CUDA: Final = DeviceKind(
     settings={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # else an index means another card than NVML's
 )
 
-KINDS: Final[dict[str, DeviceKind]] = {kind.name: kind for kind in (HOST, CUDA)}
+ROCM: Final = DeviceKind(
+    "rocm",
+    "cuda",  # torch and llama.cpp on ROCm call it so, too
+    "GPU",
+    vendor="AMD",
+    prefix="amd",
+    variable="ROCR_VISIBLE_DEVICES",
+)
+
+KINDS: Final[dict[str, DeviceKind]] = {kind.name: kind for kind in (HOST, CUDA, ROCM)}
 
 
 @dataclass(frozen=True, slots=True)

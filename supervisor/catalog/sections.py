@@ -274,12 +274,14 @@ class DeviceConfig(Section):
     """One device to use, where `devices:` is a list instead of `auto`."""
 
     kind: Annotated[str, BeforeValidator(_known_kind)] = Field(
-        description="host: main memory; cuda: a GPU.",
+        description="host: main memory; cuda: a GPU of NVIDIA's; rocm: one of AMD's.",
         examples=["cuda"],
         json_schema_extra=lambda schema: schema.update(enum=[*KINDS]),
     )
     index: Annotated[int, Field(ge=0, le=1023)] | None = Field(
-        default=None, description="Which GPU, by its number in nvidia-smi.", examples=[0]
+        default=None,
+        description="Which GPU, by its number in nvidia-smi, or among those of AMD's in rocminfo, from 0.",
+        examples=[0],
     )
     uuid: str | None = Field(
         default=None,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
-from runtimes.device_kind import CUDA, HOST, DeviceAssignment
+from runtimes.device_kind import CUDA, HOST, ROCM, DeviceAssignment
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from supervisor.catalog import Catalog
@@ -30,7 +30,7 @@ from supervisor.cli import configuration, environments, output, service, session
 from supervisor.cli.client import Client, url_of
 from supervisor.errors import ConfigError
 from supervisor.io import distribution, files, venvs
-from supervisor.io.devices import detect
+from supervisor.io.devices import DRIVERS, detect
 from supervisor.io.memory import MIB, DriverUnavailableError
 from supervisor.io.nvml import NvmlSession
 from supervisor.io.ports import can_bind, who_listens
@@ -60,7 +60,7 @@ def examine(config: Path | None) -> list[Check]:
     """Every check, in the order in which to fix things. Takes a few seconds where a GPU has to be woken."""
     configured, catalog = _configuration(config)
     server = catalog.server if catalog is not None else _server(config)
-    found = [*_environment(), *configured, *_gpus(catalog)]
+    found = [*_environment(), *configured, *_gpus(catalog), *_amd(catalog)]
     if catalog is not None:
         found += _models(catalog)
         found += _llama_servers(catalog)
@@ -148,7 +148,29 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
             fix = "turn it off: nvidia-smi -mig 0" if "MIG" in gpu.unusable else DRIVER_REMEDY
             yield Check("gpu", missing, f"gpu{gpu.index} {gpu.name} {gpu.unusable}", fix)
         else:
-            yield Check("gpu", "ok", f"gpu{gpu.index} {gpu.name}, {output.mib(gpu.total_mib)}, driver {session.driver}")
+            memory = f"{output.mib(gpu.total_mib)}{' of the main memory' if gpu.unified else ''}"
+            yield Check("gpu", "ok", f"gpu{gpu.index} {gpu.name}, {memory}, driver {session.driver}")
+
+
+def _amd(catalog: Catalog | None) -> Iterator[Check]:
+    """AMD's GPUs, where there are any or the configuration wants some."""
+    configured = catalog.devices if catalog is not None else "auto"
+    wanted = configured != "auto" and any(device.wanted.kind == ROCM for device in configured)
+    missing: Status = "fail" if wanted else "warn"
+    fix = "load the kernel's amdgpu driver; `ls /sys/class/kfd/kfd/topology/nodes` must show more than 0"
+    try:
+        gpus = DRIVERS[ROCM]().find()
+    except DriverUnavailableError as error:
+        gpus = ()
+        if wanted:
+            yield Check("gpu", missing, f"no AMD GPU can be used: {error}", fix)
+    for gpu in gpus:
+        name = f"{ROCM.device_id(gpu.index)} {gpu.name}"
+        if gpu.unusable:
+            yield Check("gpu", missing, f"{name} {gpu.unusable}", fix)
+        else:
+            why = f", {gpu.only_listed}" if gpu.only_listed and not wanted else ""
+            yield Check("gpu", "ok", f"{name}, {output.mib(gpu.total_mib)}{why}")
 
 
 def _models(catalog: Catalog) -> Iterator[Check]:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
-from runtimes.device_kind import CUDA, DeviceKind, DeviceWanted
+from runtimes.device_kind import CUDA, ROCM, DeviceKind, DeviceWanted
 from supervisor.errors import ConfigError
+from supervisor.io.amd import AmdDriver
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import (
     CompositeSampler,
@@ -26,16 +26,13 @@ from supervisor.io.memory import (
 from supervisor.io.nvml import NvmlSession
 from supervisor.io.recipe import Device
 
-DRIVERS: Final[dict[DeviceKind, Callable[[], Driver]]] = {CUDA: NvmlSession}
+DRIVERS: Final[dict[DeviceKind, Callable[[], Driver]]] = {CUDA: NvmlSession, ROCM: AmdDriver}
 """Opens the driver of each kind of accelerator, or raises DriverUnavailableError."""
 
 OPEN_TIMEOUT_S = 15.0
 """A driver that wakes an idle GPU takes seconds; one that takes longer is stuck."""
 
 Wanted = Literal["auto"] | Sequence[DeviceWanted]
-
-
-AMD_NODES: Final = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +73,7 @@ async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None
 def _find(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[MemoryReader]:
     readers: list[MemoryReader] = []
     problems: list[str] = []
+    pooled: list[str] = []  # whose memory is the machine's
     for kind in dict.fromkeys(device.kind for device in wanted if device.kind.accelerates):
         mine = [device for device in wanted if device.kind == kind]
         try:
@@ -85,6 +83,7 @@ def _find(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[Memory
             problems.append(f"devices: no {kind.vendor} {kind.noun} can be used: {error}")
             continue
         chosen = [(_choose(device, found, problems), _margin(device, margin_mib)) for device in mine]
+        pooled += [f"{kind.noun} {device.index} ({device.name})" for device, _ in chosen if device and device.unified]
         if len({device.index for device, _ in chosen if device}) < len(mine) and not problems:
             problems.append(f"devices: the same {kind.noun} is listed twice")
         if not problems:
@@ -92,6 +91,9 @@ def _find(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[Memory
     hosts = [device for device in wanted if not device.kind.accelerates]
     if len(hosts) > 1:
         problems.append("devices: host memory is listed twice")
+    if len(pooled) + len(hosts) > 1 and pooled:
+        others = " and ".join([*pooled[1:], *(["host memory"] if hosts else [])])
+        problems.append(f"devices: {pooled[0]} and {others} are one memory: list one of them")
     if problems:
         raise ConfigError(tuple(problems))
     return [*readers, *(HostMemory(budget_mib=host.budget_mib, margin_mib=_margin(host, margin_mib)) for host in hosts)]
@@ -106,12 +108,16 @@ def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
             driver = open_driver()
             found = driver.find()
         except DriverUnavailableError as error:
-            notes.append(f"{name} ({error})")
+            if not notes:  # the first tells why; that the others aren't there either is no news
+                notes.append(f"{name} ({error})")
             continue
-        notes += [f"{kind.noun} {one.index} ({one.name}) {one.unusable}" for one in found if one.unusable]
-        if usable := [(one, margin_mib) for one in found if not one.unusable]:
+        notes += [
+            f"{kind.noun} {one.index} ({one.name}) {why}" for one in found if (why := one.unusable or one.only_listed)
+        ]
+        if usable := [(one, margin_mib) for one in found if not (one.unusable or one.only_listed)]:
             readers.append(driver.reader(usable))
-        else:
+            break  # environments are made for one kind
+        if found or not notes:
             notes.append(f"{name} that can be used")
     if not readers:
         return [HostMemory(margin_mib=margin_mib)], [*notes[:-1], f"{notes[-1]}; using host memory"]
@@ -145,13 +151,7 @@ def detect() -> Device:
     with contextlib.suppress(DriverUnavailableError):
         if NvmlSession().find():
             return "cuda"
-    return "rocm" if amd_gpus(AMD_NODES) else "cpu"
-
-
-def amd_gpus(nodes: Path) -> int:
-    """How many GPUs the kernel's AMD driver shows; the other nodes are processors, with id 0."""
-    ids = []
-    for node in nodes.glob("*/gpu_id"):
-        with contextlib.suppress(OSError):
-            ids.append(node.read_text(encoding="ascii").strip())
-    return sum(gpu not in ("", "0") for gpu in ids)
+    with contextlib.suppress(DriverUnavailableError):
+        if any(not (one.unusable or one.only_listed) for one in DRIVERS[ROCM]().find()):
+            return "rocm"
+    return "cpu"

@@ -22,7 +22,7 @@ import errno
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from runtimes.device_kind import HOST
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId
 from supervisor.io import procfs
-from supervisor.io.memory import MIB, DeviceInfo, Holders, Reading, default_margin_mib, mib_up
+from supervisor.io.memory import MIB, DeviceInfo, Holders, Reading, WorkerKey, default_margin_mib, mib_up
 from supervisor.io.procfs import ProcessTable, Resident, numbers, read, resident, resident_quickly
 
 DEVICE = DeviceId(HOST.device_id())
@@ -130,19 +130,22 @@ class HostMemory:
     def read(self, holders: Holders) -> Reading:
         mine = {key: holder for key, holder in holders.items() if DEVICE in holder.devices}
         table = ProcessTable.scan() if mine else ProcessTable({})
-        trees = {key: table.tree(holder.roots) for key, holder in mine.items()}
-        uses = {key: sum(map(self._look, tree), Resident()) for key, tree in trees.items()}
-        self._looked = {pid: self._looked[pid] for tree in trees.values() for pid in tree if pid in self._looked}
-
+        uses = self.uses({key: table.tree(holder.roots) for key, holder in mine.items()})
         taken = sum(uses.values(), Resident())
         budget = self._device.total_mib
         left = budget - mib_up(taken.total_bytes)
-        free = max(0, min((self._available() - taken.file_bytes) // MIB, left))
+        free = max(0, min((self.available_bytes() - taken.file_bytes) // MIB, left))
         outside = max(0, left) - free
         return Reading(
             (DeviceSample(DEVICE, free, outside_mib=outside),),
             tuple(WorkerSample(*key, DEVICE, mib_up(use.alone_bytes)) for key, use in uses.items()),
         )
+
+    def uses(self, trees: Mapping[WorkerKey, frozenset[int]]) -> dict[WorkerKey, Resident]:
+        """What the processes of each worker take."""
+        found = {key: sum(map(self._look, tree), Resident()) for key, tree in trees.items()}
+        self._looked = {pid: self._looked[pid] for tree in trees.values() for pid in tree if pid in self._looked}
+        return found
 
     def _look(self, pid: int) -> Resident:
         """A process's use: measured in full when that is affordable, else estimated from the growth of its RSS since."""
@@ -161,7 +164,8 @@ class HostMemory:
         self._looked[pid] = _Looked(found, quick, now + cost / MEASURING_SHARE)
         return found
 
-    def _available(self) -> int:
+    def available_bytes(self) -> int:
+        """What can still be taken. Raises OSError where the kernel doesn't tell."""
         limits = [left for group in self._groups if (left := group.available()) is not None]
         return min([self._kernel("MemAvailable"), *limits])
 

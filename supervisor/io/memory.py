@@ -120,6 +120,8 @@ class DeviceFound:
     total_mib: int = 0
     handle: object = None
     unusable: str | None = None
+    only_listed: str | None = None  # why it is used only where the configuration lists it
+    unified: bool = False  # its memory is the machine's main memory
     capability: tuple[int, int] | None = None  # as DeviceInfo's
 
 

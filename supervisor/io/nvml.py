@@ -6,6 +6,9 @@ processes, or at least processes that exist here: in a container it may be empty
 worker's use is the fall of free memory (`free_delta`), and what others take is unknown. A GPU that can't be read keeps its
 last values, marked stale, while NVML is initialised again with backoff.
 
+On machines where the GPU computes in main memory (GB10 in DGX Spark, Jetson) NVML has no memory figures: "Not Supported".
+Such a GPU is one device with a budget of the machine's memory; see `unified`.
+
 Tests set LLMUX_NVML_MODULE to a module's name or path: it is loaded instead of `pynvml`.
 """
 
@@ -27,6 +30,7 @@ from runtimes.device_kind import CUDA
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId
 from supervisor.io.free_delta import FreeDelta
+from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import (
     MIB,
     DeviceFound,
@@ -40,9 +44,11 @@ from supervisor.io.memory import (
     mib_up,
 )
 from supervisor.io.procfs import ProcessTable
+from supervisor.io.unified import UnifiedMemory
 
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
+NOT_SUPPORTED = 3
 
 _GONE = frozenset({6, 15, 16})
 """Errors after which a GPU can't be read until somebody acts: not found, lost, reset required."""
@@ -54,6 +60,7 @@ log = structlog.get_logger(__name__)
 class _Gpu:
     info: DeviceInfo
     handle: object
+    pool: UnifiedMemory | None = None
     deltas: FreeDelta = field(default_factory=FreeDelta)
     last: DeviceSample | None = None
     used: dict[WorkerKey, int | None] = field(default_factory=dict)
@@ -88,8 +95,8 @@ def load_nvml() -> ModuleType:
 class NvmlSession:
     """An initialised NVML. Raises DriverUnavailableError where there is none. Blocks, up to seconds on an idle GPU."""
 
-    def __init__(self) -> None:
-        self.nvml = load_nvml()
+    def __init__(self, host: Callable[[], HostMemory] = HostMemory) -> None:
+        self.nvml, self.host = load_nvml(), host
         try:
             self.nvml.nvmlInit()
             self.driver = _text(self.nvml.nvmlSystemGetDriverVersion())
@@ -114,7 +121,11 @@ class NvmlSession:
             if self._in_mig_mode(handle):
                 return DeviceFound(index, uuid, name, unusable="is in MIG mode, whose partitions are not supported")
             capability = self._capability(handle)
-            return DeviceFound(index, uuid, name, self._total(handle) // MIB, handle, capability=capability)
+            total_mib = self._total_mib(handle)
+            if total_mib is None:
+                whole = self.host().devices()[0].total_mib
+                return DeviceFound(index, uuid, name, whole, handle, unified=True, capability=capability)
+            return DeviceFound(index, uuid, name, total_mib, handle, capability=capability)
         except nvml.NVMLError as error:
             return DeviceFound(index, uuid, name, unusable=f"can't be read: {error}")
 
@@ -131,13 +142,21 @@ class NvmlSession:
             return None
         return int(major), int(minor)
 
-    def _total(self, handle: object) -> int:
-        """What is free when nothing runs: version 2 knows what the driver keeps for itself, version 1 doesn't."""
+    def _total_mib(self, handle: object) -> int | None:
+        """What is free when nothing runs: version 2 knows what the driver keeps for itself, version 1 doesn't.
+
+        None where the GPU has no memory of its own.
+        """
         try:
             memory = self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2)
         except self.nvml.NVMLError:
-            return int(self.nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        return int(memory.total - memory.reserved)
+            try:
+                return int(self.nvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB
+            except self.nvml.NVMLError as error:
+                if error.value != NOT_SUPPORTED:
+                    raise
+                return None
+        return int(memory.total - memory.reserved) // MIB
 
 
 class NvmlReader:
@@ -152,7 +171,14 @@ class NvmlReader:
     ) -> None:
         self._nvml = session.nvml
         self._clock = clock
-        self._gpus = tuple(_Gpu(_info(gpu, margin_mib, session.driver), gpu.handle) for gpu, margin_mib in gpus)
+        self._gpus = tuple(
+            _Gpu(
+                _info(gpu, margin_mib, session.driver),
+                gpu.handle,
+                UnifiedMemory(session.host(), gpu.total_mib) if gpu.unified else None,
+            )
+            for gpu, margin_mib in gpus
+        )
         self._pids_are_ours = False  # the list has shown our processes: same pid namespace
         self._retry_after_s = RETRY_FIRST_S
         self._retry_at: float | None = None  # set while something can't be read
@@ -178,10 +204,16 @@ class NvmlReader:
         return Reading(devices, tuple(workers), self._busy())
 
     def _read_gpu(self, gpu: _Gpu, mine: Mapping[WorkerKey, HolderPids], table: ProcessTable | None) -> None:
-        free_mib = self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).free // MIB
-        listed = self._processes(gpu.handle)
-        deltas = gpu.deltas.update(free_mib, {key: holder.loading for key, holder in mine.items()})
         trees = {key: table.tree(holder.roots) if table else frozenset[int]() for key, holder in mine.items()}
+        listed = self._processes(gpu.handle)
+        if gpu.pool is not None:
+            self._nvml.nvmlDeviceGetUUID(gpu.handle)  # fails where the GPU is lost
+            taken = {key: _known(listed, tree) for key, tree in trees.items()}
+            gpu.last, gpu.used = gpu.pool.read(gpu.info.id, mine, trees, taken)
+            self._found_again(gpu)
+            return
+        free_mib = self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).free // MIB
+        deltas = gpu.deltas.update(free_mib, {key: holder.loading for key, holder in mine.items()})
         ours = frozenset[int]().union(*trees.values())
         outside_mib = None
         gpu.used = deltas
@@ -199,6 +231,9 @@ class NvmlReader:
             if believed and complete and None not in foreign:
                 outside_mib = mib_up(sum(size or 0 for size in foreign))
         gpu.last = DeviceSample(gpu.info.id, free_mib, outside_mib=outside_mib)
+        self._found_again(gpu)
+
+    def _found_again(self, gpu: _Gpu) -> None:
         if gpu.trouble is not None:
             log.info("gpu.readable", device=gpu.info.id)
             gpu.trouble = None
@@ -261,6 +296,13 @@ class NvmlReader:
                 gpu.handle = self._nvml.nvmlDeviceGetHandleByUUID(gpu.info.uuid or "")
         except self._nvml.NVMLError as error:
             log.debug("nvml.init_failed", reason=str(error))
+
+
+def _known(listed: Listed | None, tree: frozenset[int]) -> int | None:
+    """Bytes of a worker's processes on the GPU; None where the list doesn't tell."""
+    sizes = [(listed or {})[pid] for pid in tree if pid in (listed or {})]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if sizes and len(known) == len(sizes) else None
 
 
 def _info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:

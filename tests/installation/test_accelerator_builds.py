@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 
 from runtimes.base import Build
+from runtimes.device_kind import ROCM
 from supervisor.io import devices, venvs
 from supervisor.io import installer as installers
+from supervisor.io.amd import AmdDriver
 from supervisor.io.installer import InstallError
 from supervisor.io.recipe import Recipe
 from tests.support import fake_nvml
+from tests.support.fake_amd import Amd
 from tests.support.wheels import wheel
 
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -283,15 +286,18 @@ class TestFinish:
 class TestDetection:
     """The device of this machine, without loading anything that computes."""
 
-    def test_amd_counts_nodes_with_a_gpu(self, tmp_path):
-        for node, gpu in {"0": "0\n", "1": "51240\n", "2": ""}.items():
-            (tmp_path / node).mkdir()
-            (tmp_path / node / "gpu_id").write_text(gpu)
-        assert devices.amd_gpus(tmp_path) == 1
-        assert devices.amd_gpus(tmp_path / "nothing") == 0
+    def test_amd_by_its_cards(self, tmp_path, monkeypatch):
+        """A processor's own small GPU doesn't count."""
+        amd = Amd(tmp_path)
+        monkeypatch.setitem(devices.DRIVERS, ROCM, lambda: AmdDriver(amd.sys, amd.proc))
+        monkeypatch.setenv("LLMUX_NVML_MODULE", fake_nvml.__file__)
+        amd.gpu(1, vram_mib=512, apu=True)
+        assert devices.detect() == "cpu"
+        amd.gpu(2, vram_mib=16368)
+        assert devices.detect() == "rocm"
 
     def test_nvidia_by_its_driver(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(devices, "AMD_NODES", tmp_path)
+        monkeypatch.setitem(devices.DRIVERS, ROCM, lambda: AmdDriver(tmp_path))
         monkeypatch.setenv("LLMUX_NVML_MODULE", fake_nvml.__file__)
         monkeypatch.setenv("LLMUX_FAKE_NVML", str(tmp_path / "script.json"))
         assert devices.detect() == "cpu"

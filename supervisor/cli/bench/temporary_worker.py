@@ -112,7 +112,7 @@ def _check_environment(model: CatalogModel, device: DeviceInfo, runtimes_dir: Pa
     if device.kind.accelerates and environment is not None and environment.device == "cpu":
         raise BenchError(
             f"The runtime {name} was installed for the processor. Install it for the GPU: "
-            f"llmux runtimes install {name} --device {device.kind.accelerator}"
+            f"llmux runtimes install {name} --accelerator {device.kind.build}"
         )
 
 

@@ -3,12 +3,16 @@ from __future__ import annotations
 import os
 import time
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 
-from runtimes.device_kind import CUDA
+from runtimes.device_kind import CUDA, HOST, DeviceWanted
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId, Generation, ModelId
+from supervisor.errors import ConfigError
+from supervisor.io.devices import open_sampler
+from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import DriverUnavailableError, HolderPids
 from supervisor.io.nvml import NvmlReader, NvmlSession
 
@@ -64,6 +68,82 @@ class TestBusy:
         reader = open_reader()
         script(gpus=[{"busy": 67}], errors=dict.fromkeys(LOST, 15))
         assert reader.read({}).busy == {}
+
+
+class TestUnified:
+    """A GPU that computes in main memory is one device with one budget of it.
+
+    The figures are those of a DGX Spark: driver 580.173.02 knows no memory of its GB10, but what each process holds there.
+    """
+
+    GB10: ClassVar = {"name": "NVIDIA GB10", "errors": {"nvmlDeviceGetMemoryInfo": 3}, "capability": [12, 1]}
+    TOTAL_KIB, AVAILABLE_KIB = 127600748, 118566368
+
+    @pytest.fixture
+    def spark(self, script, tmp_path, clock):
+        """Opens a reader; call it with what is available first."""
+        meminfo = tmp_path / "meminfo"
+
+        def write(available_kib=self.AVAILABLE_KIB):
+            meminfo.write_text(f"MemTotal: {self.TOTAL_KIB} kB\nMemAvailable: {available_kib} kB\n")
+
+        def opened():
+            session = NvmlSession(lambda: HostMemory(meminfo=meminfo, groups=()))
+            return NvmlReader(session, [(gpu, None) for gpu in session.find() if not gpu.unusable], clock=clock)
+
+        write()
+        opened.write = write
+        script(gpus=[self.GB10], driver="580.173.02")
+        return opened
+
+    def test_facts(self, spark):
+        (info,) = spark().devices()
+        assert (info.id, info.kind, info.name, info.capability) == (GPU0, CUDA, "NVIDIA GB10", (12, 1))
+        assert info.total_mib == self.TOTAL_KIB * 8 // 10 // 1024  # as of host memory: the rest is the system's
+        assert info.assignment.uuid == "GPU-00000000-fake"
+
+    def test_free_is_what_the_machine_has(self, spark):
+        reader = spark()
+        total = reader.devices()[0].total_mib
+        assert device(reader.read({})) == DeviceSample(GPU0, total, outside_mib=0)
+        spark.write(50 << 20)
+        assert device(reader.read({})) == DeviceSample(GPU0, 51200, outside_mib=total - 51200)
+
+    def test_a_worker_takes_memory_on_both_sides(self, script, spark):
+        reader = spark()
+        script(gpus=[{**self.GB10, "processes": [{"pid": os.getpid(), "mib": 30000}, {"pid": 1, "mib": 43}]}])
+        reading = reader.read(holder(os.getpid()))
+        (mib,) = used(reading)
+        assert 30005 < mib < 34000  # and this process's own memory
+        assert device(reading).free_mib == reader.devices()[0].total_mib - mib
+
+    def test_without_a_list_of_processes(self, script, spark):
+        """As on a Jetson: the fall of what is available tells."""
+        reader = spark()
+        script(gpus=[{**self.GB10, "list": "error"}])
+        reader.read({})
+        spark.write(self.AVAILABLE_KIB - (9000 << 10))
+        assert used(reader.read(holder(os.getpid()))) == [9000]
+
+    def test_lost(self, script, spark):
+        reader = spark()
+        free = device(reader.read({})).free_mib
+        script(gpus=[{**self.GB10, "errors": {"nvmlDeviceGetUUID": 15}}])
+        assert device(reader.read({})) == DeviceSample(GPU0, free, stale=True, lost="GPU is lost")
+
+    def test_no_figures_from_the_kernel(self, spark, tmp_path):
+        reader = spark()
+        (tmp_path / "meminfo").write_text("MemTotal: 127600748 kB\n")
+        with pytest.raises(OSError, match="no MemAvailable"):
+            reader.read({})
+
+    async def test_it_is_used_unasked_and_is_no_other_device_than_host_memory(self, script):
+        script(gpus=[self.GB10])
+        assert [found.id for found in (await open_sampler()).devices] == ["gpu0"]
+        with pytest.raises(
+            ConfigError, match=r"GPU 0 \(NVIDIA GB10\) and host memory are one memory: list one of them"
+        ):
+            await open_sampler([DeviceWanted(CUDA, index=0), DeviceWanted(HOST)])
 
 
 class TestDevices:
