@@ -94,7 +94,7 @@ class TestImage:
     def test_it_is_nobody_elses_and_no_root(self):
         text = (PODMAN / "Containerfile").read_text()
         final = text.rpartition("\nFROM ")[2]
-        assert "\nUSER llmux\n" in final
+        assert "\nUSER 1000:1000\n" in final
         assert "cuda" not in "\n".join(line for line in text.lower().splitlines() if not line.startswith("#"))
 
 
