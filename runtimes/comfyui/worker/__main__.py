@@ -31,6 +31,7 @@ from runtimes.sdk.form import read_files
 from runtimes.sdk.parameters import check
 from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
 from runtimes.sdk.worker_pool import Cancel
+from runtimes.shared.pictures import HEADER
 
 MOST_PICTURES: Final = 10
 MOST_PARTIAL: Final = 3
@@ -121,13 +122,16 @@ class ComfyWorker(Worker):
         check(PARAMETERS, fields.values)
         wanted = self._drawing(fields, pictures)
         streamed = fields.flag("stream")
+        links = fields.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
+        if links and streamed:
+            raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
         fields.whole("partial_images", 0, 0, MOST_PARTIAL)  # a client may get fewer than it asks for
         drawn = self._made(request.headers.get("x-request-id", ""), wanted)
         if streamed:
             prefix = "image_edit" if pictures else "image_generation"
             return events(await started(self._events(prefix, wanted, drawn)), are_named=True)
         about = {"created": int(time.time()), "output_format": wanted.format}
-        return JSONResponse({**about, "data": await drawn})
+        return JSONResponse({**about, "data": await drawn}, headers={HEADER: "url"} if links else None)
 
     async def _made(self, name: str, wanted: Drawing) -> list[dict[str, object]]:
         made = await self.pool.run(lambda cancel: self._draw(name, wanted, cancel))
@@ -161,8 +165,6 @@ class ComfyWorker(Worker):
             if name not in self.workflow.places:
                 shown = "size" if name in {"width", "height"} else name
                 raise unsupported(shown, "this model's workflow has no place for it (inputs, in the configuration).")
-        if fields.text("response_format", "b64_json") != "b64_json":
-            raise unsupported("response_format", "this worker gives b64_json.")
         return Drawing(
             values=values,
             pictures=pictures,

@@ -23,7 +23,7 @@ PARAMETERS: Final[Table] = {
     "mask": used("/v1/images/edits, where the workflow has a place for it."),
     "output_format": used("png (default), jpeg or webp."),
     "output_compression": used("0 to 100, of jpeg and webp: 100 is the largest file. Default: 95."),
-    "response_format": used("b64_json."),
+    "response_format": used("b64_json (default), or url: an address that holds for an hour. Not in a stream."),
     "stream": used("true: an event for each picture, once it is made."),
     "partial_images": used("0 to 3, of a stream: at most so many. ComfyUI gives none: pictures come whole."),
     "background": refused("a workflow draws what it draws; leave it out, or say opaque", "auto", "opaque"),

@@ -25,6 +25,7 @@ from runtimes import device_kind
 from runtimes.base import LaunchContext
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
+from runtimes.shared.pictures import HEADER
 from tests.contract.conftest import BASE_ENVIRONMENT
 from tests.support import environments, fake_comfyui
 from tests.support.daemon import wait_until
@@ -189,7 +190,8 @@ class TestGenerations:
             ({"steps": 0}, "steps"),
             ({"n": 11}, "n"),
             ({"seed": 1 << 40}, "seed"),
-            ({"response_format": "url"}, "response_format"),
+            ({"response_format": "url", "stream": True}, "response_format"),
+            ({"response_format": "html"}, "response_format"),
             ({"background": "transparent"}, "background"),
             ({"output_format": "gif"}, "output_format"),
             ({"prompt": " "}, "prompt"),
@@ -208,6 +210,10 @@ class TestGenerations:
         assert [(each["type"], each["seed"]) for each in told] == [
             ("image_generation.completed", seed) for seed in (4, 5)
         ]
+
+    def test_who_wants_addresses_says_so_to_the_supervisor(self, painter):
+        assert painter.draw(response_format="url").headers[HEADER] == "url"
+        assert HEADER not in painter.draw(response_format="b64_json").headers
 
     def test_nothing_is_left_on_disk(self, painter):
         painter.draw()
