@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import llama_cpp
-from llama_cpp import Llama, llama_chat_format
+from llama_cpp import Llama, _internals, llama, llama_chat_format
 
 from runtimes.llama_cpp.shared.formats import CACHE_TYPES, CHAT_FORMATS
 from runtimes.sdk.chat.language import Format, format_of, markers_of
@@ -84,6 +85,8 @@ class Loaded:
 
 def load(options: Options) -> Loaded:
     """Load the model. Blocks. Raises whatever the library raises."""
+    for module in (llama, _internals):  # or all threads' output is lost while it loads, and its own errors are
+        module.suppress_stdout_stderr = lambda **_disable: contextlib.nullcontext()
     if options.flash_attn == "auto":  # the library's switch has two positions, llama.cpp's three
         llama_cpp.llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
     engine = Engine(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import openai
 import pytest
 
@@ -32,8 +34,8 @@ def sdk(daemon):
 
 
 def asked(*texts: str) -> dict[str, object]:
-    roles = ("user", "assistant") * len(texts)
-    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, texts or ("hi",), strict=False)]}
+    said = zip(itertools.cycle(("user", "assistant")), texts or ("hi",), strict=False)
+    return {"messages": [{"role": role, "content": text} for role, text in said]}
 
 
 class TestAnswers:

@@ -136,6 +136,12 @@ class TestLibrary:
         assert "\nLLAMA_FLASH_ATTN_TYPE_AUTO = -1\n" in text
         assert "llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED\n" in (library / "llama_cpp" / "llama.py").read_text()
 
+    @pytest.mark.parametrize("module", ["llama", "_internals"])
+    def test_output_is_suppressed_by_a_name_of_its_modules(self, library, module):
+        text = (library / "llama_cpp" / f"{module}.py").read_text()
+        assert "from ._utils import suppress_stdout_stderr\n" in text
+        assert {*re.findall(r"suppress_stdout_stderr\((.*?)\)", text)} == {"disable=verbose"}
+
     def test_chat_formats(self, library):
         assert {*get_args(ChatFormat)} == {*CHAT_FORMATS}
         text = (library / "llama_cpp" / "llama_chat_format.py").read_text()
