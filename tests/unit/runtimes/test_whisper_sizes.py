@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from runtimes.adapters import whisper_sizes
-from supervisor.catalog import load
+from supervisor.catalog import load, sources
 from supervisor.errors import ConfigError
 from tests.support import hearing
 from tests.support.limits import LIMIT_S
@@ -51,6 +51,13 @@ class TestConfiguration:
     def test_ones_own_path_and_source_win(self, tmp_path):
         model = loaded(tmp_path, "{runtime: faster_whisper, model: small, path: /m, source: {repo: acme/own}}")
         assert (model.config.source.repo, str(model.config.path)) == ("acme/own", "/m")
+
+    def test_of_whisper_cpp_it_is_one_file(self, tmp_path):
+        model = loaded(tmp_path, "{runtime: whisper_cpp, model: turbo, quantization: q5_0}")
+        assert model.config.source.files == ["ggml-large-v3-turbo-q5_0.bin"]
+        folder = tmp_path / "models/ggerganov/whisper.cpp"
+        assert model.config.path == folder / "ggml-large-v3-turbo-q5_0.bin"
+        assert sources.folder(model.config.source, model.config, tmp_path / "models") == folder
 
     def test_missing_files_name_the_command(self, tmp_path):
         with pytest.raises(ConfigError) as caught:

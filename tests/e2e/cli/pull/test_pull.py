@@ -42,6 +42,13 @@ class TestFetching:
         assert pull().returncode == ExitCode.DONE
         assert pull.names("Systran/faster-whisper-tiny") == {*files}
 
+    def test_a_whisper_of_whisper_cpp_is_one_file_of_many(self, pull, hub):
+        files = {f"ggml-{name}.bin": content(70_000, 10 + at) for at, name in enumerate(("tiny", "tiny-q5_1", "base"))}
+        hub.repos["ggerganov/whisper.cpp"] = Repo(files, large=frozenset(files))
+        pull.models = {"ears": {"runtime": "whisper_cpp", "model": "tiny", "quantization": "q5_1"}}
+        assert pull().returncode == ExitCode.DONE
+        assert pull.names("ggerganov/whisper.cpp") == {"ggml-tiny-q5_1.bin"}
+
     def test_a_second_time_nothing_comes(self, pull, hub):
         pull()
         sent = hub.sent.copy()
