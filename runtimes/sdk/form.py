@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
@@ -72,6 +72,15 @@ async def read_files(
         parsed = await parser.parse()
     except (MultiPartException, KeyError, UnicodeError) as error:  # KeyError: no boundary, or no name
         raise WorkerError(f"The form can't be read: {error}.", code="invalid_form") from error
+    try:
+        return _sorted(parsed, file_fields, lists)
+    except WorkerError:
+        await parsed.close()
+        raise
+
+
+def _sorted(parsed: FormData, file_fields: Mapping[str, int], lists: frozenset[str]) -> FilesForm:
+    """Raises WorkerError for what is in the wrong field."""
     values: dict[str, object] = {}
     files: dict[str, list[BinaryIO]] = {}
     for name, value in parsed.multi_items():
