@@ -124,8 +124,6 @@ class ComfyWorker(Worker):
         streamed = fields.flag("stream")
         links = fields.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
         if links and streamed:
-        wants_links = fields.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
-        if wants_links and streamed:
             raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
         fields.whole("partial_images", 0, 0, MOST_PARTIAL)  # a client may get fewer than it asks for
         drawn = self._made(request.headers.get("x-request-id", ""), wanted)
@@ -134,7 +132,6 @@ class ComfyWorker(Worker):
             return events(await started(self._events(prefix, wanted, drawn)), are_named=True)
         about = {"created": int(time.time()), "output_format": wanted.format}
         return JSONResponse({**about, "data": await drawn}, headers={HEADER: "url"} if links else None)
-        return JSONResponse({**about, "data": await drawn}, headers={HEADER: "url"} if wants_links else {})
 
     async def _made(self, name: str, wanted: Drawing) -> list[dict[str, object]]:
         made = await self.pool.run(lambda cancel: self._draw(name, wanted, cancel))

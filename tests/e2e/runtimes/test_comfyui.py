@@ -192,7 +192,6 @@ class TestGenerations:
             ({"seed": 1 << 40}, "seed"),
             ({"response_format": "url", "stream": True}, "response_format"),
             ({"response_format": "html"}, "response_format"),
-            ({"stream": True, "response_format": "url"}, "response_format"),
             ({"background": "transparent"}, "background"),
             ({"output_format": "gif"}, "output_format"),
             ({"prompt": " "}, "prompt"),
@@ -202,13 +201,6 @@ class TestGenerations:
     def test_refused(self, painter, fields, param):
         answer = painter.draw(**fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-    def test_that_its_client_wants_an_address_is_told(self, painter):
-        """The supervisor keeps the picture, then."""
-        answer = painter.draw(response_format="url")
-        assert answer.headers["x-llmux-pictures"] == "url"
-        assert len(pictures(answer)) == 1
-        assert "x-llmux-pictures" not in painter.draw().headers
 
     def test_a_stream_has_each_picture_whole(self, painter):
         lines = painter.draw(seed=4, n=2, stream=True, partial_images=1)
