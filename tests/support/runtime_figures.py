@@ -36,6 +36,13 @@ from tests.support.limits import LIMIT_S
 
 FILE = REPOSITORY / "tests" / "runtimes.json"
 BUDGET_MIB = 12_000
+VLLM: dict[str, object] = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "kv_cache_memory_bytes": 64 << 20,
+    "enforce_eager": True,
+}
 
 Json = dict[str, Any]
 
@@ -59,16 +66,26 @@ def vllm(folders: pytest.TempPathFactory) -> conftest.Subject:
     path = folders.mktemp("vllm") / "qwen3"
     command = [program.with_name("python"), "-I", tiny_language.GENERATOR, path, json.dumps({"kind": "qwen3"})]
     subprocess.run(command, check=True, timeout=LIMIT_S, capture_output=True)
-    keys = {"path": str(path), "binary": str(program), "dtype": "float32", "max_model_len": 512, "max_num_seqs": 4}
-    keys |= {"kv_cache_memory_bytes": 64 << 20, "enforce_eager": True}
+    keys = {"path": str(path), "binary": str(program), **VLLM}
     return conftest.Subject("vllm_serve", REGISTRY.get("vllm_serve"), keys, {}, "")
+
+
+def vllm_worker(_folders: pytest.TempPathFactory) -> conftest.Subject:
+    """Its engine in our worker, where `make test-vllm` has installed that. Raises pytest's Skipped."""
+    if not build_vllm.python().exists():
+        pytest.skip("make test-vllm installs it")
+    return conftest.Subject("vllm", REGISTRY.get("vllm"), {"path": str(tiny_language.model()), **VLLM}, {}, "")
+
+
+def long_prompt() -> conftest.Question:
+    """Nearly all of the context."""
+    return test_footprints.told("/v1/completions", {"prompt": "x" * 400, "max_tokens": 64})
 
 
 SUBJECTS = {
     **test_footprints.SUBJECTS,
-    "vllm_serve": test_footprints.Measured(
-        vllm, lambda: test_footprints.told("/v1/completions", {"prompt": "x" * 400, "max_tokens": 64})
-    ),
+    "vllm_serve": test_footprints.Measured(vllm, long_prompt),
+    "vllm": test_footprints.Measured(vllm_worker, long_prompt),
 }
 
 
