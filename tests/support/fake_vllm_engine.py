@@ -37,6 +37,9 @@ def environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+BLOCK = 16  # tokens that are kept together
+
+
 class VLLMClientError(Exception):
     """The request is wrong."""
 
@@ -132,6 +135,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    num_cached_tokens: int | None = None
 
 
 class ModelConfig:
@@ -167,6 +171,7 @@ class AsyncLLM:
         self.renderer = Renderer()
         self.output_handler = None
         self.running = set()
+        self._kept = {}  # salt → prompts
         self._core = subprocess.Popen([sys.executable, "-IS", "-c", "import signal; signal.pause()"])
 
     @classmethod
@@ -210,11 +215,13 @@ class AsyncLLM:
         matcher = self._matcher(sampling_params.structured_outputs)
         given, ends = list(prompt["prompt_token_ids"]), set(sampling_params.stop_token_ids or ())
         ends.add(self._tokenizer.eos_token_id)
+        kept = self._kept.setdefault(prompt.get("cache_salt"), set())
+        cached = (len(given) - 1) // BLOCK * BLOCK if tuple(given) in kept else 0
+        kept.add(tuple(given))
         self.running.add(request_id)
         try:
             for count in range(1, sampling_params.max_tokens + 1):
-                with torch.inference_mode():
-                    scores = self._model(torch.tensor([given])).logits[0, -1].log_softmax(-1)
+                scores = await asyncio.to_thread(self._scores, given)
                 chosen = scores.clone()
                 for token, bias in (sampling_params.logit_bias or {}).items():
                     chosen[token] += bias
@@ -228,12 +235,17 @@ class AsyncLLM:
                 given.append(token)
                 finish = "stop" if token in ends else "length" if count == sampling_params.max_tokens else None
                 output = CompletionOutput(0, "", [token], None, self._logprobs(scores, token, sampling_params), finish)
-                yield RequestOutput(request_id, given, [output], finish is not None)
+                yield RequestOutput(request_id, given, [output], finish is not None, cached)
                 if finish is not None:
                     return
-                await asyncio.sleep(0)
         finally:
             self.running.discard(request_id)
+
+    def _scores(self, tokens):
+        import torch
+
+        with torch.inference_mode():
+            return self._model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
 
     def _logprobs(self, scores, token, sampling_params):
         if sampling_params.logprobs is None:

@@ -97,8 +97,10 @@ class Answer:
 
 
 def usage(prompt: int, outcome: Outcome) -> Json:
-    """Tokens of prompt and answer, and how many of these were reasoning."""
+    """Tokens of prompt and answer, how many of these were reasoning, and how many of the prompt's were there already, if told."""
+    reused = outcome.reused_tokens
     return {
+        **({} if reused is None else {"prompt_tokens_details": {"cached_tokens": reused}}),
         "prompt_tokens": prompt,
         "completion_tokens": outcome.tokens,
         "total_tokens": prompt + outcome.tokens,

@@ -12,7 +12,7 @@ from runtimes.sdk.chat.formats.pieces import CallStart, Piece, Text, Thought, me
 from runtimes.sdk.chat.formats.stops import Stops
 from runtimes.sdk.chat.formats.tagged import TaggedParser
 from runtimes.sdk.chat.language import Language
-from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tokens import Ending, Reused, Token
 from runtimes.sdk.chat.tools import Tools
 from runtimes.sdk.worker_pool import Cancel
 
@@ -69,6 +69,7 @@ class Outcome:
     stop: str | None = None
     tokens: int = 0
     reasoning_tokens: int = 0
+    reused_tokens: int | None = None  # of the prompt; None: nobody tells
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class ResponseBuilder:
     outcome: Outcome = field(default_factory=Outcome)
     logprobs: list[tuple[int, Token]] = field(default_factory=list)
 
-    def read(self, results: Iterable[Token | Ending], enough: Cancel) -> Iterator[list[Piece]]:
+    def read(self, results: Iterable[Token | Ending | Reused], enough: Cancel) -> Iterator[list[Piece]]:
         """The pieces of each token, perhaps none. Sets `enough` when no more tokens are needed."""
         text, stops = Detokenizer(self.language.decode), Stops(self.stops)
         called, begin = False, 0
@@ -95,6 +96,9 @@ class ResponseBuilder:
             if isinstance(item, str):
                 self.outcome.finish = item
                 break
+            if isinstance(item, Reused):
+                self.outcome.reused_tokens = item.tokens
+                continue
             self.outcome.tokens += 1
             self.outcome.reasoning_tokens += self.parser.thinking
             if item.id in skipped:

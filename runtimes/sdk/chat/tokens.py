@@ -15,3 +15,10 @@ class Token:
     id: int
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """Tokens of the prompt that were computed for an earlier request, told before the first token by runtimes that keep them."""
+
+    tokens: int

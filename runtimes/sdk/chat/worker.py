@@ -25,7 +25,7 @@ from runtimes.sdk.chat.language import Language
 from runtimes.sdk.chat.request import Generation
 from runtimes.sdk.chat.response_builder import Parser, Plain, ResponseBuilder, parser_of
 from runtimes.sdk.chat.schema import Schema
-from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tokens import Ending, Reused, Token
 from runtimes.sdk.chat.tools import Tools
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.parameters import Table
@@ -100,7 +100,7 @@ class TextWorker(Worker, Generic[P]):
         """The prompt that is these tokens, of a text to continue."""
 
     @abc.abstractmethod
-    def generate(self, run: Run[P]) -> Iterable[Token | Ending]:
+    def generate(self, run: Run[P]) -> Iterable[Token | Ending | Reused]:
         """Start to generate. The tokens as they come, then how it ended: nothing more once the run is unwanted. Raises WorkerError."""
 
     def parser(self, conversation: Conversation, prompt: P) -> Parser:

@@ -18,7 +18,7 @@ from runtimes.sdk.chat import parameters
 from runtimes.sdk.chat.grammar import Grammar, grammar
 from runtimes.sdk.chat.pictures import taker
 from runtimes.sdk.chat.tokenizer import rendered
-from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tokens import Ending, Reused, Token
 from runtimes.sdk.chat.worker import Conversation, Run, TextWorker
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.parameters import used
@@ -88,7 +88,7 @@ class VllmWorker(TextWorker[Prompt]):
         """Nothing beside them."""
         return Prompt(tokens, inputs=self._inputs(tokens, body, "prompt"))
 
-    def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
+    def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending | Reused]:
         """Give it to the engine."""
         return self.engine.generate(run, self.language.ends)
 

@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from runtimes.sdk.chat.request import Sampling
-from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tokens import Ending, Reused, Token
 from runtimes.sdk.chat.worker import Run
 from runtimes.sdk.errors import WorkerError
 from runtimes.vllm.worker.prompt import Prompt
@@ -34,7 +34,8 @@ GRAMMARS: Final = "guidance"  # the backend that reads llguidance's grammars
 LEAST_TOP_P: Final = 1e-6  # vLLM wants more than 0
 POLL_S: Final = 0.05  # so often a thread that waits for a token looks whether its client is still there
 
-Results = queue.SimpleQueue[Token | Ending | Exception]
+Result = Token | Ending | Reused
+Results = queue.SimpleQueue[Result | Exception]
 
 
 class Engine:
@@ -76,7 +77,7 @@ class Engine:
         assert self.client.output_handler is not None, "it was started by the request"
         self.client.output_handler.add_done_callback(self._ended)
 
-    def generate(self, run: Run[Prompt], ends: frozenset[int]) -> Iterator[Token | Ending]:
+    def generate(self, run: Run[Prompt], ends: frozenset[int]) -> Iterator[Result]:
         """The tokens as they come, then how it ended; nothing more once nobody wants them. Raises WorkerError."""
         results: Results = queue.SimpleQueue()
         params = parameters(run.request.sampling, run.limit, ends, run.prompt.grammar)
@@ -84,8 +85,12 @@ class Engine:
         return _results(run, results, task.cancel)
 
     async def _read(self, inputs: Any, params: SamplingParams, results: Results) -> None:
+        begun = False
         try:
             async for output in self.client.generate(inputs, params, _name()):
+                if not begun:
+                    results.put(Reused(output.num_cached_tokens or 0))
+                    begun = True
                 (completion,) = output.outputs
                 for token in _tokens(completion, params.logprobs):
                     results.put(token)
@@ -126,7 +131,7 @@ def parameters(sampling: Sampling, limit: int, ends: frozenset[int], grammar: st
     )
 
 
-def _results(run: Run[Prompt], results: Results, cancel: Any) -> Iterator[Token | Ending]:
+def _results(run: Run[Prompt], results: Results, cancel: Any) -> Iterator[Result]:
     try:
         while not run.unwanted:
             try:
