@@ -358,6 +358,8 @@ async def _until_stopped(
     if shared is not None:
         background.append(asyncio.create_task(shared.run()))
     daemon.jobs.start(application.send_job)
+    # What an earlier daemon left; for its own it sees to that itself.
+    asyncio.get_running_loop().call_later(daemon.pictures.keep_s + 1, daemon.pictures.expire)
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

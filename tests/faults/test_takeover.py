@@ -318,6 +318,18 @@ class TestNobodyNotices:
         asked.join(LIMIT_S)
         assert daemon.model("cold")["state"] == "ready"
 
+    def test_a_picture_keeps_its_address_until_the_last_daemon_ends(self, make):
+        daemon = make({"chat": fake()})
+        kept = daemon.state_dir / "pictures" / f"{'a' * 43}.png"
+        kept.write_bytes(b"a picture")
+        first = daemon.process
+        daemon.upgrade()
+        wait_until(lambda: first.poll() is not None, what="the first daemon has ended")
+        answer = daemon.get(f"/v1/images/files/{kept.name}")
+        assert (answer.content, answer.headers["content-type"]) == (b"a picture", "image/png")
+        daemon.end()
+        assert not kept.exists()
+
     def test_pins_and_overrides_stay(self, make):
         daemon = make({"a": fake(), "b": fake()})
         assert daemon.post("/v1/admin/models/a/load", json={"overrides": {"vram_mib": 150}}).status_code == 200
