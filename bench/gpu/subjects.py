@@ -100,15 +100,16 @@ def missing(name: str, card: str, runtimes_dir: Path) -> str | None:
     subject = SUBJECTS[name]
     adapter = REGISTRY.get(subject.runtime)
     device = DeviceAssignment(card, CUDA, 0)
-    if adapter.requirements is not None:
-        found = venvs.installed(subject.runtime, runtimes_dir)
-        if found is not None and found.device not in (None, "cuda"):
-            return f"the environment of {subject.runtime} is for {found.device}: llmux runtimes install {subject.runtime} --device cuda"
     try:
         config = adapter.config(**subject.config(card))
-        adapter.launch(config, LaunchContext("model", "127.0.0.1", 1, "key", (device,), runtimes_dir))
+        spec = adapter.launch(config, LaunchContext("model", "127.0.0.1", 1, "key", (device,), runtimes_dir))
     except (RuntimeNotInstalledError, ModelUnusableError) as error:
         return str(error)
+    found = venvs.installed(subject.runtime, runtimes_dir)
+    own = found is not None and Path(spec.argv[0]).is_relative_to(found.path)
+    if found is not None and own and found.device not in (None, "cuda"):
+        command = f"llmux runtimes install {subject.runtime} --device cuda"
+        return f"the environment of {subject.runtime} is for {found.device}: {command}"
     return None
 
 

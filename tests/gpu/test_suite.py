@@ -104,11 +104,16 @@ class TestSubjects:
             assert "llmux runtimes install" in subjects.missing(name, "gpu0", tmp_path)
 
     def test_an_environment_for_another_device(self, tmp_path, monkeypatch):
-        found = venvs.Environment("vllm", tmp_path, "3.11.7", None, "cpu", "", ())
+        python = tmp_path / "vllm" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        found = venvs.Environment("vllm", tmp_path / "vllm", "3.11.7", None, "cpu", "", ())
         monkeypatch.setattr(venvs, "installed", lambda *_: found)
         assert subjects.missing("vllm", "gpu0", tmp_path) == (
             "the environment of vllm is for cpu: llmux runtimes install vllm --device cuda"
         )
+        monkeypatch.setattr(venvs, "installed", lambda *_: replace(found, device="cuda"))
+        assert subjects.missing("vllm", "gpu0", tmp_path) is None
 
     @pytest.mark.parametrize("name", ["transformers", "embeddings"])
     def test_its_keys_are_valid(self, name):
