@@ -35,6 +35,8 @@ _KNOWN: Final[Mapping[str, Meaning]] = {
     "/infill": Meaning("run", dialect="llamacpp"),
     "/embedding": Meaning("run", dialect="llamacpp"),
     "/completions": _RUN,
+    "/generate": _RUN,
+    "/generate_stream": _RUN,
     "/embeddings": _RUN,
     "/rerank": _RUN,
     "/reranking": _RUN,
