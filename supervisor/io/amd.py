@@ -14,11 +14,14 @@ one budget; see `unified`. Most desktop processors have a small APU that nobody 
 configuration lists it. An APU is told by its `gpu_metrics`: the format's version is 1 for cards, 2 or more for APUs.
 
 A GPU that can't be read keeps its last values, marked stale; one whose folder is gone is lost.
+
+Tests set LLMUX_AMD_SYS to a folder that is read in place of /sys.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,11 +81,11 @@ class _Gpu:
 
 
 class AmdDriver:
-    """The kernel's driver. Raises DriverUnavailableError where it isn't loaded. Tests give other folders."""
+    """The kernel's driver. Raises DriverUnavailableError where it isn't loaded."""
 
-    def __init__(self, sys: Path = SYS, proc: Path = PROC, host: Callable[[], HostMemory] = HostMemory) -> None:
-        self._sys, self._proc, self._host = sys, proc, host
-        if not (sys / _NODES).is_dir():
+    def __init__(self, sys: Path | None = None, proc: Path = PROC, host: Callable[[], HostMemory] = HostMemory) -> None:
+        self._sys, self._proc, self._host = sys or Path(os.environ.get("LLMUX_AMD_SYS", SYS)), proc, host
+        if not (self._sys / _NODES).is_dir():
             raise DriverUnavailableError("the kernel's driver shows none (/sys/class/kfd)")
 
     def find(self) -> tuple[DeviceFound, ...]:

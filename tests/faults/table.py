@@ -157,6 +157,7 @@ TABLE: Final = (
         (
             "tests/unit/io/test_nvml.py::TestALostDriver",
             "tests/faults/test_lost_card.py",
+            "tests/faults/test_amd.py",
         ),
     ),
     Fault(

@@ -16,7 +16,7 @@ ENVIRONMENTS = {  # of runtimes, in MiB: to download, and on disk
     "whisper_cpp": (0, 170),  # nothing that faster_whisper hasn't
     "comfyui": (3, 34),
     "transformers": (230, 1202),
-    "embeddings": (80, 1265),
+    "embeddings": (90, 1309),
     "diffusers": (45, 1000),
 }
 TOOLS = (190, 520)

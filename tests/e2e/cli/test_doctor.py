@@ -18,6 +18,7 @@ from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import venvs
 from tests.support import fake_nvml, hf_folder, tiny
 from tests.support.daemon import fake, gguf
+from tests.support.fake_amd import Amd
 from tests.support.shell import Shell
 
 Checks = dict[str, list[dict[str, Any]]]
@@ -272,6 +273,16 @@ class TestGpu:
         assert "is built for the processor alone" in check["message"]
         model["n_gpu_layers"] = 0  # as it should be
         assert "llama-server" not in examined(alone, config, **self.nvml(alone, gpus=[gpu]))[1]
+
+    def test_amd(self, alone):
+        amd = Amd(alone.home / "amd")
+        amd.gpu(1, vram_mib=24560, name="Radeon RX 7900 XTX")
+        config = whole(alone) | {"devices": [{"kind": "rocm", "index": 0}]}
+        code, found = examined(alone, config, LLMUX_AMD_SYS=str(amd.sys))
+        assert (code, found["gpu"][-1]["message"]) == (ExitCode.DONE, "amd0 Radeon RX 7900 XTX, 24.0 GiB")
+        code, found = examined(alone, config, LLMUX_AMD_SYS=str(alone.home / "none"))
+        assert (code, found["gpu"][-1]["status"]) == (ExitCode.FAILED, "fail")
+        assert "amdgpu" in found["gpu"][-1]["fix"]
 
     def test_a_runtime_built_for_the_processor(self, alone):
         folder = alone.home / "model"

@@ -18,6 +18,7 @@ class TestFolders:
             ("Qwen3ForCausalLM", (), {"runtime": "transformers"}),
             ("Gemma3ForConditionalGeneration", (), {"runtime": "transformers"}),
             ("WhisperForConditionalGeneration", (), {"runtime": "transformers", "type": "asr"}),
+            ("SiglipModel", (), {"runtime": "embeddings", "type": "vision"}),
             ("XLMRobertaModel", ("modules.json",), {"runtime": "embeddings"}),
             ("BertForSequenceClassification", (), {"runtime": "embeddings"}),
             ("BertModel", (), None),
