@@ -88,7 +88,8 @@ def site(open_webui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 class OpenWebUi:
     """One that serves, with an empty database."""
 
-    def __init__(self, program: Path, folder: Path, upstream: str) -> None:
+    def __init__(self, program: Path, folder: Path, upstream: str, **further: str) -> None:
+        """`further` are variables that count more than those for `site`."""
         self.url = f"http://127.0.0.1:{(port := quiet_ports())}"
         api = f"{upstream}/v1"
         settings = {
@@ -117,6 +118,7 @@ class OpenWebUi:
             "ANONYMIZED_TELEMETRY": "False",
             "DO_NOT_TRACK": "True",
             "SCARF_NO_ANALYTICS": "True",
+            **further,
         }
         self.log_path = folder / "open-webui.log"
         with self.log_path.open("ab") as log:
