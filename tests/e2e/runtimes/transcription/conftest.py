@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from runtimes import device_kind
@@ -92,7 +93,10 @@ def started(folder: Path, **keys: object) -> Iterator[Ears]:
             wait_until(ears.healthy, what="the worker is healthy")
             yield ears
         finally:
-            process.kill()
+            below = psutil.Process(process.pid).children() if process.poll() is None else []
+            for each in [process, *below]:  # no shim looks after what it started
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
             process.wait()
 
 
