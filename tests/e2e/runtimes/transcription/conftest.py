@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import secrets
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -20,7 +24,6 @@ from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from tests.contract.conftest import BASE_ENVIRONMENT
 from tests.support import environments, fake_whisper_server, hearing
-from tests.support.build_llama_server import CACHE
 from tests.support.daemon import wait_until
 from tests.support.limits import LIMIT_S
 from tests.support.ports import quiet_ports
@@ -60,11 +63,18 @@ class Ears:
         return False
 
 
+@cache
+def whisper_server() -> Path:
+    """One for all tests of this process; another process may run its own meanwhile."""
+    folder = Path(tempfile.mkdtemp(prefix="whisper-server-"))
+    atexit.register(shutil.rmtree, folder)
+    return fake_whisper_server.program(folder)
+
+
 def keys_of(engine: str) -> dict[str, object]:
     """The configuration of a tiny model."""
     if engine == "whisper_cpp":
-        server = fake_whisper_server.program(CACHE / "fake-whisper-server")
-        return {"runtime": engine, "path": str(hearing.ggml()), "binary": str(server), "threads": 1}
+        return {"runtime": engine, "path": str(hearing.ggml()), "binary": str(whisper_server()), "threads": 1}
     if engine == "faster_whisper":
         return {"runtime": engine, "path": str(hearing.converted()), "threads": 1}
     return {"runtime": "transformers", "type": "asr", "path": str(hearing.whisper()), "threads": 1}
