@@ -7,6 +7,7 @@ the new ones.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -104,6 +105,11 @@ class Podman:
             "-c",
             f"umount -l {self.folder}/.local/share/containers/storage/overlay; rm -rf {self.folder}/.local",
         )
+        home = f"HOME={self.folder}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):  # what keeps the namespaces between two commands
+            with contextlib.suppress(OSError):
+                if home in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
         if self._namespace is not None:
             self._namespace.send_signal(signal.SIGTERM)
             self._namespace.communicate(timeout=60)

@@ -86,7 +86,7 @@ class TestGpu:
         model = {"runtime": "faster_whisper", "type": "asr", "path": str(hearing.converted())}
         bench.write({"ear": model}, environments.installed("faster_whisper"))
         (row,) = bench.json("ear", "--devices", "cuda", code=ExitCode.FAILED)["devices"]
-        assert "llmux runtimes install faster_whisper --device cuda" in row["problem"]
+        assert "llmux runtimes install faster_whisper --accelerator cuda" in row["problem"]
         assert row["load_s"] is None
 
     def test_no_gpu(self, bench):
