@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -23,6 +25,7 @@ from tests.support.daemon import REPOSITORY
 from tests.support.limits import LIMIT_S
 
 DEPLOY = REPOSITORY / "deploy"
+VERSION = "1.32"  # of Kubernetes
 PODMAN, COMPOSE, TRAEFIK, KUBERNETES = (DEPLOY / name for name in ("podman", "compose", "traefik", "kubernetes"))
 SCRIPTS = [PODMAN / "create_pod", PODMAN / "run_once", COMPOSE / "make_keys"]
 GENERATORS = [Path("/usr/lib/systemd/user-generators/podman-user-generator"), Path("/usr/libexec/podman/quadlet")]
@@ -194,15 +197,17 @@ class TestCompose:
 
     @pytest.mark.parametrize("gpu", [False, True], ids=["processor", "gpu"])
     def test_compose_reads_it(self, folder, gpu):
+        """podman-compose, and Docker Compose where it is. Neither starts anything."""
         files = ["compose.yaml", *(["compose.gpu.yaml"] if gpu else [])]
         flags = [word for name in files for word in ("-f", name)]
-        if shutil.which("podman-compose"):
-            told = run("podman-compose", *flags, "config", cwd=folder)
-        else:
-            docker = need("docker")
-            if subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
-                pytest.skip("neither podman-compose nor docker compose is installed here")
-            told = run(docker, "compose", *flags, "config", cwd=folder)
+        programs = [[sys.executable, "-m", "podman_compose", "--dry-run"]]  # it would look for podman
+        docker = shutil.which("docker")
+        if docker and not subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+            programs.append([docker, "compose"])
+        for program in programs:
+            self.agrees(run(*program, *flags, "config", cwd=folder), gpu)
+
+    def agrees(self, told: str, gpu: bool) -> None:
         services = yaml.safe_load(told)["services"]
         assert set(services) == {"llmux", "open-webui"}
         assert services["open-webui"]["depends_on"]["llmux"]["condition"] == "service_healthy"
@@ -287,6 +292,11 @@ class TestKubernetes:
         catalog = load(KUBERNETES / "base" / "config" / "llmux.yaml", check_files=False)
         assert all(model.config.source is not None for model in catalog.models.values())
 
+    @pytest.mark.parametrize("name", ["StatefulSet", "Service", "Namespace"])
+    def test_its_schema(self, base, name):
+        """Kubernetes refuses fields that it doesn't know."""
+        kubernetes_validate.validate(base[name], VERSION, strict=True)
+
     @pytest.mark.parametrize("name", ["base", "cpu", "monitoring"])
     def test_kubectl_reads_it(self, tmp_path, name):
         kubectl = need("kubectl")
@@ -298,8 +308,5 @@ class TestKubernetes:
             return
         (pod,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] == "StatefulSet")
         assert ("nvidia.com/gpu" in pod["containers"][0]["resources"]["limits"]) == (name == "base")
-        validate = pytest.importorskip(
-            "kubernetes_validate", reason="kubernetes-validate, which has the schemas, is not installed here"
-        )
         for one in objects:
-            validate.validate(one, "1.32", strict=True)
+            kubernetes_validate.validate(one, VERSION, strict=True)
