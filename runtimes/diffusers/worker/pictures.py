@@ -20,7 +20,7 @@ def read(file: BinaryIO, name: str) -> Image.Image:
     try:
         picture = Image.open(file, formats=_READ)
         is_readable = picture.width * picture.height <= MOST_PIXELS
-        turned = ImageOps.exif_transpose(picture) if is_readable else picture
+        turned = _of_bytes(ImageOps.exif_transpose(picture)) if is_readable else picture
     except Exception as error:  # Pillow's readers raise whatever a broken file makes them raise
         raise WorkerError(f"{name} can't be read as PNG, JPEG or WebP.", param=name, code="invalid_image") from error
     if not is_readable:
@@ -29,6 +29,11 @@ def read(file: BinaryIO, name: str) -> Image.Image:
             f"{name} has {size} points; at most {MOST_PIXELS} can be read.", param=name, code="image_too_large"
         )
     return turned
+
+
+def _of_bytes(picture: Image.Image) -> Image.Image:
+    """The same with a byte for each value: Pillow makes white of any grey of 16 bits that is above 255."""
+    return picture.point(lambda value: value / 256).convert("L") if picture.mode.startswith("I") else picture
 
 
 def flat(picture: Image.Image) -> Image.Image:

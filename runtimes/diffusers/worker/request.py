@@ -19,6 +19,7 @@ from runtimes.sdk.errors import WorkerError, unsupported
 MOST_PICTURES: Final = 10
 MOST_PARTIAL: Final = 3
 MOST_STEPS: Final = 200
+MOST_CHARACTERS: Final = 32_000  # of a prompt: while a very long one is read, nothing can be cancelled
 LEAST_SIDE: Final = 64
 SEEDS: Final = 1 << 32
 COMPRESSION: Final = 95
@@ -93,6 +94,9 @@ def drawing(
     compression = body.whole("output_compression", None, 0, 100)
     if compression not in (None, 100) and kind == "png":
         raise unsupported("output_compression", "PNG loses nothing; it is for jpeg and webp.")
+    for name in ("prompt", "negative_prompt"):
+        if (length := len(body.text(name, ""))) > MOST_CHARACTERS:
+            raise WorkerError(f"{name} has {length} characters; {MOST_CHARACTERS} are the most.", param=name)
     return Drawing(
         task=task,
         prompt=(body.text("prompt") or "") if task == "variation" else body.needed_text("prompt"),
@@ -151,7 +155,7 @@ def _size(body: Body, able: Abilities, image: Image.Image | None) -> tuple[int, 
     given = body.text("size", "auto") or "auto"
     if given == "auto":
         return able.native if image is None else _fitting(image.size, able)
-    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", given)
+    found = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", given)
     width, height = (int(found[1]), int(found[2])) if found else (0, 0)
     step = able.multiple
     if found is None or width % step or height % step or min(width, height) < LEAST_SIDE:
