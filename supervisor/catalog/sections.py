@@ -234,7 +234,9 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Pict
         description="Open connections of one address, such as a reverse proxy with all its users; 0: any number.",
     )
     connect_s: Seconds = Field(default=2.0, description="Time to connect to a worker.")
-    first_byte_s: Seconds = Field(default=300.0, description="Time a worker has to begin its answer.")
+    first_byte_s: Seconds = Field(
+        default=300.0, description="Time a worker has to begin its answer; with pictures, for each step."
+    )
     stream_idle_s: Seconds = Field(default=120.0, description="Longest silence within an answer.")
     keepalive_s: Seconds = Field(
         default=10.0, description="Interval of comments to a streaming client that waits for its model."

@@ -26,6 +26,7 @@ from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Part, Wait
 from supervisor.errors import LlmuxError, RequestCancelledError
+from supervisor.fleet.steps import Step
 from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import Headers
 from supervisor.proxy.dialect import Dialect
@@ -37,18 +38,6 @@ from supervisor.proxy.translation import shown
 logger = structlog.get_logger("llmux.request")
 
 Json = dict[str, JsonValue]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How far a request is: so many steps made, of so many."""
-
-    step: int
-    steps: int
-
-    def view(self) -> Json:
-        """For the admin API."""
-        return {"step": self.step, "steps": self.steps}
 
 
 @dataclass(slots=True)

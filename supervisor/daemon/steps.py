@@ -1,7 +1,8 @@
 """How far requests are that are made in steps, as pictures: their workers tell it, and are asked only while somebody looks.
 
 A worker that can tell has a path for it (`LaunchSpec.progress`). It is asked when a request or a job is shown, and twice a
-second while somebody listens to `progress` events. A worker that doesn't answer in time tells nothing.
+second while somebody listens to `progress` events. A worker that doesn't answer in time tells nothing. That a worker still
+makes steps is seen to elsewhere (`supervisor.fleet.worker`).
 """
 
 from __future__ import annotations
@@ -10,24 +11,16 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from supervisor.core.types import Generation, ModelId
-from supervisor.daemon.requests import RequestContext, Step
-from supervisor.errors import LlmuxError
+from supervisor.daemon.requests import RequestContext
+from supervisor.fleet.steps import Step, told
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
 
 INTERVAL_S: Final = 0.5
-TIMEOUT_S: Final = 1.0
-LIMIT: Final = 64 * 1024
 
 _Worker = tuple[ModelId, Generation]
-
-
-class _Told(msgspec.Struct):
-    requests: dict[str, Step]
 
 
 class Steps:
@@ -45,9 +38,9 @@ class Steps:
                 by_worker.setdefault((ticket.model, ticket.generation), []).append(context)
         news: list[RequestContext] = []
         for worker, asked in by_worker.items():
-            told = await self._told(worker)
+            steps = await self._told(worker)
             for context in asked:
-                found = told.get(context.request_id.decode("latin-1"))
+                found = steps.get(context.request_id.decode("latin-1"))
                 if found is not None and found != context.step:
                     context.step = found
                     news.append(context)
@@ -61,7 +54,9 @@ class Steps:
     async def _watch(self) -> None:
         daemon = self._daemon
         while daemon.hub.wants("progress"):
-            for context in await self.look(daemon.requests.running()):
+            news = await self.look(daemon.requests.running())
+            left = {context.ticket_id for context in daemon.requests.running()}  # the others ended while it was asked
+            for context in (context for context in news if context.ticket_id in left):
                 about = {"id": context.ticket_id, "request_id": context.request_id.decode("latin-1")}
                 assert context.step is not None
                 daemon.hub.publish("progress", {**about, "model": context.name, **context.step.view()})
@@ -69,16 +64,4 @@ class Steps:
 
     async def _told(self, worker: _Worker) -> Mapping[str, Step]:
         found = self._daemon.fleet.steps_source(*worker)
-        if found is None:
-            return {}
-        upstream, path = found
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                response = await upstream.request("GET", path.encode(), [])
-                try:
-                    data = await response.read(LIMIT) if response.status == 200 else b"{}"
-                finally:
-                    response.close()
-            return msgspec.json.decode(data, type=_Told).requests
-        except (TimeoutError, LlmuxError, msgspec.MsgspecError):
-            return {}
+        return {} if found is None else await told(*found)

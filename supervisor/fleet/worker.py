@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from supervisor.core.types import Crash, CrashClass, Devices, Parts, base_of
 from supervisor.errors import LlmuxError
 from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post
+from supervisor.fleet.steps import Step, told
 from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids, WorkerKey
 from supervisor.io.ports import Ownership
@@ -40,6 +41,7 @@ log = structlog.get_logger("llmux.worker")
 
 READINESS_TIMEOUT_S = 1.0  # or the interval, if that is shorter; likewise for liveness
 LIVENESS_TIMEOUT_S = 5.0
+LOOKS = 4  # at the steps of a request, in the time that it may be silent
 INFERENCE_INTERVALS = 3  # of liveness: a large model on a slow machine needs seconds for a token
 LOG_TAIL_LINES = 20
 ADOPTED_GRACE_S = 10.0  # of a worker whose model isn't configured any more
@@ -214,6 +216,8 @@ class Worker:
         watches = [self._while_ready(spec, self.upstream)]
         if self._model is not None and self._model.config.probe == "inference":
             watches.append(self._while_computing(spec, self.upstream))
+        if self.steps is not None:
+            watches.append(self._while_stepping(*self.steps))
         return await _first(watches)
 
     def _connect(self, spec: LaunchSpec) -> None:
@@ -305,6 +309,16 @@ class Worker:
             if liveness.observe(result, bytes_flowed=upstream.last_byte_at > looked):
                 why = "it is healthy, and does not compute: its probe through inference failed too often"
                 return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {result.detail}")
+
+    async def _while_stepping(self, upstream: UpstreamPool, path: str) -> Crash:
+        """Ask how far it is with its requests, which may take long without a byte: one that makes steps isn't silent."""
+        before: Mapping[str, Step] = {}
+        while True:
+            await asyncio.sleep(min(self._limits.first_byte_s, self._limits.stream_idle_s) / LOOKS)
+            steps = await told(upstream, path) if upstream.is_busy else {}
+            if steps and steps != before:
+                upstream.works()
+            before = steps
 
 
 def _not_started(error: Exception) -> Crash:

@@ -75,6 +75,7 @@ class UpstreamPool:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.last_byte_at = 0.0  # loop time: it was alive then, whatever its health check says
+        self.worked_at = 0.0  # loop time; see `works`
 
     @property
     def open_connections(self) -> int:
@@ -85,6 +86,10 @@ class UpstreamPool:
     def is_busy(self) -> bool:
         """Some request is under way."""
         return len(self._connections) > len(self._idle)
+
+    def works(self) -> None:
+        """It makes progress with what it was asked: until now it wasn't silent."""
+        self.worked_at = self.loop.time()
 
     async def request(
         self, method: str, target: bytes, headers: Headers, body: Body = b"", *, first_byte_s: float | None = None

@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         if response is None:
             if now >= self.expires_at:
                 self._transport.close()
-        elif response.waiting and now - self._quiet_since > self._quiet_limit_s:
+        elif response.waiting and now - max(self._quiet_since, self._pool.worked_at) > self._quiet_limit_s:
             when = "in the middle of its answer" if response.head_done else "before its answer began"
             response.fail(UpstreamTimeoutError(f"The worker was silent for {self._quiet_limit_s:g} s {when}."))
             self.abort()

@@ -39,6 +39,7 @@ class ScriptedLauncher:
         self.ignores_stop = False
         self.stop_argv: tuple[str, ...] | None = None
         self.kill_argv: tuple[str, ...] | None = None
+        self.progress: str | None = None
         self.told: list[str] = []
         self.probes = 0
         self.held: set[WorkerKey] = set()
@@ -57,7 +58,12 @@ class ScriptedLauncher:
             self.held.remove(worker)
             raise self.refuse_start
         spec = LaunchSpec(
-            ("program",), host=context.host, port=context.port, stop_argv=self.stop_argv, kill_argv=self.kill_argv
+            ("program",),
+            host=context.host,
+            port=context.port,
+            stop_argv=self.stop_argv,
+            kill_argv=self.kill_argv,
+            progress=self.progress,
         )
         started = Started(spec, asyncio.Event(), asyncio.get_running_loop().create_future())
         self._running[worker] = started

@@ -8,7 +8,9 @@ from runtimes.sdk.parameters import Table, ignored, refused, used
 
 _ALL: Final[Table] = {
     "model": used("Chooses the model; the supervisor has done so."),
-    "prompt": used("What to draw, at most 32 000 characters. What the model doesn't read is cut off; `revised_prompt` says what it read."),
+    "prompt": used(
+        "What to draw, at most 32 000 characters. What the model can't read is cut off; `revised_prompt` says it."
+    ),
     "n": used("1 to 10 pictures, made one after the other. The first has the seed, each further one the next number."),
     "size": used(
         "WIDTHxHEIGHT, multiples of 8 or 16 as the model needs, up to `max_pixels`; auto: as the model was made for."

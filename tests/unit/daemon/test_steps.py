@@ -11,10 +11,11 @@ import pytest
 
 from supervisor.daemon import steps
 from supervisor.daemon.events import Hub
-from supervisor.daemon.requests import RequestContext, Step
+from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.steps import Steps
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import UnreachableError
+from supervisor.fleet.steps import Step
 
 
 class Worker:
@@ -91,3 +92,14 @@ async def test_they_are_told_while_somebody_listens(monkeypatch):
     assert second.data["step"] == 2
     watching = looking._watching
     await asyncio.wait_for(watching, 5)  # nobody listens any more
+
+
+async def test_after_the_end_of_a_request_no_step_of_it_is_told(monkeypatch):
+    monkeypatch.setattr(steps, "INTERVAL_S", 0.0)
+    worker, one, other = Worker(told(a=(1, 4), b=(1, 4))), request("a"), request("b")
+    daemon = daemon_of(worker)
+    running = [[one, other], [other]]  # before the worker is asked, and after
+    daemon.requests.running = lambda: running.pop(0) if running else []
+    with daemon.hub.subscribe(["progress"]) as subscription:
+        Steps(daemon).watch()
+        assert [event.data["id"] for event in await subscription.next(5)] == ["b"]

@@ -16,11 +16,14 @@ from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.events import Event, WorkerReady, WorkerUnkillable, WorkerUnready
 from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, ModelId
 from supervisor.errors import UnavailableError
+from supervisor.fleet import worker
+from supervisor.fleet.steps import Step
 from supervisor.fleet.worker import Worker
 from supervisor.io.memory import HolderPids
 from supervisor.io.ports import Ownership
 from supervisor.io.process import ProcessExit, SpawnError, UnkillableError
 from supervisor.io.progress import Progress
+from supervisor.io.upstream import UpstreamPool
 from tests.support.limits import LIMIT_S
 from tests.support.scripted_launcher import PIDS, PORT, STRANGE, ScriptedLauncher, look
 
@@ -280,3 +283,34 @@ class TestEnd:
         bench.launcher.end(KEY, ProcessExit(0))
         assert await bench.end() is None
         assert "kill" not in bench.launcher.told
+
+
+async def test_what_makes_steps_is_not_silent(bench, monkeypatch):
+    """A picture may take longer than a worker may be silent, as long as its steps go on."""
+    asked, steps = 0, {"a": Step(1, 4)}
+
+    async def told(_upstream: object, path: str) -> dict[str, Step]:
+        nonlocal asked
+        asked += path == "/progress"
+        return steps
+
+    async def asked_again() -> None:
+        before = asked
+        await bench.until(lambda: asked > before + 2)
+
+    monkeypatch.setattr(worker, "told", told)
+    bench.launcher.progress = "/progress"
+    bench.limits = bench.limits.model_copy(update={"first_byte_s": 0.001})
+    await bench.start_ready()
+    await bench.probed()
+    assert asked == 0  # nothing is under way
+    monkeypatch.setattr(UpstreamPool, "is_busy", True)
+    await asked_again()
+    first = bench.worker.upstream.worked_at
+    await asked_again()
+    assert bench.worker.upstream.worked_at == first > 0  # the same step
+    steps = {"a": Step(2, 4)}
+    await asked_again()
+    assert bench.worker.upstream.worked_at > first
+    bench.worker.stop(force=True)
+    assert await bench.end() is None

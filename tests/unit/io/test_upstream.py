@@ -322,6 +322,23 @@ class TestDeadlines:
                 await get(upstream, first_byte_s=0.1)
             await until(lambda: behind.active == 0)
 
+    async def test_progress_is_no_silence(self):
+        async def script(conn: Conn) -> None:
+            await conn.request()
+            await conn.closed()
+
+        async with worker(script) as behind, pool(behind.port) as upstream:
+            asking = asyncio.create_task(get(upstream, first_byte_s=1000))
+            await until(lambda: behind.active == 1)
+            (connection,) = upstream._connections
+            upstream.works()
+            upstream.worked_at += 900
+            connection.check(upstream.worked_at + 999)
+            assert not asking.done()
+            connection.check(upstream.worked_at + 1001)
+            with pytest.raises(UpstreamTimeoutError):
+                await asking
+
     async def test_stream_idle(self):
         async def script(conn: Conn) -> None:
             await conn.request()

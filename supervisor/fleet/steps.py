@@ -1,0 +1,47 @@
+"""How far a worker's requests are that are made in steps, as pictures: asked of the worker, which has a path for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from pydantic import JsonValue
+
+from supervisor.errors import LlmuxError
+from supervisor.io.upstream import Upstream
+
+TIMEOUT_S: Final = 1.0
+LIMIT: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a request is: so many steps made, of so many."""
+
+    step: int
+    steps: int
+
+    def view(self) -> dict[str, JsonValue]:
+        """For the admin API."""
+        return {"step": self.step, "steps": self.steps}
+
+
+class _Told(msgspec.Struct):
+    requests: dict[str, Step]
+
+
+async def told(upstream: Upstream, path: str) -> Mapping[str, Step]:
+    """By `x-request-id`, those that the worker makes now; empty where it doesn't answer in time."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            response = await upstream.request("GET", path.encode(), [])
+            try:
+                data = await response.read(LIMIT) if response.status == 200 else b"{}"
+            finally:
+                response.close()
+        return msgspec.json.decode(data, type=_Told).requests
+    except (TimeoutError, LlmuxError, msgspec.MsgspecError):
+        return {}
