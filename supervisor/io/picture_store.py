@@ -10,7 +10,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -58,24 +58,30 @@ class PictureStore:
         self.most_bytes, self.keep_s = most_bytes, keep_s
         self.expire()
 
-    def keep(self, data: bytes, kind: str) -> str:
-        """Keep a picture (png, jpeg or webp); its name. The oldest go for it. Raises NotSavedError."""
-        if self._folder is None or len(data) > self.most_bytes:
+    def keep(self, pictures: Sequence[tuple[bytes, str]]) -> list[str]:
+        """Keep the pictures of one answer, each with its kind (png, jpeg or webp); their names. The oldest of others go for them.
+
+        Raises NotSavedError, having kept none or some.
+        """
+        size = sum(len(data) for data, _ in pictures)
+        if self._folder is None or size > self.most_bytes:
             raise NotSavedError(
-                "The picture is larger than all that pictures may take (limits.pictures_mib).", code="picture_not_kept"
+                "The pictures are larger than all that may be kept (limits.pictures_mib); ask for fewer, or for b64_json.",
+                code="picture_not_kept",
             )
-        name = f"{secrets.token_urlsafe(NAME_BYTES)}.{kind}"
-        assert _NAME.fullmatch(name), name
+        names = [f"{secrets.token_urlsafe(NAME_BYTES)}.{kind}" for _, kind in pictures]
         try:
             with self._lock:
-                self._make_room(len(data))
-                with replacing(self._folder / name, 0o600) as new:
-                    new.write_bytes(data)
+                self._make_room(size)
+                for name, (data, _) in zip(names, pictures, strict=True):
+                    assert _NAME.fullmatch(name), name
+                    with replacing(self._folder / name, 0o600) as new:
+                        new.write_bytes(data)
         except OSError as error:
             raise NotSavedError(
                 f"The picture can't be kept: {error.strerror or error}", code="picture_not_kept"
             ) from error
-        return name
+        return names
 
     def find(self, name: str) -> Path | None:
         """The file of a picture that is still kept."""

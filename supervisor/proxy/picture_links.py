@@ -54,12 +54,13 @@ class PictureLinks:
         """The answer with addresses. Blocks. Raises LlmuxError."""
         try:
             answer: dict[str, Any] = msgspec.json.decode(body)
-            for item in answer["data"]:
-                picture = base64.b64decode(item.pop("b64_json"), validate=True)
-                kind = next(kind for start, kind in _KINDS.items() if picture.startswith(start))
-                item["url"] = f"{self._base}{PREFIX}{self._store.keep(picture, kind)}"
+            items = answer["data"]
+            pictures = [base64.b64decode(item.pop("b64_json"), validate=True) for item in items]
+            kinds = [next(kind for start, kind in _KINDS.items() if data.startswith(start)) for data in pictures]
         except (msgspec.DecodeError, binascii.Error, KeyError, TypeError, AttributeError, StopIteration) as error:
             raise UpstreamError("The worker's answer has no pictures.") from error
+        for item, name in zip(items, self._store.keep([*zip(pictures, kinds, strict=True)]), strict=True):
+            item["url"] = f"{self._base}{PREFIX}{name}"
         return msgspec.json.encode(answer)
 
 

@@ -25,6 +25,11 @@ def opened(folder: Path, *, most_bytes: int = 100, keep_s: float = 60.0) -> Pict
     return store
 
 
+def keep(store: PictureStore, data: bytes, kind: str) -> str:
+    (name,) = store.keep([(data, kind)])
+    return name
+
+
 def age(path: Path | None, seconds: float) -> None:
     assert path is not None
     at = time.time() - seconds
@@ -35,7 +40,7 @@ class TestKeeping:
     """What is kept is found by its name, by nobody else's."""
 
     def test_it_is_found_by_a_name_that_cannot_be_guessed(self, store):
-        one, other = store.keep(b"one", "png"), store.keep(b"other", "webp")
+        one, other = keep(store, b"one", "png"), keep(store, b"other", "webp")
         assert store.find(one).read_bytes() == b"one"
         assert store.find(other).suffix == ".webp"
         assert one[:43] != other[:43]
@@ -46,7 +51,7 @@ class TestKeeping:
         assert store.find(name) is None
 
     def test_the_next_daemon_finds_it(self, store, tmp_path):
-        assert opened(tmp_path).find(store.keep(b"one", "png")) is not None
+        assert opened(tmp_path).find(keep(store, b"one", "png")) is not None
 
     def test_a_half_written_one_is_removed(self, store, tmp_path):
         left = tmp_path / "pictures" / "half.png.new"
@@ -56,7 +61,16 @@ class TestKeeping:
 
     def test_one_larger_than_all_is_refused(self, store):
         with pytest.raises(NotSavedError, match="pictures_mib"):
-            store.keep(bytes(101), "png")
+            keep(store, bytes(101), "png")
+
+    def test_none_of_an_answer_goes_for_another_of_it(self, store):
+        older = keep(store, bytes(40), "png")
+        with pytest.raises(NotSavedError, match="ask for fewer"):
+            store.keep([(bytes(40), "png")] * 3)
+        assert store.find(older) is not None
+        names = store.keep([(bytes(40), "png")] * 2)
+        assert all(store.find(name) for name in names)
+        assert store.find(older) is None
 
     def test_without_room_nothing_is_kept(self, tmp_path):
         assert not opened(tmp_path, most_bytes=0).is_on
@@ -67,21 +81,21 @@ class TestGoing:
     """The oldest go for the newest, and each at its time."""
 
     def test_the_oldest_go_first(self, store):
-        names = [store.keep(bytes(40), "png")]
+        names = [keep(store, bytes(40), "png")]
         age(store.find(names[0]), 20)
-        names.append(store.keep(bytes(40), "png"))
+        names.append(keep(store, bytes(40), "png"))
         age(store.find(names[1]), 10)
-        names.append(store.keep(bytes(40), "png"))
+        names.append(keep(store, bytes(40), "png"))
         assert [store.find(name) is not None for name in names] == [False, True, True]
 
     def test_each_goes_at_its_time(self, store, tmp_path):
-        old, young = store.keep(b"old", "png"), store.keep(b"young", "png")
+        old, young = keep(store, b"old", "png"), keep(store, b"young", "png")
         age(store.find(old), 61)
         assert store.find(old) is None
         store.expire()
         assert [path.name for path in (tmp_path / "pictures").iterdir()] == [young]
 
     def test_all_go_at_the_end(self, store, tmp_path):
-        store.keep(b"one", "png")
+        keep(store, b"one", "png")
         store.clear()
         assert not [*(tmp_path / "pictures").iterdir()]
