@@ -138,7 +138,8 @@ class Daemon:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **keys: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=LIMIT_S, **keys)
+        kept = httpx.Limits(keepalive_expiry=None)  # else it leaves a connection after 5 s, on a busy machine too soon
+        return httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=LIMIT_S, limits=kept, **keys)
 
     def get(self, path: str, **keys: Any) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", trust_env=False, verify=False, timeout=LIMIT_S, **keys)
