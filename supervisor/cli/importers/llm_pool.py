@@ -53,6 +53,7 @@ _RENAMED_REMOTE: Final = {
 }
 _SWITCHED_OFF: Final = 'it stays off, and nobody can load it here; take "enabled: false" out to have it'
 _BITS: Final = re.compile(r"\d+")  # of "Q8", 8, "8,4"
+_WHOLE: Final = re.compile(r"-?\d+", re.ASCII)
 _OWN: Final = "llmux chooses it"
 
 
@@ -149,6 +150,13 @@ def _rest(values: Values, prefix: str) -> dict[str, JsonValue]:
     }
 
 
+def _words(draft: Draft, name: str, at: str, value: JsonValue) -> list[str]:
+    """Words of a command line."""
+    if not isinstance(value, list):
+        draft.lose(at, "expected a list of words", model=name)
+    return [text_of(word) for word in list_of(value)]
+
+
 def _others(draft: Draft, name: str, where: str, values: Values, *prefixes: str) -> None:
     for key in values:
         if key not in _COMMON and not key.startswith(prefixes):
@@ -165,7 +173,7 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
         if key in {"host", "port"}:
             draft.lose(at, _OWN, model=name)
         elif key == "extra_args":
-            Options.read([text_of(word) for word in list_of(value)]).give(draft, name, at)
+            Options.read(_words(draft, name, at, value)).give(draft, name, at)
         elif key in {"n_gpu_layers", "spec_draft_ngl"}:
             text = text_of(value)
             model[key] = "all" if text == "-1" else int(text) if text.isdecimal() else value
@@ -184,10 +192,11 @@ def _llama_cpp(draft: Draft, name: str, where: str, values: Values) -> None:
     model = draft.models[name]
     model |= {"runtime": "llama_cpp", "path": values.get("model_path")}
     for field, value in _rest(values, "gguf_").items():
-        if field in {"type_k", "type_v"} and isinstance(value, int):
-            model[field] = next((kind for kind, number in CACHE_TYPES.items() if number == value), value)
+        if field in {"type_k", "type_v"}:
+            named = next((kind for kind, number in CACHE_TYPES.items() if number == value), value)
+            model[field] = named.lower() if isinstance(named, str) else named
         elif field in LlamaCppConfig.model_fields:
-            model[field] = int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value
+            model[field] = int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
         else:
             draft.lose(f"{where}.gguf_{field}", "llama_cpp has no such key", model=name)
     why = (
@@ -208,9 +217,10 @@ def _exllamav3(draft: Draft, name: str, where: str, values: Values) -> None:
             if bits and bits != [16]:
                 model["cache_quant"] = bits if len(bits) > 1 else bits[0]
         elif field == "gpu_split":
-            words = list_of(value) if isinstance(value, list) else text_of(value).split(",")
-            parts: list[JsonValue] = [float(text_of(part)) for part in words]
-            model |= {"gpu_split": parts, "gpus": max(1, len(parts))}
+            if parts := _gib(value):
+                model |= {"gpu_split": parts, "gpus": len(parts)}
+            elif value:
+                draft.lose(at, "it isn't GiB of each GPU, such as 16,24; say on how many GPUs: gpus: 2", model=name)
         elif field in ExLlamaV3Config.model_fields:
             model[field] = value
         else:
@@ -221,6 +231,15 @@ def _exllamav3(draft: Draft, name: str, where: str, values: Values) -> None:
             f"{where}.exllama_tensor_parallel", "say on how many GPUs: gpus: 2, and tensor_parallel: true", model=name
         )
     _others(draft, name, where, values, "exllama_")
+
+
+def _gib(value: JsonValue) -> list[JsonValue]:
+    """`[16, 8]`, or as text "16,8"; empty for anything else."""
+    words = list_of(value) if isinstance(value, list) else text_of(value).split(",")
+    try:
+        return [float(text_of(word)) for word in words]
+    except ValueError:
+        return []
 
 
 def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
@@ -265,7 +284,7 @@ def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[Vll
     for field, value in serve.items():
         key, at = _RENAMED.get(field, field), f"{where}.vllm_serve_{field}"
         if key == "extra_args":
-            options = VllmOptions.read([text_of(word) for word in list_of(value)])
+            options = VllmOptions.read(_words(draft, name, at, value))
             for option, item in options.keys.items():
                 model.setdefault(option, item)
             for option, why in options.lost:
@@ -278,7 +297,10 @@ def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[Vll
         why = "the KV cache is as large as one longest request needs; set kv_cache_memory_bytes, or vram_mib for all"
         draft.look(f"{where}.vllm_gpu_memory_utilization", why, model=name)
         model.pop("gpu_memory_utilization", None)
-    for key, usual in (("max_model_len", "is the model's, at most 8192"), ("max_num_seqs", "is 8")):
+    for key, usual in (
+        ("max_model_len", "is as large as the device has room for, up to 32768"),
+        ("max_num_seqs", "is 8"),
+    ):
         if key not in model:
             draft.look(f"{where}.vllm_{key}", f"{usual}, where it isn't set", model=name)
     _others(draft, name, where, values, "vllm_")

@@ -48,8 +48,12 @@ class VllmOptions:
                 options.extra.append(word + equals + value)
             elif isinstance(FLAGS.get(KEY_OF_OPTION[option]), tuple):
                 options.keys[KEY_OF_OPTION[option]] = not option.startswith("--no-")
-            elif option not in _SWITCHED_BY:
-                options._valued(option, value if equals or not rest else rest.pop(0))
+            elif option in _SWITCHED_BY:
+                continue
+            elif not equals and not rest:
+                options.lost.append((option, "its value is missing"))
+            else:
+                options._valued(option, value if equals else rest.pop(0))
         if options.extra:
             options.keys["extra_args"] = list[JsonValue](options.extra)
         return options

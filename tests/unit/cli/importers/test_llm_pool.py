@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from supervisor.cli.importers import llm_pool
 from tests.support.importing import notes
 
@@ -104,6 +106,38 @@ class TestLlmPool:
         assert draft.models["c"] == {**ours, "cache_quant": [8, 4], "tp_backend": "nccl"}
         assert draft.models["d"] == ours
         assert [note.partition(":")[0] for note in notes(draft)] == ["engine.models.c.exllama_tensor_parallel"]
+
+    @pytest.mark.parametrize("split", ["auto", "16;8", [None, 8], {"0": 16}])
+    def test_a_division_that_is_not_in_gib_is_named(self, split):
+        model = {"backend": "exllamav3", "model_path": "/a", "exllama_gpu_split": split}
+        draft = llm_pool.convert({"engine": {"models": {"a": model}}})
+        assert draft.models["a"] == {"runtime": "exllamav3", "path": "/a"}
+        (note,) = notes(draft)
+        assert note.startswith("engine.models.a.exllama_gpu_split: it isn't GiB of each GPU")
+
+    def test_values_of_the_library_that_are_written_in_another_way(self):
+        fields = {"gguf_type_k": "Q8_0", "gguf_n_gpu_layers": "--1", "gguf_n_ctx": "-1"}
+        model = {"backend": "llama_cpp", "model_path": "/a.gguf", **fields}
+        draft = llm_pool.convert({"engine": {"models": {"a": model}}})
+        draft.settle()
+        assert draft.models["a"] == {"runtime": "llama_cpp", "path": "/a.gguf", "type_k": "q8_0"}
+        assert [note.partition(": ")[0] for note in notes(draft)][1:] == ["models.a.n_gpu_layers", "models.a.n_ctx"]
+
+    def test_options_that_are_no_list_or_lack_a_value_are_named(self):
+        """Nothing of them gets lost in silence."""
+        server = {"backend": "llama_server", "model_path": "/a.gguf", "llama_server_extra_args": "--verbose"}
+        serve = {"backend": "vllm_serve", "vllm_model": "/b"}
+        models = {
+            "a": server,
+            "b": {**serve, "vllm_serve_extra_args": "--max-num-seqs 1"},
+            "c": {**serve, "vllm_serve_extra_args": ["--max-num-seqs"]},
+        }
+        draft = llm_pool.convert({"engine": {"models": models}})
+        assert [note for note in notes(draft) if "extra_args" in note] == [
+            "engine.models.a.llama_server_extra_args: expected a list of words",
+            "engine.models.b.vllm_serve_extra_args: expected a list of words",
+            "engine.models.c.vllm_serve_extra_args.--max-num-seqs: its value is missing",
+        ]
 
     def test_models_that_are_switched_off_stay_so_and_are_named(self):
         """There operators may load them; here nobody may, so they are told of each."""
