@@ -123,7 +123,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
                 continue
             last = step.token_id
             yield Token(last, step.log_prob or 0.0)
-        yield "stop" if last in self.language.ends else "length"
+        yield "stop" if last == -1 or last in self.language.ends else "length"  # nothing at all: the source is empty
 
     def _searched(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
         prompt, arguments = self.language.named(run.prompt.tokens), self._arguments(run)
@@ -146,13 +146,14 @@ class CTranslate2Worker(TextWorker[Prompt]):
             )
             tokens = found.sequences_ids[0]
         yield from map(Token, tokens)
-        yield "stop" if tokens and tokens[-1] in self.language.ends else "length"
+        yield "stop" if not tokens or tokens[-1] in self.language.ends else "length"
 
     def _arguments(self, run: Run[Prompt]) -> dict[str, Any]:
         sampling, ends = run.request.sampling, self.language.ends
+        top_k = sampling.top_k if sampling.top_k <= len(self.language.target) else 0
         return {
-            "sampling_topk": 1 if sampling.temperature == 0 else sampling.top_k,
-            "sampling_topp": sampling.top_p,
+            "sampling_topk": 1 if 0 in (sampling.temperature, sampling.top_p) else top_k,
+            "sampling_topp": sampling.top_p or 1.0,
             "sampling_temperature": sampling.temperature or 1.0,
             "repetition_penalty": sampling.repetition_penalty,
             "end_token": [self.language.target[token] for token in sorted(ends)] or None,

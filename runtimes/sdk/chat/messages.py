@@ -74,7 +74,7 @@ def _content(language: Language, content: object, take: TakePicture | None) -> s
     parts: list[Message] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in {"text", "input_text"} and isinstance(part.get("text"), str):
+        if kind in ("text", "input_text") and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
         elif kind == "image_url":
             if take is None or not language.takes_images:

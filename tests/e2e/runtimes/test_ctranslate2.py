@@ -141,6 +141,20 @@ class TestLanguageModel:
         )
         assert answer.choices[0].message.content == ANSWER
 
+    @pytest.mark.parametrize("sampling", [{"top_p": 0}, {"top_k": 100_000}], ids=["narrowest", "widest"])
+    def test_the_narrowest_and_the_widest_choice(self, daemon, sampling):
+        """CTranslate2 itself refuses both."""
+        answer = daemon.post("/v1/chat/completions", json={"model": "language", **asked(), **sampling})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"] == ANSWER
+
+    @pytest.mark.parametrize("kind", ["video", ["text"], {}, None])
+    def test_parts_of_another_kind_are_refused(self, daemon, kind):
+        messages = [{"role": "user", "content": [{"type": kind, "text": "hi"}]}]
+        answer = daemon.post("/v1/chat/completions", json={"model": "language", "messages": messages})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "modality_unsupported"
+
     def test_several_turns_are_refused(self, sdk):
         turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
         with pytest.raises(openai.BadRequestError, match="single turns only") as told:
@@ -167,7 +181,7 @@ class TestLanguageModel:
         assert answer.json()["error"]["param"] == field
 
     def test_a_prompt_too_long(self, sdk):
-        with pytest.raises(openai.BadRequestError) as told:
+        with pytest.raises(openai.BadRequestError, match="raise n_ctx") as told:
             sdk.chat.completions.create(model="language", **asked("x" * 2000))
         assert told.value.code == "context_length_exceeded"
 
@@ -226,6 +240,12 @@ class TestTranslation:
         assert answer.json()["choices"][0]["message"]["content"].startswith("Hallo")
         refused = daemon.post("/v1/completions", json={"model": "pair", "prompt": "Hello", "target_lang_code": "de"})
         assert "one pair of languages" in refused.json()["error"]["message"]
+
+    @pytest.mark.parametrize(("model", "codes"), [("languages", {"target_lang_code": "deu_Latn"}), ("pair", {})])
+    def test_an_empty_text_has_an_empty_translation(self, daemon, model, codes):
+        answer = daemon.post("/v1/chat/completions", json={"model": model, **asked(""), **codes})
+        (choice,) = answer.json()["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
 
     def test_nothing_from_the_system(self, daemon):
         answer = daemon.post(
