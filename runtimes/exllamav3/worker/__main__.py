@@ -25,6 +25,7 @@ class ExLlamaV3Worker(TextWorker[Prompt]):
 
     chat_parameters = CHAT
     completion_parameters = COMPLETIONS
+    context_key = "cache_size"
     language: Loaded
     runner: Runner
 

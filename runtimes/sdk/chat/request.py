@@ -93,11 +93,11 @@ def template_arguments(body: Body, language: Language) -> dict[str, object]:
     raise unsupported("reasoning_effort", "this model has no such levels")
 
 
-def room(asked: int | None, prompt: int, context: int, param: str) -> int:
-    """Tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
+def room(asked: int | None, prompt: int, context: int, param: str, key: str) -> int:
+    """Tokens that may be generated. `key` sets the context. Raises WorkerError if the prompt leaves no room."""
     if prompt >= context:
         message = (
-            f"This model's context is {context} tokens, and the prompt has {prompt}. Shorten it, or raise n_ctx if the"
+            f"This model's context is {context} tokens, and the prompt has {prompt}. Shorten it, or raise {key} if the"
             " model was made for more."
         )
         raise WorkerError(message, code="context_length_exceeded", param=param)

@@ -88,6 +88,7 @@ class TextWorker(Worker, Generic[P]):
     chat_parameters: ClassVar[Table]
     completion_parameters: ClassVar[Table]
     enforces: ClassVar[bool] = False  # can an answer be made to follow a schema, or to call a tool?
+    context_key: ClassVar[str] = "n_ctx"  # of the configuration
     language: Language
     context: int
 
@@ -109,7 +110,7 @@ class TextWorker(Worker, Generic[P]):
 
     def room(self, asked: int | None, prompt: P, param: str) -> int:
         """Tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
-        return requests.room(asked, len(prompt.tokens), self.context, param)
+        return requests.room(asked, len(prompt.tokens), self.context, param, self.context_key)
 
     def routes(self) -> Mapping[str, Endpoint]:
         """The endpoints that the adapter lists."""

@@ -47,6 +47,7 @@ class VllmWorker(TextWorker[Prompt]):
     chat_parameters = {**parameters.CHAT, **OWN}  # noqa: RUF012
     completion_parameters = {**parameters.COMPLETIONS, **OWN}  # noqa: RUF012
     enforces = True
+    context_key = "max_model_len"
     language: Loaded
 
     def __init__(self, settings: Settings) -> None:

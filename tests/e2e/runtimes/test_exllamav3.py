@@ -82,6 +82,13 @@ def test_a_job_that_fails_fails_alone(worker):
     assert chat(worker).status_code == 200
 
 
+def test_a_prompt_too_long(worker):
+    answer = chat(worker, "hi " * 5000)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "raise cache_size" in error["message"]
+
+
 def test_memory_that_is_gone_is_told_and_the_worker_stays(worker):
     answer = chat(worker, "exhaust it")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")

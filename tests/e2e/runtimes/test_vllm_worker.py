@@ -210,6 +210,7 @@ class TestAnswers:
     def test_too_much_for_its_context(self, daemon):
         answer = daemon.chat("qwen", text="hi " * 1000)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "raise max_model_len" in answer.json()["error"]["message"]
 
     def test_no_picture(self, daemon):
         answer = daemon.post("/v1/chat/completions", json={"model": "qwen", "messages": looking(picture())})
