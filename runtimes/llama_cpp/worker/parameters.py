@@ -12,7 +12,7 @@ _SAMPLING: Final[Table] = {
     "top_p": used("default: 1"),
     "top_k": used("0 or -1: off, as by default"),
     "min_p": used("default: 0"),
-    "repetition_penalty": used("over the last 64 tokens of prompt and answer, as are the next two"),
+    "repetition_penalty": used("over the last 64 tokens of the answer, as are the next two"),
     "cache_prompt": used(
         "false: nothing that was read for an earlier prompt is used; default: what both begin with is"
     ),
