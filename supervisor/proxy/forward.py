@@ -189,7 +189,11 @@ async def forward(
         theirs = (
             response.ignored
             if type(response) is ProgramResponse  # isinstance would take a microsecond: it is a Protocol's
-            else [name.strip().decode("latin-1") for name in _header(response.headers, _IGNORED).split(b",") if name]
+            else [
+                name.decode("latin-1")
+                for part in _header(response.headers, _IGNORED).split(b",")
+                if (name := part.strip())
+            ]
         )
         if ignored or theirs:
             outcome.ignored = called(theirs, {} if translation is None else translation.names)

@@ -104,7 +104,7 @@ class TestHeaders:
         assert not {b"access-control-allow-origin", b"x-hop"} & set(fields)
 
     async def test_what_the_worker_says_had_no_effect_is_told_once_in_plain_characters(self):
-        wire = ok(b"{}", b"X-Llmux-Ignored: brand_new,user,  brand_new, \xff<b>")
+        wire = ok(b"{}", b"X-Llmux-Ignored: , brand_new,user,  brand_new, \xff<b>")
         async with proxied(answering(wire)) as (front, _):
             _, fields, _ = split(await talk(front.port, post()))
         assert fields[b"x-llmux-ignored"] == [b"brand_new, user, ??b?"]
