@@ -74,6 +74,12 @@ class ComfyConfig(WorkerConfig):
     base_directory: FilePath | None = Field(
         default=None, description="Where its models and custom nodes are. Default: the checkout."
     )
+    max_pixels: int = Field(
+        default=1 << 22,
+        ge=4096,
+        le=1 << 28,
+        description="Width times height of the largest picture that a request may ask for.",
+    )
     parallel: int = Field(default=1, ge=1, le=1, description="ComfyUI runs one workflow at a time.")
     extra_args: list[str] = Field(default_factory=list, description="Further command line options of ComfyUI.")
 
@@ -116,6 +122,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig]):
             ],
             "workflow": str(config.workflow.absolute()),
             "inputs": dict(config.inputs),
+            "max_pixels": config.max_pixels,
         }
 
     def endpoints(self, config: ComfyConfig) -> frozenset[Endpoint]:

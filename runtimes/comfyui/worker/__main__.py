@@ -9,10 +9,8 @@ from __future__ import annotations
 import base64
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from runtimes.comfyui.shared import workflow
-from runtimes.comfyui.worker.parameters import PARAMETERS
+from runtimes.comfyui.worker.folder import KINDS, Folder
+from runtimes.comfyui.worker.parameters import GENERATION, PARAMETERS
 from runtimes.comfyui.worker.server import Comfy
 from runtimes.sdk.body import Body
 from runtimes.sdk.child import HOST, Child
@@ -36,7 +35,7 @@ from runtimes.shared.pictures import HEADER
 MOST_PICTURES: Final = 10
 MOST_PARTIAL: Final = 3
 SEEDS: Final = 1 << 32
-SIZE: Final = re.compile(r"(\d{2,5})x(\d{2,5})")
+SIZE: Final = re.compile(r"(\d{2,5})x(\d{2,5})", re.ASCII)
 FORMATS: Final = ("png", "jpeg", "webp")
 SWITCHES: Final = ("--disable-auto-launch", "--disable-metadata", "--disable-api-nodes")
 
@@ -54,10 +53,10 @@ class Drawing:
 
 
 class ComfyWorker(Worker):
-    """Options: `argv` (ComfyUI and its options, without address and folders), `workflow`, `inputs`."""
+    """Options: `argv` (ComfyUI and its options, without address and folders), `workflow`, `inputs`, `max_pixels`."""
 
     _child: Child | None = None
-    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _folder: Folder | None = None
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -68,12 +67,10 @@ class ComfyWorker(Worker):
     def load(self) -> None:
         """Start ComfyUI, and see that it has what the workflow needs. Models are loaded with the first request."""
         self.workflow = workflow.read(Path(self.settings.options["workflow"]), self.settings.options["inputs"])
-        self._folder = tempfile.TemporaryDirectory(prefix="llmux-comfyui-")
+        self._folder = Folder()
         words = [*self.settings.options["argv"], *SWITCHES, "--listen", HOST]
-        for kind in ("input", "output", "temp"):
-            place = Path(self._folder.name, kind)
-            place.mkdir()
-            words += [f"--{kind}-directory", str(place)]
+        for kind in KINDS:
+            words += [f"--{kind}-directory", str(self._folder.path / kind)]
         self._child = Child(lambda port: [*words, "--port", str(port)], "/system_stats")
         self._child.wait_ready()
         self.comfy = Comfy(self._child)
@@ -88,8 +85,7 @@ class ComfyWorker(Worker):
         if self._child is not None:
             self._child.close()
         if self._folder is not None:
-            with suppress(OSError):
-                self._folder.cleanup()
+            self._folder.close()
 
     def routes(self) -> Mapping[str, Endpoint]:
         """Making pictures, or changing them: which, the workflow says."""
@@ -104,7 +100,9 @@ class ComfyWorker(Worker):
         return JSONResponse({"requests": told})
 
     async def _generations(self, request: Request) -> Response:
-        return await self._answer(request, await Body.of(request), {})
+        body = await Body.of(request)
+        check(GENERATION, body.values)
+        return await self._answer(request, body, {})
 
     async def _edits(self, request: Request) -> Response:
         form = await read_files(request, {"image": 1, "mask": 1})
@@ -112,6 +110,7 @@ class ComfyWorker(Worker):
             pictures = {name: files[0].read() for name, files in form.files.items()}
         finally:
             form.close()
+        check(PARAMETERS, form.fields.values)
         if "image" not in pictures:
             raise WorkerError(
                 "image is needed: the picture, as a part with a filename.", param="image", code="missing_file"
@@ -119,7 +118,6 @@ class ComfyWorker(Worker):
         return await self._answer(request, form.fields, pictures)
 
     async def _answer(self, request: Request, fields: Body, pictures: Mapping[str, bytes]) -> Response:
-        check(PARAMETERS, fields.values)
         wanted = self._drawing(fields, pictures)
         streamed = fields.flag("stream")
         links = fields.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
@@ -149,7 +147,7 @@ class ComfyWorker(Worker):
 
     def _drawing(self, fields: Body, pictures: Mapping[str, bytes]) -> Drawing:
         values: dict[str, object] = {"prompt": fields.needed_text("prompt")}
-        width, height = self._size(fields.text("size", "auto"))
+        width, height = self._size(fields)
         seed = fields.whole("seed", -1, -1, SEEDS - 1)
         given = {
             "negative_prompt": fields.text("negative_prompt"),
@@ -174,13 +172,17 @@ class ComfyWorker(Worker):
             compression=fields.whole("output_compression", 95, 0, 100),
         )
 
-    @staticmethod
-    def _size(text: str) -> tuple[int | None, int | None]:
+    def _size(self, fields: Body) -> tuple[int | None, int | None]:
+        text = fields.text("size", "auto")
         if text == "auto":
             return None, None
         if (found := SIZE.fullmatch(text)) is None:
-            raise WorkerError(f"size is {text[:20]!r}, but must be auto, or as 1024x768.", param="size")
-        return int(found[1]), int(found[2])
+            raise fields.wrong("size", "auto, or as 1024x768")
+        width, height = int(found[1]), int(found[2])
+        most = self.settings.options["max_pixels"]
+        if width * height > most:
+            raise fields.wrong("size", f"at most {most} points in all (the model's max_pixels)")
+        return width, height
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
@@ -199,7 +201,8 @@ class ComfyWorker(Worker):
             return found
         finally:
             self.progress.pop(name, None)
-            self._forget()
+            assert self._folder is not None, "it is loaded"
+            self._folder.clear()
 
     def _run(
         self,
@@ -230,13 +233,6 @@ class ComfyWorker(Worker):
 
     def _uploaded(self, key: str, picture: bytes) -> str:
         return self.comfy.upload(f"{key}-{secrets.token_hex(8)}", picture)
-
-    def _forget(self) -> None:
-        """Delete what this request left in ComfyUI's folders."""
-        assert self._folder is not None, "it is loaded"
-        for path in Path(self._folder.name).rglob("*"):
-            if path.is_file():
-                path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ PARAMETERS: Final[Table] = {
     "prompt": used("What to draw."),
     "negative_prompt": used("What not to draw."),
     "n": used("1 to 10 pictures: at once where the workflow has a place for it, else one after the other."),
-    "size": used("WIDTHxHEIGHT; auto: as in the workflow."),
+    "size": used("WIDTHxHEIGHT, up to `max_pixels`; auto: as in the workflow."),
     "seed": used("The same seed gives the same picture. -1 or none: any; `data[].seed` says which."),
     "steps": used("Default: as in the workflow."),
     "num_inference_steps": used("Another name of steps."),
@@ -31,4 +31,12 @@ PARAMETERS: Final[Table] = {
     "style": ignored("The prompt says it."),
     "moderation": ignored("Nothing is moderated."),
     "user": ignored("It is for the operator of a remote API."),
+}
+
+GENERATION: Final[Table] = {
+    **PARAMETERS,
+    **dict.fromkeys(
+        ("image", "mask"),
+        refused("it is for changing a picture; /v1/images/edits does that, where the workflow takes one"),
+    ),
 }

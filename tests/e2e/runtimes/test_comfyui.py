@@ -118,7 +118,9 @@ def started(folder: Path, keys: dict[str, object]) -> Iterator[Painter]:
             wait_until(painter.healthy, what="the worker is healthy")
             yield painter
     finally:
-        below = [each for each in psutil.process_iter() if each.ppid() == process.pid]
+        below: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            below = psutil.Process(process.pid).children()
         for each in [process, *below]:
             with contextlib.suppress(psutil.Error):
                 each.kill()
@@ -187,6 +189,9 @@ class TestGenerations:
             ({"negative_prompt": "dogs"}, "negative_prompt"),
             ({"strength": 0.5}, "strength"),
             ({"size": "big"}, "size"),
+            ({"size": "4096x4096"}, "size"),
+            ({"image": "data:"}, "image"),
+            ({"mask": "data:"}, "mask"),
             ({"steps": 0}, "steps"),
             ({"n": 11}, "n"),
             ({"seed": 1 << 40}, "seed"),
@@ -287,6 +292,18 @@ class TestTrouble:
         painter.process.terminate()
         assert painter.process.wait(LIMIT_S) == 0
         assert not child.is_running()
+        assert not folder.exists()
+
+    def test_what_a_killed_worker_left_is_deleted_by_the_next(self, begin):
+        killed = begin()
+        folder = killed.folder()
+        (folder / "input" / "portrait").touch()
+        (child,) = psutil.Process(killed.process.pid).children()
+        for each in (killed.process, child):  # in the daemon its shim sees to the second
+            each.kill()
+            each.wait()
+        assert folder.exists()
+        assert begin().folder() != folder
         assert not folder.exists()
 
     def test_a_workflow_with_nodes_that_it_lacks(self, keys, tmp_path):
