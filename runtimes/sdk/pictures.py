@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import re
+import struct
 from typing import Final
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from runtimes.sdk.errors import WorkerError
 
 DATA: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
 MAX_PIXELS: Final = 50_000_000  # of a request: a small file may decompress to any number of pixels
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow runs programs for some others, such as EPS
+
+# What Pillow's readers raise beside OSError and ValueError.
+_BROKEN: Final = (EOFError, OverflowError, LookupError, TypeError, struct.error)
 
 
 def picture(url: object, pixels: int = MAX_PIXELS, *, field: str = "messages") -> Image.Image:
@@ -28,7 +31,9 @@ def picture(url: object, pixels: int = MAX_PIXELS, *, field: str = "messages") -
             size = f"{opened.width} × {opened.height} pixels"
             raise unusable(field, f"the picture has {size}; {MAX_PIXELS} are the most in a request")
         return ImageOps.exif_transpose(opened).convert("RGB")
-    except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError as error:  # its message names an object of ours
+        raise unusable(field, f"the picture can't be read: it is none of {', '.join(FORMATS)}") from error
+    except (OSError, ValueError, SyntaxError, *_BROKEN, Image.DecompressionBombError) as error:
         raise unusable(field, f"the picture can't be read: {error}") from error
 
 

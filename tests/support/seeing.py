@@ -51,6 +51,14 @@ def picture(width: int, height: int, colour: tuple[int, int, int]) -> str:
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
 
 
+def broken() -> str:
+    """A TIFF's data URL. Its pixels are said to be where no file can have them."""
+    tags = [(256, 4), (257, 4), (258, 8), (259, 1), (262, 1), (273, 2**64 - 1), (277, 1), (278, 4), (279, 16)]
+    head = b"II+\0" + struct.pack("<HHQQ", 8, 0, 16, len(tags))
+    body = b"".join(struct.pack("<HHQQ", tag, 16, 1, value) for tag, value in tags) + bytes(8)
+    return "data:image/tiff;base64," + base64.b64encode(head + body).decode()
+
+
 def own(kind: str, texts: list[str], pictures: list[str]) -> dict[str, list[list[float]]]:
     """What transformers computes of them: vectors of `texts` and `pictures`, and each picture's `scores` for the texts."""
     asked = json.dumps({"texts": texts, "pictures": pictures})

@@ -47,8 +47,8 @@ class Batches(Generic[In, Out]):
         try:
             return await asyncio.gather(*results)
         finally:
-            if request in self._waiting:
-                self._waiting.remove(request)
+            # By identity: items may be tensors, whose comparison has no truth value.
+            self._waiting = deque(each for each in self._waiting if each is not request)
 
     async def _work(self) -> None:
         try:

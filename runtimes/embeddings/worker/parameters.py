@@ -30,7 +30,7 @@ VISION: Final[Table] = {
     ),
     "candidate_labels": used(
         "Zero-shot classification: each picture gets a score for each label, in the labels' order. With CLIP they sum to one, "
-        "with SigLIP each label is judged by itself."
+        "with SigLIP each label is judged by itself. At most 262,144 scores in a request."
     ),
     "hypothesis_template": used(
         'What is compared for a label, with {} in its place. Default: "This is a photo of {}."'

@@ -3,8 +3,8 @@
 Each input becomes tensors of one shape before it joins a batch, so a batch holds inputs of any requests: texts are padded to
 the length that the model was trained with, pictures are scaled to its size. One thread prepares, another one computes.
 
-A picture takes a few KiB as a file and up to megabytes prepared. A request's pictures are therefore prepared a few at a time,
-while the last ones are computed.
+A picture takes a few KiB as a file, up to megabytes prepared, and hundreds of them as it is decoded. So a request's pictures
+are prepared a few at a time, and decoded one by one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from runtimes.embeddings.worker.model import MAX_INPUTS, Model, Vector, shortene
 from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.parameters import check
-from runtimes.sdk.pictures import DATA, picture, unusable
+from runtimes.sdk.pictures import picture, unusable
 from runtimes.sdk.server import Endpoint
 from runtimes.sdk.worker_pool import Cancel
 
 MAX_LABELS: Final = 1000
+PICTURE: Final = "data:image/"  # how a picture's URL begins
 TEMPLATE: Final = "This is a photo of {}."
+MAX_SCORES: Final = 1 << 18  # of a request, which is some 20 MB of answer
 AT_ONCE: Final = 16  # inputs of a request that are prepared together
 
 Kind = Literal["text", "picture"]
@@ -70,7 +72,7 @@ class DualEncoder(Model):
         self.bias: float | None = None if bias is None else bias.item()
         (trial,) = self.compute([*self._texts(["trial"])])
         self.width = int(trial.shape[0])
-        self.compute(self._pictures([Image.new("RGB", (64, 64))]))
+        self.compute([self._picture(Image.new("RGB", (64, 64)))])
 
     def routes(self) -> Mapping[str, Endpoint]:
         return {"POST /v1/embeddings": self.embeddings}
@@ -109,13 +111,15 @@ class DualEncoder(Model):
         )
         among = await self._vectors(prompts)
         vectors = await self._vectors(inputs)
+        scores = await self.counting.run(lambda _cancel: self._scores(vectors, among), again=True) if labels else []
         self.meters.tokens_in.inc(sum(counts))
         data = []
         for place, vector in enumerate(vectors):
             row = {"object": "embedding", "index": place, "embedding": written(shortened(vector, width), encoding)}
             if labels:
-                scores = self._scores(vector, np.stack(among))
-                row["scores"] = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
+                row["scores"] = [
+                    {"label": label, "score": score} for label, score in zip(labels, scores[place], strict=True)
+                ]
             data.append(row)
         usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
         return JSONResponse({"object": "list", "data": data, "model": self.settings.model, "usage": usage})
@@ -133,15 +137,17 @@ class DualEncoder(Model):
         vectors: list[Vector] = []
         for begin in range(0, len(inputs), AT_ONCE):
             part = inputs[begin : begin + AT_ONCE]
-            prepared = await self.counting.run(partial(self._prepared, part))
+            prepared = await self.counting.run(partial(self._prepared, part), again=begin > 0)
             vectors += await self.batches.of([(item, item.size) for item in prepared])
         return vectors
 
-    def _prepared(self, inputs: Sequence[Input], _cancel: Cancel) -> list[Prepared]:
+    def _prepared(self, inputs: Sequence[Input], cancel: Cancel) -> list[Prepared]:
         texts = iter(self._texts([item.content for item in inputs if item.kind == "text"]))
-        images = [picture(item.content, field="input") for item in inputs if item.kind == "picture"]
-        pictures = iter(self._pictures(images))
-        return [next(texts if item.kind == "text" else pictures) for item in inputs]
+        prepared = []
+        for item in inputs:
+            cancel.check()
+            prepared.append(next(texts) if item.kind == "text" else self._picture(picture(item.content, field="input")))
+        return prepared
 
     def _texts(self, texts: Sequence[str]) -> list[Prepared]:
         """Padded to the model's length, as it was trained; that is more than some tokenizers do by themselves."""
@@ -155,33 +161,34 @@ class DualEncoder(Model):
             for place in range(len(texts))
         ]
 
-    def _pictures(self, images: Sequence[Image.Image]) -> list[Prepared]:
-        if not images:
-            return []
+    def _picture(self, image: Image.Image) -> Prepared:
         try:
-            rows = self.images(list(images), return_tensors="pt")
+            rows = self.images([image], return_tensors="pt")
         except ValueError as error:  # unsupported shapes
             raise unusable("input", f"a picture can't be used: {error}") from error
         if "pixel_attention_mask" in rows:  # a row for each patch, as SigLIP 2 takes pictures of any shape
             patches = int(rows["pixel_attention_mask"].shape[1])
         else:
             patches = (rows["pixel_values"].shape[-1] // self.model.config.vision_config.patch_size) ** 2
-        return [
-            Prepared("picture", {name: row[place] for name, row in rows.items()}, patches)
-            for place in range(len(images))
-        ]
+        return Prepared("picture", {name: row[0] for name, row in rows.items()}, patches)
 
     def _on_device(self, tensor: Any) -> Any:
         device = self.model.device
         return tensor.to(device, self.model.dtype) if tensor.is_floating_point() else tensor.to(device)
 
-    def _scores(self, vector: Vector, labels: Vector) -> list[float]:
-        """CLIP's labels exclude each other, so their scores sum to one. SigLIP judges each one by itself."""
-        logits = labels.astype("f8") @ vector.astype("f8") * self.scale
+    def _scores(self, vectors: Sequence[Vector], labels: Sequence[Vector]) -> list[list[float]]:
+        """Of each label for each vector.
+
+        CLIP's labels exclude each other, so their scores sum to one. SigLIP judges each one by itself.
+        """
+        logits = np.stack(vectors).astype("f8") @ np.stack(labels).astype("f8").T * self.scale
         if self.bias is not None:
-            return [float(score) for score in 1 / (1 + np.exp(-(logits + self.bias)))]
-        powers = np.exp(logits - logits.max())
-        return [float(score) for score in powers / powers.sum()]
+            found = 1 / (1 + np.exp(-(logits + self.bias)))
+        else:
+            powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+            found = powers / powers.sum(axis=1, keepdims=True)
+        scores: list[list[float]] = found.tolist()
+        return scores
 
 
 def _inputs(body: Body) -> list[Input]:
@@ -195,7 +202,7 @@ def _inputs(body: Body) -> list[Input]:
 def _input(place: int, item: object) -> Input:
     """A text, a picture's data URL, or an object with either."""
     if isinstance(item, str) and item:
-        return Input("picture" if DATA.match(item) else "text", item)
+        return Input("picture" if item[: len(PICTURE)].lower() == PICTURE else "text", item)
     if isinstance(item, dict):
         fields = {name: value for name, value in item.items() if name != "type" and value is not None}
         match fields:
@@ -224,6 +231,12 @@ def _labels(body: Body, inputs: Sequence[Input]) -> list[str]:
                 f"input[{place}] is a text, and candidate_labels are compared with pictures. Leave one of them out.",
                 param="candidate_labels",
             )
+    if len(inputs) * len(labels) > MAX_SCORES:
+        raise WorkerError(
+            f"{len(inputs)} pictures with {len(labels)} labels are {len(inputs) * len(labels)} scores, and {MAX_SCORES} are the "
+            "most in a request. Send fewer pictures at once.",
+            param="input",
+        )
     return labels
 
 

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from runtimes.embeddings.adapter import EmbeddingsAdapter, EmbeddingsConfig
+from supervisor.io import procfs
 from tests.support import environments, hf_folder, minilm, seeing
 from tests.support.daemon import running
 
@@ -131,7 +132,11 @@ class TestRequests:
             ({"input": ["fine", [1, 2]]}, "input[1] must be a text"),
             ({"input": [{"type": "image_url"}]}, "input[0] must be a text"),
             ({"input": [{"text": "a", "image": PICTURES[0]}]}, "input[0] must be a text"),
-            ({"input": ["data:image/png;base64,AAAA"]}, "the picture can't be read"),
+            ({"input": ["data:image/png;base64,AAAA"]}, "the picture can't be read: it is none of PNG"),
+            ({"input": [seeing.broken()]}, "the picture can't be read: Python int too large"),
+            ({"input": ["data:image/png;charset=utf-8,AAAA"]}, "must be a data URL"),
+            ({"input": ["DATA:IMAGE/PNG;BASE64,AAAA"]}, "must be a data URL"),
+            ({"input": ["data:image/png;base64,AAAA"] * 1024, "candidate_labels": ["a"] * 512}, "are 524288 scores"),
             ({"input": [{"image": "data:text/plain;base64,AAAA"}]}, "must be a data URL"),
             ({"input": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}, "is not loaded"),
             ({"input": "word " * 90}, "and the model takes 77"),
@@ -155,6 +160,16 @@ class TestRequests:
     def test_a_long_text_may_be_cut(self, daemon):
         answer = embed(daemon, "clip", input="word " * 90, truncate=True)
         assert (answer.status_code, answer.json()["usage"]["prompt_tokens"]) == (200, 77)
+
+    def test_large_pictures_are_in_memory_one_by_one(self, daemon):
+        """A few KiB each as files, but 64 MB once decoded."""
+        vectors(daemon, "clip", input=PICTURES)
+        worker = Path("/proc", str(daemon.model("clip")["worker"]["pid"]))
+        (worker / "clear_refs").write_text("5")  # forget the peak
+        before = procfs.numbers((worker / "status").read_bytes())[b"VmRSS"]
+        vectors(daemon, "clip", input=[seeing.picture(4000, 4000, (250, 20, 20))] * 16)
+        grown = procfs.numbers((worker / "status").read_bytes())[b"VmHWM"] - before
+        assert grown < 8 * 4 * 4000 * 4000 // 1024
 
     def test_it_is_listed_as_what_it_is(self, daemon):
         rows = daemon.get("/v1/models", params={"type": "vision"}).json()["data"]

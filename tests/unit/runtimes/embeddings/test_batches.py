@@ -48,6 +48,31 @@ class TestBatches:
         for batch in batches:
             assert len(batch) == 1 or max(item[2] for item in batch) * len(batch) <= most
 
+    async def test_one_that_leaves_is_told_from_others_by_identity(self):
+        """Tensors can't be told apart by comparison."""
+
+        class Tensor:
+            __hash__ = None
+
+            def __eq__(self, other):
+                raise RuntimeError("its truth value is ambiguous")
+
+        computing = asyncio.Event()
+
+        async def compute(batch):
+            await computing.wait()
+            return [1 for _ in batch]
+
+        subject = Batches(compute, lambda _item: 1, 1, 100)
+        first, stays, leaves = (asyncio.create_task(subject.of([Tensor()] * count)) for count in (1, 2, 2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        computing.set()
+        assert (await first, await stays) == ([1], [1, 1])
+
     async def test_a_small_request_overtakes_a_large_one(self):
         order: list[str] = []
 
