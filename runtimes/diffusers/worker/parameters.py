@@ -51,7 +51,7 @@ EDIT: Final[Table] = {
     **_ALL,
     **_CHANGED,
     "mask": used(
-        "A picture of the same size: what is transparent is drawn anew. One without transparency: what is white. `strength` is "
+        "A picture of the same size: what is transparent is drawn anew; where nothing is, what is white. `strength` is "
         "1 then unless given, else 0.8."
     ),
     "input_fidelity": ignored("strength says it."),

@@ -12,6 +12,7 @@ from runtimes.sdk.errors import WorkerError
 Format = Literal["png", "jpeg", "webp"]
 FORMATS: Final[tuple[Format, ...]] = ("png", "jpeg", "webp")
 MOST_PIXELS: Final = 64 * 1024 * 1024  # of a file: more could take all memory
+OPAQUE: Final = 255
 _READ: Final = ("PNG", "JPEG", "WEBP")
 
 
@@ -45,10 +46,10 @@ def flat(picture: Image.Image) -> Image.Image:
 
 
 def mask(picture: Image.Image) -> Image.Image:
-    """White where something is to be drawn: what is transparent, or, of a picture without transparency, what is white."""
-    if picture.has_transparency_data:
-        return ImageOps.invert(picture.convert("RGBA").getchannel("A"))
-    return picture.convert("L")
+    """White where something is to be drawn: what is transparent, or, where all is opaque, what is white."""
+    opacity = picture.convert("RGBA").getchannel("A")
+    least, _ = opacity.getextrema()
+    return picture.convert("L") if least == OPAQUE else ImageOps.invert(opacity)
 
 
 def written(picture: Image.Image, kind: Format, compression: int) -> bytes:

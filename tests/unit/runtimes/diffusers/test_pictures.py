@@ -27,3 +27,12 @@ def test_what_is_transparent_is_drawn_anew_and_seen_white():
     clear = read(Image.new("RGBA", (2, 2), (0, 0, 0, 0)))
     assert pictures.flat(clear).getpixel((0, 0)) == (255, 255, 255)
     assert pictures.mask(clear).getpixel((0, 0)) == 255
+
+
+def test_a_mask_without_transparency_says_it_in_white():
+    """Many editors save an opacity of 255 everywhere."""
+    for mode in ("1", "L", "RGB", "RGBA"):
+        half = Image.new(mode, (2, 1), "black")
+        half.paste("white", (1, 0, 2, 1))
+        shown = pictures.mask(read(half))
+        assert (shown.getpixel((0, 0)), shown.getpixel((1, 0))) == (0, 255)
