@@ -12,11 +12,11 @@ import os
 import runpy
 import secrets
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final
 
 from runtimes.sdk.launching import check_port, option, take_key
+from runtimes.sdk.own_folder import own_folder
 
 KEYS_FILE: Final = "api_tokens.yml"
 NOT_OURS: Final = (KEYS_FILE, "config.yml")
@@ -30,7 +30,7 @@ def main() -> None:
     os.write(
         keys, json.dumps({"api_key": take_key(), "admin_key": secrets.token_hex(32)}).encode()
     )  # JSON is YAML, too
-    with tempfile.TemporaryDirectory(prefix="llmux-tabbyapi-") as folder:
+    with own_folder("llmux-tabbyapi-") as folder:
         for entry in checkout.iterdir():
             if entry.name not in NOT_OURS:
                 Path(folder, entry.name).symlink_to(entry)
