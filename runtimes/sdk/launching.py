@@ -1,7 +1,8 @@
 """Start another project's server within its own interpreter, with what must not stand in its command line.
 
 Every user of the machine can read a process's arguments, but only its own user its environment: the key comes in a variable,
-and is added to `sys.argv` once the program runs. Imports nothing but the standard library, since the environment is the
+and is added to `sys.argv` once the program runs. Such servers log what they were told, key included, so it is taken out of
+what this process prints. Imports nothing but the standard library, since the environment is the
 server's own.
 """
 
@@ -12,14 +13,35 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO, cast
 
 KEY_VARIABLE = "LLMUX_WORKER_KEY"
 
 
 def take_key() -> str:
-    """The worker's key, which is then in no variable that the server could tell or hand on."""
-    return os.environ.pop(KEY_VARIABLE)
+    """The worker's key, which is then in no variable that the server could tell or hand on, and in nothing it prints."""
+    key = os.environ.pop(KEY_VARIABLE)
+    sys.stdout, sys.stderr = (cast("TextIO", _Discreet(stream, key)) for stream in (sys.stdout, sys.stderr))
+    return key
+
+
+class _Discreet:
+    """A stream that never shows the key. All else is the stream's own."""
+
+    def __init__(self, stream: TextIO, key: str) -> None:
+        self._stream, self._key = stream, key
+
+    def write(self, text: str) -> int:
+        self._stream.write(text.replace(self._key, "***"))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def option(name: str) -> str:
