@@ -14,9 +14,11 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -110,11 +112,23 @@ def wheel_folders() -> tuple[str, ...]:
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> None:
-    """Run it to its end, reporting each line. Raises InstallError with the last ones."""
+    """Run it to its end, reporting each line. Raises InstallError with the last ones.
+
+    Whatever breaks it off, all that it has started ends with it: compilers would go on for up to an hour.
+    """
     lines: list[str] = []
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, text=True
-    ) as process:
+    with (
+        _ended_by_signals(),
+        subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            text=True,
+            process_group=0,
+        ) as process,
+    ):
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -122,13 +136,28 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
                     lines.append(text)
                     progress(text)
         except BaseException:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode != 0:
         raise InstallError(
             f"{Path(argv[0]).name} ended with exit code {process.returncode}: {lines[-1] if lines else 'no output'}",
             detail=tuple(lines[-LAST_LINES:]),
         )
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Signals that would kill this process at once raise SystemExit instead, in the main thread."""
+    taken = []
+    if threading.current_thread() is threading.main_thread():  # others may set none
+        taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _pip_files() -> list[Path]:

@@ -6,12 +6,14 @@ import hashlib
 import io
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runtimes.base import Build
@@ -22,6 +24,7 @@ from supervisor.io.amd import AmdDriver
 from supervisor.io.installer import InstallError
 from supervisor.io.recipe import Recipe
 from tests.support import fake_nvml
+from tests.support.daemon import wait_until
 from tests.support.fake_amd import Amd
 from tests.support.wheels import wheel
 
@@ -262,6 +265,17 @@ class TestCompiled:
         with pytest.raises(InstallError, match=r"these are not on PATH: no-such-compiler \(the toolkit\)\."):
             venvs.install(recipe, tmp_path / "runtimes", quiet, device="cuda")
         assert venvs.installed("demo", tmp_path / "runtimes") == before
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_its_compilers_end_with_the_installer(self, tmp_path, number):
+        below = tmp_path / "pid"
+        compiling = f"sleep 1000 & echo $! > {below}; wait"
+        program = f"from supervisor.io.installer import run; run(['sh', '-c', {compiling!r}], {{}}, print)"
+        with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as installer:
+            wait_until(lambda: below.exists() and below.read_text().endswith("\n"), what="it compiles")
+            installer.send_signal(number)
+        assert installer.returncode not in (0, None)
+        wait_until(lambda: not psutil.pid_exists(int(below.read_text())), what="the compiler has ended")
 
     def test_a_device_that_it_has_no_build_for(self, compiled, tmp_path):
         with pytest.raises(InstallError, match="no packages for vulkan; choose another --accelerator"):
