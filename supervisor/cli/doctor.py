@@ -192,16 +192,16 @@ def _models(catalog: Catalog) -> Iterator[Check]:
 
 def _llama_servers(catalog: Catalog) -> Iterator[Check]:
     """The llama.cpp servers in use that can't compute on the GPU that there is. Each is asked, which takes a second."""
-    models: dict[str, list[str]] = {}
+    models: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for model in catalog.models.values():
         if isinstance(model.config, LlamaServerConfig) and model.config.n_gpu_layers != 0:
             with contextlib.suppress(RuntimeNotInstalledError, ModelUnusableError):  # told above
                 spec = model.adapter.launch(model.config, _on_host(catalog, model.id))
-                models.setdefault(spec.argv[0], []).append(model.id)
+                models.setdefault((spec.argv[0], spec.library_path), []).append(model.id)
     if not models or not _uses_gpu(catalog) or (gpu := detect()) == "cpu":
         return
-    for program, names in models.items():
-        seen = _devices_of(program)
+    for (program, libraries), names in models.items():
+        seen = _devices_of(program, libraries)
         if seen:
             yield Check("llama-server", "ok", f"{program} sees {', '.join(seen)}")
         else:
@@ -215,13 +215,16 @@ def _llama_servers(catalog: Catalog) -> Iterator[Check]:
             )
 
 
-def _devices_of(program: str) -> list[str] | None:
+def _devices_of(program: str, libraries: Sequence[str]) -> list[str] | None:
     """The devices that a llama.cpp server can compute on, beside the processor; None: it is the embedded one, which has none."""
     if Path(program).name.startswith("python"):
         return None
+    path = os.pathsep.join(filter(None, (*libraries, os.environ.get("LD_LIBRARY_PATH"))))
+    environ = {**os.environ, **({"LD_LIBRARY_PATH": path} if path else {})}  # as its workers have it
+    asked = [program, "--list-devices"]
     try:
         done = subprocess.run(
-            [program, "--list-devices"], capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
+            asked, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False, env=environ
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

@@ -249,10 +249,12 @@ class TestGpu:
     def test_a_llama_server_and_the_gpu(self, alone, devices, status, told):
         program = alone.home / "llama-server"
         program.write_text(
-            f"#!/bin/sh\n[ $# = 1 ] && [ $1 = --list-devices ] && printf 'Available devices:\n{devices}\n'\n"
+            f"#!/bin/sh\n[ $LD_LIBRARY_PATH = /opt/cuda ] && [ $# = 1 ] && [ $1 = --list-devices ] && "
+            f"printf 'Available devices:\n{devices}\n'\n"
         )
         program.chmod(0o755)
-        config = whole(alone) | {"models": {"chat": {"path": str(tiny.model()), "binary": str(program)}}}
+        model = {"path": str(tiny.model()), "binary": str(program), "library_path": ["/opt/cuda"]}
+        config = whole(alone) | {"models": {"chat": model}}
         gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
         code, found = examined(alone, config | {"devices": "auto"}, **self.nvml(alone, gpus=[gpu]))
         (check,) = found["llama-server"]
