@@ -22,18 +22,23 @@ KEY_VARIABLE = "LLMUX_WORKER_KEY"
 def take_key() -> str:
     """The worker's key, which is then in no variable that the server could tell or hand on, and in nothing it prints."""
     key = os.environ.pop(KEY_VARIABLE)
-    sys.stdout, sys.stderr = (cast("TextIO", _Discreet(stream, key)) for stream in (sys.stdout, sys.stderr))
+    hide(key)
     return key
 
 
-class _Discreet:
-    """A stream that never shows the key. All else is the stream's own."""
+def hide(secret: str) -> None:
+    """From now on this process prints `***` in its place."""
+    sys.stdout, sys.stderr = (cast("TextIO", _Discreet(stream, secret)) for stream in (sys.stdout, sys.stderr))
 
-    def __init__(self, stream: TextIO, key: str) -> None:
-        self._stream, self._key = stream, key
+
+class _Discreet:
+    """A stream that never shows the secret. All else is the stream's own."""
+
+    def __init__(self, stream: TextIO, secret: str) -> None:
+        self._stream, self._secret = stream, secret
 
     def write(self, text: str) -> int:
-        self._stream.write(text.replace(self._key, "***"))
+        self._stream.write(text.replace(self._secret, "***"))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

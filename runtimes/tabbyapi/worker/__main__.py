@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from runtimes.sdk.launching import check_port, option, take_key
+from runtimes.sdk.launching import check_port, hide, option, take_key
 from runtimes.sdk.own_folder import own_folder
 
 KEYS_FILE: Final = "api_tokens.yml"
@@ -27,9 +27,9 @@ def main() -> None:
     checkout, words = Path(sys.argv[1]), sys.argv[2:]
     check_port(option("--host"), int(option("--port")))
     keys = os.memfd_create(KEYS_FILE)
-    os.write(
-        keys, json.dumps({"api_key": take_key(), "admin_key": secrets.token_hex(32)}).encode()
-    )  # JSON is YAML, too
+    key, admin_key = take_key(), secrets.token_hex(32)
+    hide(admin_key)
+    os.write(keys, json.dumps({"api_key": key, "admin_key": admin_key}).encode())  # JSON is YAML, too
     with own_folder("llmux-tabbyapi-") as folder:
         for entry in checkout.iterdir():
             if entry.name not in NOT_OURS:

@@ -10,9 +10,10 @@ SERVER = """
 import logging, os, sys
 from runtimes.sdk import launching
 key = launching.take_key()
+launching.hide("another")
 logging.basicConfig(stream=sys.stdout, level="INFO")
 logging.info("server_args=ServerArgs(api_key=%r)", key)
-print("Your API key is:", key, file=sys.stderr)
+print("Your keys are:", key, "another", file=sys.stderr)
 sys.stderr.writelines(["again: ", key])
 assert key == "secret" and "LLMUX_WORKER_KEY" not in os.environ and sys.stdout.fileno() == 1
 """
@@ -27,4 +28,4 @@ def test_servers_that_log_their_key():
         check=True,
     )
     assert done.stdout == "INFO:root:server_args=ServerArgs(api_key='***')\n"
-    assert done.stderr == "Your API key is: ***\nagain: ***"
+    assert done.stderr == "Your keys are: *** ***\nagain: ***"
