@@ -10,34 +10,41 @@ import fcntl
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 
-def own_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """A new folder that begins with `prefix`, locked until this process ends; earlier ones that nobody holds are gone."""
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError):  # another user's, or in use
-            _remove(left)
-    while True:
-        folder = tempfile.TemporaryDirectory(prefix=prefix)
-        with suppress(FileNotFoundError):  # another one has just removed it
-            lock = _opened(Path(folder.name))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            Path(folder.name).stat()
-            return folder
+class OwnFolder:
+    """A new folder whose name begins with `prefix`, held until it is closed, at the latest with the process."""
+
+    def __init__(self, prefix: str) -> None:
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if (lock := _locked(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            if (own := _locked(self.path)) is not None:
+                break  # else another one that begins has taken it for a leftover
+        self._lock = own
+
+    def close(self) -> None:
+        """Delete it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
-def _remove(folder: Path) -> None:
-    """Raises OSError where somebody holds it, or it isn't ours."""
-    lock = _opened(folder)
+def _locked(folder: Path) -> int | None:
+    """A descriptor that holds it; None where another one does, or it has gone, or is another user's."""
     try:
-        if os.fstat(lock).st_uid == os.getuid():
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-    finally:
-        os.close(lock)
-
-
-def _opened(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        return None
+    if os.fstat(held).st_uid == os.getuid() and folder.exists():
+        return held
+    os.close(held)
+    return None

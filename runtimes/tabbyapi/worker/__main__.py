@@ -6,6 +6,7 @@ The file with the key is in memory only.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from runtimes.sdk.launching import check_port, hide, option, take_key
-from runtimes.sdk.own_folder import own_folder
+from runtimes.sdk.own_folder import OwnFolder
 
 KEYS_FILE: Final = "api_tokens.yml"
 NOT_OURS: Final = (KEYS_FILE, "config.yml")
@@ -30,12 +31,12 @@ def main() -> None:
     key, admin_key = take_key(), secrets.token_hex(32)
     hide(admin_key)
     os.write(keys, json.dumps({"api_key": key, "admin_key": admin_key}).encode())  # JSON is YAML, too
-    with own_folder("llmux-tabbyapi-") as folder:
+    with contextlib.closing(OwnFolder("llmux-tabbyapi-")) as own:
         for entry in checkout.iterdir():
             if entry.name not in NOT_OURS:
-                Path(folder, entry.name).symlink_to(entry)
-        Path(folder, KEYS_FILE).symlink_to(f"/proc/self/fd/{keys}")
-        os.chdir(folder)
+                (own.path / entry.name).symlink_to(entry)
+        (own.path / KEYS_FILE).symlink_to(f"/proc/self/fd/{keys}")
+        os.chdir(own.path)
         gc.enable()  # `bootstrap` disabled it
         sys.path.insert(0, str(checkout))
         sys.argv = ["main.py", *words]

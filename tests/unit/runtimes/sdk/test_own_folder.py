@@ -5,15 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from runtimes.sdk.own_folder import own_folder
+from runtimes.sdk.own_folder import OwnFolder
 
-HOLDER = (
-    "from runtimes.sdk.own_folder import own_folder; f = own_folder('llmux-x-'); print(f.name, flush=True); input()"
-)
+HOLDER = """
+from runtimes.sdk.own_folder import OwnFolder
+own = OwnFolder("llmux-x-")
+print(own.path, flush=True)
+input()
+"""
 
 
 @pytest.fixture
@@ -33,20 +37,19 @@ def test_what_a_killed_worker_leaves_goes_with_the_next(temporary):
     holder, left = held()
     with holder:
         (left / "picture.png").touch()
-        with own_folder("llmux-x-") as other:
+        with closing(OwnFolder("llmux-x-")) as other:
             assert left.is_dir()  # it is in use
         holder.kill()
     assert (left / "picture.png").exists()
-    with own_folder("llmux-x-") as own:
-        assert not left.exists()
-        assert sorted(temporary.iterdir()) == [Path(own)] != [Path(other)]
+    with closing(OwnFolder("llmux-x-")) as own:
+        assert list(temporary.iterdir()) == [own.path] != [other.path]
+    assert not list(temporary.iterdir())
 
 
 def test_what_is_not_its_own_stays(temporary):
-    others = [temporary / "llmux-y-1", temporary / "llmux-x-file", temporary / "llmux-x-link"]
-    others[0].mkdir()
-    others[1].touch()
-    others[2].symlink_to(others[0])
-    with own_folder("llmux-x-"):
-        pass
-    assert sorted(temporary.iterdir()) == sorted(others)
+    others = [temporary / "llmux-x-file", temporary / "llmux-x-link", temporary / "llmux-y-1"]
+    others[0].touch()
+    others[1].symlink_to(others[2])
+    others[2].mkdir()
+    OwnFolder("llmux-x-").close()
+    assert sorted(temporary.iterdir()) == others
