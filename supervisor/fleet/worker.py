@@ -318,7 +318,7 @@ class Worker:
             steps = await told(upstream, path) if upstream.is_busy else {}
             if steps and steps != before:
                 upstream.works()
-            before = steps
+                before = steps
 
 
 def _not_started(error: Exception) -> Crash:

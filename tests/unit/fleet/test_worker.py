@@ -308,6 +308,10 @@ async def test_what_makes_steps_is_not_silent(bench, monkeypatch):
     await asked_again()
     first = bench.worker.upstream.worked_at
     await asked_again()
+    steps = {}  # it didn't answer in time
+    await asked_again()
+    steps = {"a": Step(1, 4)}
+    await asked_again()
     assert bench.worker.upstream.worked_at == first > 0  # the same step
     steps = {"a": Step(2, 4)}
     await asked_again()
