@@ -166,7 +166,11 @@ def main() -> None:
             await sockets[client].close()
             return
         if trick == "!error":
-            about = {"node_type": "Painter", "exception_message": "the brush broke"}
+            about = {"node_id": "1", "node_type": "Painter", "exception_message": "the brush broke"}
+            await tell(client, "execution_error", prompt_id=number, **about)
+            return
+        if "3" in nodes and not Path(said("--input-directory"), nodes["3"]["inputs"]["image"]).read_bytes():
+            about = {"node_id": "3", "node_type": "LoadImage", "exception_message": "cannot identify image file"}
             await tell(client, "execution_error", prompt_id=number, **about)
             return
         for step in range(painter["steps"]):

@@ -221,7 +221,8 @@ class ComfyWorker(Worker):
 
         seeded = {"seed": seed} if "seed" in self.workflow.places else {}
         filled = self.workflow.filled({**values, **seeded}, secrets.token_hex(8))
-        places = self.comfy.run(filled, cancel, on_step)
+        loaders = {self.workflow.places[key][0]: key for key in wanted.pictures}
+        places = self.comfy.run(filled, loaders, cancel, on_step)
         if not places:
             raise WorkerError(
                 "The workflow made no picture: it needs a node that saves one.", code="worker_failed", status=500

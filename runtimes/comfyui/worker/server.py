@@ -45,10 +45,15 @@ class Comfy:
         return "/".join(filter(None, (found.get("subfolder"), found["name"])))
 
     def run(
-        self, workflow: Mapping[str, Any], cancel: Cancel, on_step: Callable[[int, int], None]
+        self,
+        workflow: Mapping[str, Any],
+        loaders: Mapping[str, str],
+        cancel: Cancel,
+        on_step: Callable[[int, int], None],
     ) -> list[Mapping[str, str]]:
         """Where its pictures are, once they are made; temporary ones only where there are no others. Blocks.
 
+        `loaders`: the nodes that load the client's pictures, each with the request's field that has it.
         Raises WorkerError for a workflow that it refuses or fails on, and CancelledWorkError, having taken it back.
         """
         client, number = secrets.token_hex(16), secrets.token_hex(16)
@@ -58,7 +63,7 @@ class Comfy:
             ) as socket:
                 self._queue(workflow, client, number)
                 try:
-                    while not self._is_done(socket, number, on_step):
+                    while not self._is_done(socket, number, loaders, on_step):
                         cancel.check()
                 except CancelledWorkError:
                     self._take_back(number)
@@ -85,7 +90,9 @@ class Comfy:
         if status != http.client.OK:
             raise WorkerError(_refusal(body), code="invalid_request")
 
-    def _is_done(self, socket: Any, number: str, on_step: Callable[[int, int], None]) -> bool:
+    def _is_done(
+        self, socket: Any, number: str, loaders: Mapping[str, str], on_step: Callable[[int, int], None]
+    ) -> bool:
         """Look at the next message, if one comes in time. Raises WorkerError where it tells of a failure."""
         try:
             message = socket.recv(timeout=POLL_S)
@@ -100,7 +107,10 @@ class Comfy:
         if kind == "progress":
             on_step(int(data["value"]), int(data["max"]))
         elif kind == "execution_error":
-            raise _failed(f"{data.get('node_type')}: {data.get('exception_message')}")
+            why = f"{data.get('node_type')}: {data.get('exception_message')}"
+            if (field := loaders.get(str(data.get("node_id")))) is not None:
+                raise WorkerError(f"{field} can't be loaded: {_short(why)}.", param=field, code="invalid_image")
+            raise _failed(why)
         elif kind == "execution_interrupted":
             raise _failed("somebody has interrupted it")
         return kind == "executing" and data.get("node") is None  # `execution_success` comes before the history has it
@@ -123,7 +133,11 @@ class Comfy:
 
 
 def _failed(why: str) -> WorkerError:
-    return WorkerError(f"ComfyUI failed: {' '.join(why.split())[:500]}.", code="worker_failed", status=500)
+    return WorkerError(f"ComfyUI failed: {_short(why)}.", code="worker_failed", status=500)
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:500]
 
 
 def _refusal(body: bytes) -> str:

@@ -237,6 +237,9 @@ class TestEdits:
         name = painter.prompts()[-1]["3"]["inputs"]["image"]
         assert name.startswith("image-")
         assert painter.painted()["text"] == "a hat"
+        answer = painter.http.post(EDITS, data={"prompt": "a hat"}, files={"image": ("cat.png", b"")})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "image")
+        assert "image can't be loaded: LoadImage: cannot identify image file." in answer.text
 
     def test_without_a_picture(self, painter):
         answer = painter.http.post(EDITS, files={"prompt": (None, "a hat")})
