@@ -81,6 +81,11 @@ def check(table: Table, given: Mapping[str, object]) -> None:
             ignored[name] = None
 
 
+def without_effect(name: str) -> None:
+    """Note a part of a parameter that `check` can't tell of."""
+    _without_effect.get({})[name] = None
+
+
 def _tell_unknown(name: str, table: Table) -> None:
     if name in _told or len(_told) >= _MOST_TOLD:
         return

@@ -48,7 +48,9 @@ CHAT: Final[Table] = {
     "tools": used("functions, for models whose chat template knows tools; `strict` where a call is asked for"),
     "tool_choice": used("auto, none, required, or one function; arguments that are asked for follow their schema"),
     "parallel_tool_calls": used("false: the answer ends after its first call"),
-    "chat_template_kwargs": used("arguments of the model's chat template, such as `enable_thinking`"),
+    "chat_template_kwargs": used(
+        "arguments of the model's chat template; without effect, `enable_thinking` where it has no such switch"
+    ),
     "reasoning_effort": used("for chat templates that know it; `none` turns thinking off where it can be"),
     "modalities": refused("answers are text", ["text"]),
     "response_format": used("text, json_object, or json_schema, strict or not: no other answer can be generated"),

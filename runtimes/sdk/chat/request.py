@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from runtimes.sdk import parameters
 from runtimes.sdk.body import Body
 from runtimes.sdk.chat.language import Language
 from runtimes.sdk.errors import WorkerError, unsupported
@@ -13,6 +14,8 @@ from runtimes.sdk.errors import WorkerError, unsupported
 MAX_STOPS: Final = 16
 MAX_LOGPROBS: Final = 20
 SEEDS: Final = 1 << 63
+_SWITCH: Final = "enable_thinking"
+_EFFORT: Final = "reasoning_effort"
 MIN_TEMPERATURE: Final = 1e-4  # below it only the likeliest token has a chance, and scores overflow
 
 
@@ -71,25 +74,32 @@ def chat_logprobs(body: Body) -> int | None:
 
 
 def template_arguments(body: Body, language: Language) -> dict[str, object]:
-    """Arguments for the chat template. Raises WorkerError for an effort that it doesn't know.
+    """Arguments for the chat template. Raises WorkerError for those, and for an effort, that it doesn't know.
 
-    A request with both an effort and `enable_thinking` says the same in two ways: the template gets what it knows of them.
+    `enable_thinking` alone has no effect where there is no such switch: clients and defaults set it for all models alike. A
+    request with both an effort and it says the same in two ways: the template gets what it knows of them.
     """
     arguments = body.values.get("chat_template_kwargs") or {}
     if not isinstance(arguments, dict):
         raise body.wrong("chat_template_kwargs", "an object")
     effort = body.text("reasoning_effort")
-    if effort is None:
-        return dict(arguments)
     template = language.template
-    has_switch = "enable_thinking" in template
-    if "reasoning_effort" in template:
+    has_switch = _SWITCH in template
+    elsewhere = {_SWITCH} if effort is None else {_SWITCH, _EFFORT}
+    for name in arguments:
+        if name not in elsewhere and name not in template:
+            raise unsupported("chat_template_kwargs", f"this model's chat template has no argument {name!r}")
+    if effort is None:
+        if _SWITCH in arguments and not has_switch:
+            parameters.without_effect(f"chat_template_kwargs.{_SWITCH}")
+        return {name: value for name, value in arguments.items() if has_switch or name != _SWITCH}
+    if _EFFORT in template:
         if effort not in {"low", "medium", "high"}:
             raise unsupported("reasoning_effort", f"this model knows low, medium and high, not {effort!r}")
-        known = {name: value for name, value in arguments.items() if has_switch or name != "enable_thinking"}
-        return {"reasoning_effort": effort, **known}
-    if has_switch and (effort == "none" or "enable_thinking" in arguments):
-        return {"enable_thinking": False, **{name: arguments[name] for name in arguments if name != "reasoning_effort"}}
+        known = {name: value for name, value in arguments.items() if has_switch or name != _SWITCH}
+        return {_EFFORT: effort, **known}
+    if has_switch and (effort == "none" or _SWITCH in arguments):
+        return {_SWITCH: False, **{name: arguments[name] for name in arguments if name != _EFFORT}}
     raise unsupported("reasoning_effort", "this model has no such levels")
 
 

@@ -247,6 +247,15 @@ class TestTranslation:
         (choice,) = answer.json()["choices"]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
 
+    def test_a_switch_for_thinking_has_no_effect_and_other_arguments_are_refused(self, daemon):
+        """As a default of all models alike, the switch must break none."""
+        switch = {"chat_template_kwargs": {"enable_thinking": False}}
+        answer = daemon.post("/v1/chat/completions", json={"model": "pair", "max_tokens": 2, **asked(), **switch})
+        assert (answer.status_code, answer.headers["x-llmux-ignored"]) == (200, "chat_template_kwargs.enable_thinking")
+        other = {"chat_template_kwargs": {"enable_tools": True}}
+        answer = daemon.post("/v1/chat/completions", json={"model": "pair", **asked(), **other})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
     def test_nothing_from_the_system(self, daemon):
         answer = daemon.post(
             "/v1/chat/completions", json={"model": "languages", **asked("a", {"role": "system", "content": "b"})}

@@ -75,6 +75,11 @@ class TestAnswers:
             answer = daemon.chat("own", cache_prompt=keep, seed=1)
             assert answer.json()["choices"][0]["message"]["content"] == tiny.ANSWER
 
+    def test_a_chat_format_takes_no_arguments_of_the_files_template(self, daemon):
+        answer = daemon.chat("chatml", chat_template_kwargs={"enable_thinking": False})
+        assert (answer.status_code, answer.headers["x-llmux-ignored"]) == (200, "chat_template_kwargs.enable_thinking")
+        assert daemon.chat("chatml", chat_template_kwargs={"date": "today"}).status_code == 400
+
     def test_a_schema_is_refused(self, sdk):
         with pytest.raises(openai.BadRequestError, match="llama_server can"):
             sdk.chat.completions.create(model="own", response_format={"type": "json_object"}, **asked())
