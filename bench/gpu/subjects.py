@@ -108,7 +108,7 @@ def missing(name: str, card: str, runtimes_dir: Path) -> str | None:
     found = venvs.installed(subject.runtime, runtimes_dir)
     own = found is not None and Path(spec.argv[0]).is_relative_to(found.path)
     if found is not None and own and found.device not in (None, "cuda"):
-        command = f"llmux runtimes install {subject.runtime} --device cuda"
+        command = f"llmux runtimes install {subject.runtime} --accelerator cuda"
         return f"the environment of {subject.runtime} is for {found.device}: {command}"
     return None
 

@@ -1,6 +1,6 @@
 """Every runtime on a real NVIDIA GPU: load, footprint, answer, kill, memory back, swaps, and others that take memory.
 
-Install what is to be tried with `llmux runtimes install NAME --device cuda`; LLMUX_RUNTIMES_DIR names the folder, otherwise
+Install what is to be tried with `llmux runtimes install NAME --accelerator cuda`; LLMUX_RUNTIMES_DIR names the folder, otherwise
 it is the usual one. Nothing else is installed. What is missing is said as the reason of a skip.
 """
 

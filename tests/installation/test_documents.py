@@ -35,7 +35,7 @@ NOT_RUN = {
     r"\bpodman\b|\bmake image\b|\bsudo\b": "changes this machine, or needs podman; test_podman.py",
     r"\brun_once\b|\bcreate_pod\b|llmux_pod": "needs podman; test_podman.py follows these steps",
     r"\bkubectl\b": "needs a cluster; test_deploy.py has kubectl read the files",
-    r"--device cuda|--devices? \S*cuda|\bllmux bench\b": "needs a GPU, and gigabytes; tests/e2e/cli/bench",
+    r"--(accelerator|devices?) \S*cuda|\bllmux bench\b": "needs a GPU, and gigabytes; tests/e2e/cli/bench",
     r"\bHF_TOKEN=… llmux pull\b": "70 GB; tests/e2e/home_server starts the same configuration with tiny models",
     r"\bpython -m bench\b": "needs nginx and a quiet machine",
     r"\btrain\.py\b": "somebody's own program; tests/e2e/cli/test_lease.py runs others",

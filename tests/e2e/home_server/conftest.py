@@ -49,12 +49,15 @@ def stand_in(name: str, model: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def on_the_processor(runtimes_dir: Path, runtime: str, python: Path) -> None:
-    """An environment whose Python tells workers to compute on the processor, whatever device they got."""
+    """An environment that tells nothing of what it was installed for, and whose Python tells workers to compute on the processor,
+    whatever device they got.
+    """
     program = runtimes_dir / runtime / "bin" / "python"
     program.parent.mkdir(parents=True)
     program.write_text(
         "#!/bin/sh\n"
-        f"""exec {shlex.quote(str(python))} "$1" "$2" "$3" "$(printf %s "$4" | sed 's/"device": "cuda"/"device": "cpu"/')"\n"""
+        """for word do shift; set -- "$@" "$(printf %s "$word" | sed 's/"device": "cuda"/"device": "cpu"/')"; done\n"""
+        f"""exec {shlex.quote(str(python))} "$@"\n"""
     )
     program.chmod(0o755)
 
@@ -74,7 +77,8 @@ class HomeServer(Daemon):
         runtimes_dir = folder / "runtimes"
         on_the_processor(runtimes_dir, "transformers", tiny_language.python())
         on_the_processor(runtimes_dir, "chatterbox", fake_chatterbox.environment(folder / "chatterbox"))
-        (runtimes_dir / "llama_server").symlink_to(environments.installed("llama_server") / "llama_server")
+        python = environments.installed("llama_server") / "llama_server" / "bin" / "python"
+        on_the_processor(runtimes_dir, "llama_server", python)
         config["server"] = {"runtimes_dir": str(runtimes_dir)}
         super().__init__(folder, {"devices": "auto", **config}, env=self.gpu.env)
         keys = filled_in((FOLDER / "api_keys.yaml").read_text())

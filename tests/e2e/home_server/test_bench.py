@@ -30,7 +30,7 @@ def test_both_devices(home, model, unit):
         text=True,
         timeout=LIMIT_S,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     assert told["unit"] == unit
     assert [(device["kind"], device["problem"]) for device in told["devices"]] == [("cuda", None), ("cpu", None)]

@@ -260,14 +260,14 @@ class TestKernels:
         done = subprocess.run([*spec.argv[:-1], json.dumps(options)], capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 1
         assert f"quantization: {method} needs the package kernels>=" in done.stderr
-        assert "llmux runtimes install transformers --device cuda" in done.stderr
+        assert "llmux runtimes install transformers --accelerator cuda" in done.stderr
 
     def test_missing_for_bitsandbytes(self):
         spec = ADAPTER.launch(config(), context())
         options = {**json.loads(spec.argv[-1]), "quantization": "bitsandbytes-4bit", "port": 0}
         done = subprocess.run([*spec.argv[:-1], json.dumps(options)], capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 1
-        assert "llmux runtimes install transformers --device cuda" in done.stderr
+        assert "llmux runtimes install transformers --accelerator cuda" in done.stderr
 
 
 class TestEstimate:

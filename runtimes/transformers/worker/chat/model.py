@@ -23,7 +23,7 @@ from runtimes.transformers.shared.quantised import KERNELS
 from runtimes.transformers.worker.chat.response_template import CALLS, marked, response_template
 
 PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
-INSTALL = "llmux runtimes install transformers --device cuda"
+INSTALL = "llmux runtimes install transformers --accelerator cuda"
 
 
 @dataclass(frozen=True, slots=True)
