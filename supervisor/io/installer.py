@@ -67,10 +67,15 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
         run([*install, *_torch(recipe.torch, device, links, version_of(path))], environ, progress)
     if build is not None:
         progress(f"compiling {', '.join(pinned(recipe.build_lock))} for {device}: ten minutes to an hour")
-        # Made anew each time: uv's cache doesn't tell builds of other options apart.
-        anew = ["--require-hashes", "--no-deps", "--no-cache", "--no-binary", ":all:"]
+        # Made anew each time: uv's cache doesn't tell builds of other options apart. What it is built with isn't compiled.
+        sources = [word for name in sorted(pinned(recipe.build_lock)) for word in ("--no-binary", name)]
+        anew = ["--require-hashes", "--no-deps", "--no-cache", *sources]
         options = " ".join(filter(None, (build.options, os.environ.get("CMAKE_ARGS"))))
-        run([*install, *anew, "--requirement", str(recipe.build_lock)], {**environ, "CMAKE_ARGS": options}, progress)
+        temporary = path / "building"  # so that what is half done goes with the environment
+        temporary.mkdir()
+        building = {**environ, "CMAKE_ARGS": options, "TMPDIR": str(temporary)}
+        run([*install, *anew, "--requirement", str(recipe.build_lock)], building, progress)
+        shutil.rmtree(temporary)
         run([str(path / "bin" / "python"), "-I", "-c", f"import {build.module}"], environ, progress)
         (path / "bin" / Path(build.program).name).symlink_to(site_packages(path) / build.module / build.program)
     _finish(path, recipe, device)

@@ -199,7 +199,9 @@ class TestChoice:
 
 BACKEND = """
 import os, zipfile
+import tool
 def build_wheel(folder, config_settings=None, metadata_directory=None):
+    assert os.environ["TMPDIR"].endswith("/building")
     name = "engine-1.0-py3-none-any.whl"
     with zipfile.ZipFile(f"{folder}/{name}", "w") as archive:
         program = zipfile.ZipInfo("engine/bin/engine-server")
@@ -214,7 +216,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 """
 PROJECT = """
 [build-system]
-requires = []
+requires = ["tool"]
 build-backend = "backend"
 backend-path = ["."]
 [project]
@@ -231,6 +233,7 @@ class TestCompiled:
         """A recipe whose program for cuda is built from sources."""
         for name in ("requirements-torch.lock", "requirements-cuda.lock"):
             runtime.lock.with_name(name).unlink()
+        wheel(tmp_path / "wheels", "tool", "1.0")  # what compiles isn't compiled itself
         path = tmp_path / "wheels" / "engine-1.0.tar.gz"
         with tarfile.open(path, "w:gz") as archive:
             for name, text in {"pyproject.toml": PROJECT, "backend.py": BACKEND}.items():
@@ -247,6 +250,7 @@ class TestCompiled:
         environment = venvs.install(compiled, tmp_path / "runtimes", quiet, device="cuda")
         assert (environment.device, "engine==1.0" in environment.packages) == ("cuda", True)
         done = subprocess.run([environment.path / "bin" / "engine-server"], capture_output=True, text=True, check=True)
+        assert not (environment.path / "building").exists()
         assert done.stdout.split() == ["-DGGML_CUDA=ON", "-DTESTS=OFF", "-DCMAKE_CUDA_ARCHITECTURES=89-real"]
         assert (installers.site_packages(environment.path) / "engine" / "imported").exists()
 
