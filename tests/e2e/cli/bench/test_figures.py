@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.cli.bench import audio, page
 from tests.e2e.cli.bench.conftest import pretender
-from tests.support import environments, hearing, minilm, tiny
+from tests.support import environments, hearing, minilm, tiny, tiny_language
 from tests.support.chatterbox import checkpoint, clip
 from tests.support.daemon import gguf
 
@@ -91,6 +91,18 @@ class TestReading:
         assert done.returncode == 0, done.stderr
         assert "host: the first answer took" in done.stdout
         assert f"2 of {len(page.printed())} words of the page" in done.stdout
+
+    def test_a_real_model_of_transformers(self, bench):
+        """A Qwen-VL, whose answer is the same to anything."""
+        seeing = {
+            "runtime": "transformers",
+            "path": str(tiny_language.model("qwen3_5_vision", max_position_embeddings=16384)),
+        }
+        bench.write({"eye": seeing | {"threads": 1}}, environments.installed("transformers"))
+        (row,) = bench.json("eye", "--ocr", "--rounds", "1", "--devices", "cpu")["devices"]
+        assert row["problem"] is None
+        assert row["cold"]["first_ms"] > 0
+        assert [one["words_found"] for one in row["rounds"]] == [2]
 
     def test_greedy_and_long(self, bench, tmp_path):
         """temperature 0, top_k 1, and no more than 2048 tokens."""
