@@ -26,7 +26,7 @@ from tools.locks import ROOT
 
 PAGE: Final = ROOT / "docs" / "terminal.md"
 COLUMNS, ROWS = 118, 40
-MOST_LINES: Final = 24
+MOST_LINES: Final = 40
 ENOUGH_S: Final = 60.0
 RUNTIMES: Final = resolve(None)  # what is installed is not installed again
 
