@@ -74,7 +74,8 @@ class TestNotInstalled:
     @pytest.mark.parametrize("name", OURS)
     def test_by_every_adapter(self, name, tmp_path):
         adapter = REGISTRY.get(name)
-        config = adapter.config(runtime=name, path=str(tmp_path))
+        needed = {key for key, field in adapter.config.model_fields.items() if field.is_required()} - {"runtime"}
+        config = adapter.config(runtime=name, **dict.fromkeys(needed, str(tmp_path)))
         context = LaunchContext("m", "127.0.0.1", 1, "key", (DeviceAssignment("host", device_kind.HOST),), tmp_path)
         with pytest.raises(RuntimeNotInstalledError, match=f"llmux runtimes install {name}$"):
             adapter.launch(config, context)
@@ -112,8 +113,8 @@ class TestDeclarations:
         """Every package that a worker imports is in its locks, so that an environment without it can't come about."""
         recipe = products.recipe_of(name)
         imported = {module.partition(".")[0] for module in worker_imports.imports(recipe.lock.parent)}
-        assert {"numpy", "starlette", "uvicorn", "prometheus_client"} <= imported
-        modules = {"PIL": "pillow"}
+        assert {"starlette", "uvicorn", "prometheus_client"} <= imported
+        modules = {"PIL": "pillow", "llama_cpp": "llama-cpp-python"}
         names = {modules.get(module, module).replace("_", "-") for module in imported}
         found = {
             package.lower().replace("_", "-") for lock in recipe.locks("cuda") for package in products.pinned(lock)
