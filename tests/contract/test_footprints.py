@@ -16,7 +16,7 @@ from supervisor.io.host_memory import DEVICE, HostMemory
 from supervisor.io.memory import HolderPids
 from tests.contract import conftest, speech
 from tests.contract.conftest import Question, Subject, Worker
-from tests.support import environments, fake_whisper_server, hearing, minilm, tiny_language, tiny_pictures
+from tests.support import environments, fake_whisper_server, hearing, minilm, seeing, tiny_language, tiny_pictures
 
 WITHIN = 0.3
 PROGRAM_MIB = (
@@ -32,6 +32,10 @@ def told(path: str, body: dict[str, object]) -> Question:
 COMPLETION = told("/v1/completions", {"prompt": "hello world " * 160, "max_tokens": 64})  # a letter is a token, of 2048
 LETTERS = told("/v1/completions", {"prompt": "x" * 900, "max_tokens": 64})  # of 1024
 BATCH = told("/v1/embeddings", {"input": ["word " * 250] * 32})  # 252 tokens each; 8192 are computed at once
+PICTURES = told(
+    "/v1/embeddings",
+    {"input": [{"type": "image_url", "image_url": {"url": seeing.picture(64, 48, (200, 90, 10))}}] * 32},
+)
 
 SIDE = 256  # of the largest picture
 PICTURE = told("/v1/images/generations", {"prompt": "a cat", "size": f"{SIDE}x{SIDE}", "steps": 1})
@@ -81,6 +85,7 @@ SUBJECTS = {  # runtime, or runtime-kind
     "llama_cpp": Measured(known("llama_cpp"), lambda: COMPLETION),
     "ctranslate2": Measured(known("ctranslate2"), lambda: LETTERS),
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
+    "embeddings-clip": Measured(model("embeddings", lambda: seeing.model("clip"), type="vision"), lambda: PICTURES),
     "diffusers": Measured(model("diffusers", tiny_pictures.model, max_pixels=SIDE**2), lambda: PICTURE),
 }
 if fake_whisper_server.real() is not None:
