@@ -32,7 +32,7 @@ def measured(card: Card, name: str, folder: Path, runtimes: Path, *, swaps: int)
         measures.answered(daemon, subject, "a")  # the first answer compiles
         speed = measures.speed(daemon, subject, "a")
         found = measures.footprint(daemon, card, "a", before_mib)
-        swapped = measures.swaps(daemon, card, subject, ("a", "b"), swaps)
+        swapped = measures.swaps(daemon, card, subject, ("a", "b"), min(swaps, subject.swaps))
     return page.Figures(
         card=card.title,
         subject=name,

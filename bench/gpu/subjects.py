@@ -1,12 +1,17 @@
 """The models of each runtime that are tried on a GPU: tiny ones, generated, so that nothing is downloaded.
 
 What a subject needs beside a GPU is its runtime's environment for `cuda`, or its program; without it the subject is left out,
-with the reason that its adapter gives. Models are written by these same environments.
+with the reason that its adapter gives. Models are written by these same environments. Servers of other projects, and models
+that only a GPU can write, are named by variables: LLMUX_TEST_COMFYUI and LLMUX_TEST_TABBYAPI (checkouts with their
+environments), LLMUX_TEST_WHISPER_SERVER (the program) and LLMUX_TEST_EXL3 (a model's folder).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +23,9 @@ from runtimes.device_kind import CUDA, DeviceAssignment
 from runtimes.model_config import ModelType
 from runtimes.registry import REGISTRY
 from supervisor.io import venvs
-from tests.support import environments, hearing, minilm, tiny, tiny_ctranslate2, tiny_language, tiny_pictures
+from tests.support import environments, hearing, minilm, seeing, tiny, tiny_ctranslate2, tiny_language, tiny_pictures
+from tests.support.chatterbox import clip
+from tests.support.limits import LIMIT_S
 
 ONE_OF_EACH: Final = dict.fromkeys(get_args(ModelType), 1)  # limits.max_loaded, so that models take turns
 CHAT: Final = "/v1/chat/completions"
@@ -31,17 +38,29 @@ Body = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model. `model` makes its files and returns their place; `request` is one that it answers, at `path`."""
+    """A model. `model` makes its files and returns their place; `request` is one that it answers, at `path`.
+
+    `found` are keys that depend on the machine; it raises ModelUnusableError. `swaps`: fewer where an answer takes long.
+    """
 
     runtime: str
-    model: Callable[[], Path]
+    model: Callable[[], Path] | None
     keys: Mapping[str, object] = field(default_factory=dict)
     path: str = CHAT
     request: Body = lambda: {"json": HELLO}
+    found: Callable[[], Mapping[str, object]] = dict
+    swaps: int = 100
 
     def config(self, card: str) -> dict[str, object]:
-        """Its configuration. Writes its files."""
-        return {"runtime": self.runtime, "path": str(self.model()), "devices": [card], **self.keys}
+        """Its configuration. Writes its files. Raises ModelUnusableError where a variable isn't set."""
+        keys = {"runtime": self.runtime, "devices": [card], **self.keys, **self.found()}
+        return keys if self.model is None else {"path": str(self.model()), **keys}
+
+
+def _named(variable: str, what: str) -> str:
+    if not (value := os.environ.get(variable)):
+        raise ModelUnusableError(f"{variable} names no {what}")
+    return value
 
 
 def _language(kind: str = "qwen3", **options: Any) -> Callable[[], Path]:
@@ -61,33 +80,90 @@ def _picture() -> Mapping[str, Any]:
     return {"json": {"prompt": "a lighthouse", "size": "64x64", "response_format": "b64_json"}}
 
 
+def _exl3() -> Path:
+    return Path(_named("LLMUX_TEST_EXL3", "EXL3 model's folder"))
+
+
+def _tabbyapi() -> Mapping[str, object]:
+    return {"folder": _named("LLMUX_TEST_TABBYAPI", "checkout of TabbyAPI")}
+
+
+def _whisper_server() -> Mapping[str, object]:
+    program = os.environ.get("LLMUX_TEST_WHISPER_SERVER")  # otherwise the one on PATH
+    return {"binary": program} if program else {}
+
+
+def _comfyui() -> Mapping[str, object]:
+    """A workflow without a checkpoint: ComfyUI knows none that is tiny."""
+    folder = _named("LLMUX_TEST_COMFYUI", "checkout of ComfyUI")
+    flow = {
+        "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 255}},
+        "2": {"class_type": "SaveImage", "inputs": {"filename_prefix": "made", "images": ["1", 0]}},
+    }
+    path = tiny.CACHE / "models" / "comfyui-plain.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(flow))
+    inputs = {"prompt": "2.filename_prefix", "width": "1.width", "height": "1.height", "seed": "1.color"}
+    return {"folder": folder, "workflow": str(path), "inputs": inputs}
+
+
+def _speech() -> Path:
+    """A random Chatterbox of full size, for it has no other: a GiB."""
+    folder = tiny.CACHE / "models" / "chatterbox"
+    if not (folder / "tokenizer.json").exists():
+        python = environments.installed("chatterbox") / "chatterbox" / "bin" / "python"
+        writer = Path(environments.__file__).with_name("write_chatterbox.py")
+        subprocess.run([python, "-I", writer, folder], check=True, timeout=LIMIT_S)
+    return folder
+
+
+def _voices() -> Mapping[str, object]:
+    folder = tiny.CACHE / "models" / "chatterbox-voices"
+    clip(folder / "anna.wav")
+    return {"voices": str(folder)}
+
+
+_SPEECH: Final = {"input": "Hello.", "response_format": "wav"}
 _VLLM: Final = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_bytes": 64 << 20, "enforce_eager": True}
 
 SUBJECTS: Final[Mapping[str, Subject]] = {
     "llama_server": Subject("llama_server", tiny.model, {"program": "binary", "n_ctx": 2048}),
+    "llama_cpp": Subject("llama_cpp", tiny.model, {"n_ctx": 2048}),
     "transformers": Subject("transformers", _language(), {"n_ctx": 1024}),
     "transformers-fp8": Subject("transformers", _language(quantised="fp8"), {"n_ctx": 1024}),
     "transformers-mxfp4": Subject("transformers", _language("gpt_oss", quantised="mxfp4"), {"n_ctx": 1024}),
     "transformers-bnb4": Subject("transformers", _language(), {"n_ctx": 1024, "quantization": "bitsandbytes-4bit"}),
     "vllm": Subject("vllm", _language(), _VLLM),
     "vllm-fp8": Subject("vllm", _language(quantised="fp8"), _VLLM),
+    "vllm-mxfp4": Subject("vllm", _language("gpt_oss", quantised="mxfp4"), _VLLM),
     "vllm_serve": Subject("vllm_serve", _language(), _VLLM),
     "sglang": Subject("sglang", _language()),
     "tgi": Subject("tgi", _language()),
+    "exllamav3": Subject("exllamav3", _exl3, {"cache_size": 4096}),
+    "tabbyapi": Subject("tabbyapi", _exl3, {"max_seq_len": 4096}, found=_tabbyapi),
     "ctranslate2": Subject("ctranslate2", tiny_ctranslate2.language),
     "faster_whisper": Subject("faster_whisper", hearing.converted, path="/v1/audio/transcriptions", request=_sound),
+    "whisper_cpp": Subject(
+        "whisper_cpp", hearing.ggml, path="/v1/audio/transcriptions", request=_sound, found=_whisper_server
+    ),
+    "chatterbox": Subject(
+        "chatterbox",
+        _speech,
+        path="/v1/audio/speech",
+        request=lambda: {"json": _SPEECH},
+        found=_voices,
+        swaps=10,  # random weights find no end, so each answer is as long as one may be
+    ),
     "embeddings": Subject("embeddings", minilm.folder, path="/v1/embeddings", request=_texts),
+    "embeddings-clip": Subject(
+        "embeddings", lambda: seeing.model("clip"), {"type": "vision"}, path="/v1/embeddings", request=_texts
+    ),
     "diffusers": Subject("diffusers", tiny_pictures.model, path="/v1/images/generations", request=_picture),
+    "comfyui": Subject("comfyui", None, path="/v1/images/generations", request=_picture, found=_comfyui),
 }
-"""By name: its runtime, and after a hyphen what is special about it."""
+"""By name: its runtime, and after a hyphen what is special about it. vllm's environment has no bitsandbytes, so it has no bnb4."""
 
 ELSEWHERE: Final[Mapping[str, str]] = {
-    "chatterbox": "its smallest model has a GiB of weights; `make test-chatterbox` writes one",
-    "tabbyapi": "takes EXL3 models, which can't be written without a GPU",
-    "exllamav3": "takes EXL3 models, which can't be written without a GPU",
-    "llama_cpp": "its package for CUDA has to be compiled; llama_server runs the same engine",
-    "whisper_cpp": "its program for CUDA has to be compiled",
-    "comfyui": "its nodes and checkpoints are the user's",
     "command": "anybody's program",
     "openai_remote": "others run its models",
     "claude_cli": "others run its models",

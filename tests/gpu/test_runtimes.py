@@ -70,8 +70,8 @@ def test_a_life(daemon, name, record_property):
 
 
 def test_two_models_take_turns(daemon, name, record_property):
-    """A hundred swaps lose no memory."""
-    found = measures.swaps(daemon, CARD, subjects.SUBJECTS[name], ["a", "b"], SWAPS)
+    """A hundred swaps lose no memory, or as many as the subject says."""
+    found = measures.swaps(daemon, CARD, subjects.SUBJECTS[name], ["a", "b"], min(SWAPS, subjects.SUBJECTS[name].swaps))
     record_property("swap_s", found.median_s)
     record_property("leak_mib", found.leak_mib)
     print(f"\n{name}: {found}")

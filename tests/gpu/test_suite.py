@@ -98,7 +98,7 @@ class TestSubjects:
     def test_quantised_ones(self):
         assert {"transformers-fp8", "transformers-mxfp4", "transformers-bnb4"} <= subjects.SUBJECTS.keys()
 
-    @pytest.mark.parametrize("name", ["transformers", "vllm", "faster_whisper", "diffusers"])
+    @pytest.mark.parametrize("name", ["transformers", "vllm", "llama_cpp", "chatterbox", "faster_whisper", "diffusers"])
     def test_an_environment_is_missing(self, tmp_path, name):
         with subjects.written_by(tmp_path):
             assert "llmux runtimes install" in subjects.missing(name, "gpu0", tmp_path)
@@ -110,15 +110,44 @@ class TestSubjects:
         found = venvs.Environment("vllm", tmp_path / "vllm", "3.11.7", None, "cpu", "", ())
         monkeypatch.setattr(venvs, "installed", lambda *_: found)
         assert subjects.missing("vllm", "gpu0", tmp_path) == (
-            "the environment of vllm is for cpu: llmux runtimes install vllm --device cuda"
+            "the environment of vllm is for cpu: llmux runtimes install vllm --accelerator cuda"
         )
         monkeypatch.setattr(venvs, "installed", lambda *_: replace(found, device="cuda"))
         assert subjects.missing("vllm", "gpu0", tmp_path) is None
 
-    @pytest.mark.parametrize("name", ["transformers", "embeddings"])
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("exllamav3", "LLMUX_TEST_EXL3 names no EXL3 model's folder"),
+            ("tabbyapi", "LLMUX_TEST_TABBYAPI names no checkout of TabbyAPI"),
+            ("comfyui", "LLMUX_TEST_COMFYUI names no checkout of ComfyUI"),
+        ],
+    )
+    def test_what_only_the_user_has(self, tmp_path, monkeypatch, name, told):
+        for variable in ("LLMUX_TEST_EXL3", "LLMUX_TEST_TABBYAPI", "LLMUX_TEST_COMFYUI"):
+            monkeypatch.delenv(variable, raising=False)
+        assert subjects.missing(name, "gpu0", tmp_path) == told
+
+    def test_a_server_of_another_project(self, tmp_path, monkeypatch):
+        """What a variable names is looked at."""
+        monkeypatch.setenv("LLMUX_TEST_EXL3", str(tmp_path))
+        monkeypatch.setenv("LLMUX_TEST_TABBYAPI", str(tmp_path))
+        assert str(tmp_path / "config.json") in subjects.missing("tabbyapi", "gpu0", tmp_path)
+        monkeypatch.setenv("LLMUX_TEST_WHISPER_SERVER", str(tmp_path / "whisper-server"))
+        assert subjects.SUBJECTS["whisper_cpp"].config("gpu0")["binary"] == str(tmp_path / "whisper-server")
+
+    def test_a_workflow_that_needs_no_checkpoint(self, tmp_path, monkeypatch):
+        """ComfyUI's stand-in takes it."""
+        monkeypatch.setenv("LLMUX_TEST_COMFYUI", str(tmp_path))
+        adapter = REGISTRY.get("comfyui")
+        config = adapter.config(**subjects.SUBJECTS["comfyui"].config("gpu0"))
+        problems = adapter.check(config, runtimes_dir=tmp_path)
+        assert [problem.partition(":")[0] for problem in problems] == ["folder", "python"]
+
+    @pytest.mark.parametrize("name", ["transformers", "embeddings", "embeddings-clip"])
     def test_its_keys_are_valid(self, name):
         config = subjects.SUBJECTS[name].config("gpu0")
-        assert REGISTRY.get(name).config(**config).devices == ["gpu0"]
+        assert REGISTRY.get(subjects.SUBJECTS[name].runtime).config(**config).devices == ["gpu0"]
 
 
 class TestPage:
