@@ -251,12 +251,12 @@ C = TypeVar("C", bound=ModelConfig)
 class Build:
     """How the package in `requirements-build.lock` is compiled for one kind of device, on the machine that it is for.
 
-    `module` is that package, imported once when it is there; `program` stands in its folder, and gets a link in the
-    environment's bin. `options` are CMake's. `needs`: programs that must be there, each with what it comes with.
+    `module` is that package, imported once when it is there; `program`, if it has one, stands in its folder, and gets a link
+    in the environment's bin. `options` are CMake's. `needs`: programs that must be there, each with what it comes with.
     """
 
     module: str
-    program: str
+    program: str | None
     options: str
     needs: Mapping[str, str]
 

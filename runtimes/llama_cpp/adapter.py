@@ -15,6 +15,7 @@ from pydantic import Field, JsonValue
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
 from runtimes.base import (
     CHAT_TEMPLATE,
+    Build,
     Capabilities,
     Endpoint,
     Estimate,
@@ -23,6 +24,7 @@ from runtimes.base import (
     Thinking,
 )
 from runtimes.llama_server.adapter import estimate, gguf_meta, size
+from runtimes.llama_server.adapter.builds import gpu_builds
 from runtimes.llama_server.adapter.config import CacheType, FilePath, LlamaServerConfig, Switch
 from runtimes.model_config import Modality
 from runtimes.prompt_cache import PromptCache
@@ -101,6 +103,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
     summary = "GGUF models on llama-cpp-python: llama.cpp in the worker's process, text only."
     all_endpoints = frozenset(map(Endpoint, _PATHS))
     requirements = Path(__file__).parent / "requirements.lock"
+    builds: ClassVar[Mapping[str, Build]] = gpu_builds("llama_cpp", options="-DLLAVA_BUILD=OFF")
     config = LlamaCppConfig
     spreads = True
     divides = True

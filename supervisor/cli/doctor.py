@@ -258,7 +258,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
             yield Check(f"runtime {name}", "warn", "is older than this llmux", command)
         elif (
             environment.device == "cpu"
-            and not recipe.builds
+            and name != LLAMA_SERVER  # a model may have another program, and each is asked above
             and name in used
             and _uses_gpu(catalog)
             and (gpu := detect()) != "cpu"

@@ -77,7 +77,8 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
         run([*install, *anew, "--requirement", str(recipe.build_lock)], building, progress)
         shutil.rmtree(temporary)
         run([str(path / "bin" / "python"), "-I", "-c", f"import {build.module}"], environ, progress)
-        (path / "bin" / Path(build.program).name).symlink_to(site_packages(path) / build.module / build.program)
+        if build.program is not None:
+            (path / "bin" / Path(build.program).name).symlink_to(site_packages(path) / build.module / build.program)
     _finish(path, recipe, device)
 
 

@@ -18,11 +18,12 @@ import pytest
 
 from runtimes.base import Build
 from runtimes.device_kind import ROCM
+from supervisor.cli import environments as products
 from supervisor.io import devices, venvs
 from supervisor.io import installer as installers
 from supervisor.io.amd import AmdDriver
 from supervisor.io.installer import InstallError
-from supervisor.io.recipe import Recipe
+from supervisor.io.recipe import Recipe, pinned
 from tests.support import fake_nvml
 from tests.support.daemon import wait_until
 from tests.support.fake_amd import Amd
@@ -253,6 +254,24 @@ class TestCompiled:
         assert not (environment.path / "building").exists()
         assert done.stdout.split() == ["-DGGML_CUDA=ON", "-DTESTS=OFF", "-DCMAKE_CUDA_ARCHITECTURES=89-real"]
         assert (installers.site_packages(environment.path) / "engine" / "imported").exists()
+
+    def test_a_library_without_a_program(self, compiled, tmp_path):
+        recipe = replace(compiled, builds={"cuda": replace(compiled.builds["cuda"], program=None)})
+        environment = venvs.install(recipe, tmp_path / "runtimes", quiet, device="cuda")
+        assert (installers.site_packages(environment.path) / "engine" / "imported").exists()
+        assert not (environment.path / "bin" / "engine-server").exists()
+
+    def test_llama_cpp(self):
+        """It is compiled once for each device, the processor's too, and nothing that it needs is."""
+        recipe = products.recipe_of("llama_cpp")
+        assert pinned(recipe.build_lock) == {"llama-cpp-python"}
+        assert set(recipe.devices) == {"cpu", "cuda", "rocm", "vulkan"}
+        for device in recipe.devices:
+            there = set().union(*map(pinned, recipe.locks(device)))
+            assert ("llama-cpp-python" in there) == (device == "cpu")
+            assert {"numpy", "jinja2", "diskcache", "typing-extensions", "starlette"} <= there
+        assert recipe.builds["cuda"].options.split()[0] == "-DGGML_CUDA=ON"
+        assert "nvcc" in recipe.builds["cuda"].needs
 
     def test_nothing_is_compiled_unasked(self, compiled, tmp_path, monkeypatch):
         monkeypatch.setattr(devices, "detect", lambda: "cuda")

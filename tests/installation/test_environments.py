@@ -116,9 +116,8 @@ class TestDeclarations:
         assert {"starlette", "uvicorn", "prometheus_client"} <= imported
         modules = {"PIL": "pillow", "llama_cpp": "llama-cpp-python"}
         names = {modules.get(module, module).replace("_", "-") for module in imported}
-        found = {
-            package.lower().replace("_", "-") for lock in recipe.locks("cuda") for package in products.pinned(lock)
-        }
+        locks = [*recipe.locks("cuda"), *([recipe.build_lock] if "cuda" in recipe.builds else [])]
+        found = {package.lower().replace("_", "-") for lock in locks for package in products.pinned(lock)}
         missing = {wanted for wanted in names if not any(wanted in {one, one.split("-")[0]} for one in found)}
         assert missing == set()
 

@@ -22,9 +22,9 @@ RUNTIMES = Path(__file__).parents[2] / "runtimes"
 
 
 def source(runtime: str, package: str) -> Path:
-    """The folder with the package's modules, of the version that the runtime's lock has."""
-    lock = (RUNTIMES / runtime / "requirements.lock").read_text()
-    (pinned,) = re.findall(rf"^{re.escape(package)}==(?:.*\\\n)*.*$", lock, re.MULTILINE)
+    """The folder with the package's modules, of the version that the runtime's locks have."""
+    locks = "\n".join(lock.read_text() for lock in sorted((RUNTIMES / runtime).glob("requirements*.lock")))
+    (pinned,) = set(re.findall(rf"^{re.escape(package)}==(?:.*\\\n)*.*$", locks, re.MULTILINE))
     version = pinned.split()[0].partition("==")[2]
     folder = CACHE / "sources" / f"{package}-{version}"
     if not folder.exists():

