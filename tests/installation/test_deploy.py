@@ -63,9 +63,9 @@ class TestAll:
         """`LLMUX_SERVER__…` of another name would stop the daemon."""
         named = set()
         for path in filter(Path.is_file, DEPLOY.rglob("*")):
-            named |= set(re.findall(r"LLMUX_SERVER__(\w+)", path.read_text(encoding="utf-8")))
+            named |= set(re.findall(rb"LLMUX_SERVER__(\w+)", path.read_bytes()))
         assert named
-        assert {name.lower() for name in named} <= set(ServerConfig.model_fields)
+        assert {name.decode().lower() for name in named} <= set(ServerConfig.model_fields)
 
     def test_every_stop_is_longer_than_a_drain(self):
         """30 s for running requests, and then the workers end."""

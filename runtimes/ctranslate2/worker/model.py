@@ -105,7 +105,7 @@ def load(options: Options, parallel: int) -> Loaded:
     generation = _json(folder / "generation_config.json")
     ends = {end, *_ends(generation, read)}
     hidden = (read.special | languages.tokens) - markers_of(form)
-    sampled = generation if generation.get("do_sample") else {}
+    sampled = generation if generation.get("do_sample") else {"temperature": 0.0} if translates else {}
     return Loaded(
         engine=engine,
         tokenizer=read,

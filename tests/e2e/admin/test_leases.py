@@ -62,7 +62,7 @@ class TestTake:
         site.post("/v1/admin/models/idle/load")
         lease = take(site, 3500)
         assert (lease["state"], lease["devices"], lease["vram_mib"]) == ("held", ["host"], 3500)
-        assert lease["env"] == {"CUDA_VISIBLE_DEVICES": ""}
+        assert lease["env"] == {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
         assert site.model("idle")["state"] == "stopped"
         (shown,) = site.get("/v1/admin/gpu-memory").json()["devices"][0]["leases"]
         assert (shown["model"], shown["partner"], shown["lease_mib"]) == (lease["id"], True, 3500)

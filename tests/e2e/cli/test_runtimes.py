@@ -60,7 +60,7 @@ class TestRuntimes:
     def test_copyleft(self, alone):
         """Listed for every runtime, and told before anything is installed, which here can't be."""
         assert "pykakasi" in self.listed(alone, alone.home / "none")["chatterbox"]["copyleft"]
-        assert self.listed(alone, alone.home / "none")["llama_server"]["copyleft"] == {}
+        assert self.listed(alone, alone.home / "none")["ctranslate2"]["copyleft"] == {}
         nowhere = alone.home / "file"
         nowhere.write_text("")
         told = alone("runtimes", "install", "chatterbox", "--runtimes-dir", str(nowhere))

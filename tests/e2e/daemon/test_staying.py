@@ -16,7 +16,8 @@ def site(tmp_path_factory):
             "brief": fake(keep_alive_s=0.2),
             "minute": fake(keep_alive_s=60),
             "typed": fake(type="image", modalities=["text", "image"]),
-            "eyes": fake(modalities=["text", "image"]),
+            "seer": fake(modalities=["text", "image"]),
+            "eyes": fake(type="vision"),
             "chat": fake(),
             "own": fake(keep_alive_s="forever"),
             "voice": fake(type="tts"),
@@ -34,8 +35,8 @@ class TestKeepAlive:
     """The longest in force counts: that of a request, and that of its model or, without one, of its type."""
 
     def test_by_type(self, site):
-        shown = {name: site.model(name)["keep_alive_s"] for name in ("typed", "eyes", "chat", "own", "voice", "minute")}
-        assert shown == {"typed": 900, "eyes": 60, "chat": 300, "own": None, "voice": None, "minute": 60}
+        shown = {name: site.model(name)["keep_alive_s"] for name in ("typed", "seer", "eyes", "chat", "own", "voice")}
+        assert shown == {"typed": 900, "seer": 300, "eyes": 60, "chat": 300, "own": None, "voice": None}
 
     def test_an_idle_model_is_unloaded(self, site):
         assert site.chat("brief").status_code == 200
