@@ -27,6 +27,10 @@ class OwnFolder:
                 break  # else another one that begins has taken it for a leftover
         self._lock = own
 
+    def hold_through_exec(self) -> None:
+        """From now on hold it until the program that this process becomes has ended, with all that it starts."""
+        os.set_inheritable(self._lock, True)
+
     def close(self) -> None:
         """Delete it."""
         shutil.rmtree(self.path, ignore_errors=True)

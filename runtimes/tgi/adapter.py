@@ -5,13 +5,15 @@ configured as `binary`, or found on PATH, is run.
 
 TGI takes a share of its GPU for itself (`cuda_memory_fraction`), whatever the model needs, so `vram_mib` must say how much
 that is. Its launcher takes the key from the environment, but hands it on to its router as an argument, which users of the
-same machine can read.
+same machine can read. A few lines of ours start it (worker/__main__.py), with a folder for its sockets that is its own.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal
@@ -27,7 +29,8 @@ from runtimes.adapters.server_program import (
     runnable,
     usual_context,
 )
-from runtimes.base import LaunchContext, ModelUnusableError, Thinking
+from runtimes.adapters.worker_adapter import BOOTSTRAP
+from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError, Thinking
 
 PROGRAM: Final = "text-generation-launcher"
 KEY_VARIABLE: Final = "API_KEY"
@@ -80,7 +83,7 @@ _KEYS: Final = of_keys(
 FLAGS: Final[Options] = MappingProxyType(
     {
         **_KEYS,
-        **of_keys(("model_id", "port", "prometheus_port", "shard_uds_path", "master_port", "num_shard", "usage_stats")),
+        **of_keys(("model_id", "port", "prometheus_port", "master_port", "num_shard", "usage_stats")),
         "host": "--hostname",
         "trust_remote_code": ("--trust-remote-code", None),
     }
@@ -119,8 +122,13 @@ class TgiAdapter(ServerProgramAdapter[TgiConfig]):
             )
         return (str(Path(found).absolute()),)
 
+    def launch(self, config: TgiConfig, context: LaunchContext) -> LaunchSpec:
+        """By the lines that give it a folder. Raises ModelUnusableError."""
+        spec = super().launch(config, context)
+        return replace(spec, argv=(sys.executable, "-IS", str(BOOTSTRAP), "runtimes.tgi.worker", *spec.argv))
+
     def settings(self, config: TgiConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Ports and sockets of its own parts; any two of its launchers would else meet at the same."""
+        """Ports of its own parts; any two of its launchers would else meet at the same."""
         shards = 1 if context.device.kind.takes_whole else config.equal_gpus
         away = SHARDS_PORT if context.port + SHARDS_PORT <= LARGEST_PORT else -SHARDS_PORT
         return {
@@ -128,7 +136,6 @@ class TgiAdapter(ServerProgramAdapter[TgiConfig]):
             "max_total_tokens": self.context(config),
             "max_input_tokens": config.max_input_tokens or self.context(config) - 1,
             "prometheus_port": 0,  # any free one: /metrics of the router has the same
-            "shard_uds_path": f"/tmp/llmux-tgi-{context.port}",  # noqa: S108  # its processes' own sockets
             "usage_stats": "off",
             **({"num_shard": shards, "master_port": context.port + away} if shards > 1 else {}),
         }

@@ -44,6 +44,9 @@ def serve(key, host, port, name):
 
 _TGI = """
 check(said("--model-id"), "ValueError: Unsupported model type {}")
+import socket
+shard = socket.socket(socket.AF_UNIX)
+shard.bind(said("--shard-uds-path") + "-0")
 serve(os.environ["API_KEY"], said("--hostname"), said("--port"), said("--model-id"))
 """
 
