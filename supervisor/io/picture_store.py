@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -24,6 +24,13 @@ _FOLDER: Final = "pictures"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{43}\.(png|jpeg|webp)")
 
 log = structlog.get_logger("llmux.pictures")
+
+
+class Kept(NamedTuple):
+    """A picture that is still here."""
+
+    path: Path
+    left_s: float  # of its time
 
 
 class PictureStore:
@@ -83,15 +90,16 @@ class PictureStore:
             ) from error
         return names
 
-    def find(self, name: str) -> Path | None:
-        """The file of a picture that is still kept."""
+    def find(self, name: str) -> Kept | None:
+        """A picture that is still kept."""
         if self._folder is None or _NAME.fullmatch(name) is None:
             return None
         path = self._folder / name
         try:
-            return path if path.stat().st_mtime + self.keep_s > time.time() else None
+            left_s = path.stat().st_mtime + self.keep_s - time.time()
         except OSError:
             return None
+        return Kept(path, left_s) if left_s > 0 else None
 
     def expire(self) -> None:
         """Remove what has been kept long enough."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -13,16 +12,15 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.errors import NotFoundError
 from supervisor.proxy.picture_links import PREFIX
 
-_HEADERS: Final = {"cache-control": "private, max-age=3600", "x-content-type-options": "nosniff"}
-
 
 def routes(daemon: Daemon) -> list[Route]:
     """The one route."""
 
     async def file(request: Request) -> Response:
-        path = await asyncio.to_thread(daemon.pictures.find, request.path_params["name"])
-        if path is None:
+        kept = await asyncio.to_thread(daemon.pictures.find, request.path_params["name"])
+        if kept is None:
             raise NotFoundError("There is no such picture, or no longer.", code="picture_not_found")
-        return FileResponse(path, headers=_HEADERS, media_type=f"image/{path.suffix[1:]}")
+        headers = {"cache-control": f"private, max-age={int(kept.left_s)}", "x-content-type-options": "nosniff"}
+        return FileResponse(kept.path, headers=headers, media_type=f"image/{kept.path.suffix[1:]}")
 
     return [Route(f"{PREFIX}{{name}}", file, methods=["GET"])]

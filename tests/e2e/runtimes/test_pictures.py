@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import httpx
 import pytest
@@ -152,6 +153,14 @@ class TestAddresses:
         assert daemon.get(f"/v1/images/files/{name}").status_code == 404
 
 
+def max_age(daemon: Daemon, path: str) -> int:
+    answer = daemon.get(path)
+    assert answer.status_code == 200
+    private, _, seconds = answer.headers["cache-control"].partition(", max-age=")
+    assert private == "private"
+    return int(seconds)
+
+
 def test_addresses_end_with_their_time_and_with_the_daemon(tmp_path):
     """They are behind no key, begin as configured, and their files are gone when they should be."""
     environments.installed("diffusers")
@@ -161,7 +170,7 @@ def test_addresses_end_with_their_time_and_with_the_daemon(tmp_path):
     config = {
         "models": {"painter": painter},
         "server": {"api_keys": str(keys), "public_url": "https://llm.example.org/ai"},
-        "limits": {"pictures_keep_s": 3600},
+        "limits": {"pictures_keep_s": 60},
     }
     headers = {"authorization": "Bearer sk-one-0123456789abcdef"}
     body = {**SMALL, "response_format": "url"}
@@ -170,9 +179,11 @@ def test_addresses_end_with_their_time_and_with_the_daemon(tmp_path):
         prefix, slash, name = item["url"].partition("/v1/images/files/")
         assert prefix == "https://llm.example.org/ai"
         path = slash + name
-        assert daemon.get(path).status_code == 200
+        assert 0 < max_age(daemon, path) <= 60
         assert daemon.get("/v1/models").status_code == 401
         (file,) = (daemon.state_dir / "pictures").iterdir()
+        os.utime(file, (time.time() - 50,) * 2)
+        assert max_age(daemon, path) <= 10  # no client shows it for longer
         os.utime(file, (0, 0))
         assert daemon.get(path).json()["error"]["code"] == "picture_not_found"
         daemon.post(PATH, json=body, headers=headers)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.io.picture_store import PictureStore
+from supervisor.io.picture_store import Kept, PictureStore
 from supervisor.io.store import NotSavedError
 
 
@@ -30,10 +30,10 @@ def keep(store: PictureStore, data: bytes, kind: str) -> str:
     return name
 
 
-def age(path: Path | None, seconds: float) -> None:
-    assert path is not None
+def age(kept: Kept | None, seconds: float) -> None:
+    assert kept is not None
     at = time.time() - seconds
-    os.utime(path, (at, at))
+    os.utime(kept.path, (at, at))
 
 
 class TestKeeping:
@@ -41,10 +41,10 @@ class TestKeeping:
 
     def test_it_is_found_by_a_name_that_cannot_be_guessed(self, store):
         one, other = keep(store, b"one", "png"), keep(store, b"other", "webp")
-        assert store.find(one).read_bytes() == b"one"
-        assert store.find(other).suffix == ".webp"
+        assert store.find(one).path.read_bytes() == b"one"
+        assert store.find(other).path.suffix == ".webp"
         assert one[:43] != other[:43]
-        assert stat.S_IMODE(store.find(one).stat().st_mode) == 0o600
+        assert stat.S_IMODE(store.find(one).path.stat().st_mode) == 0o600
 
     @pytest.mark.parametrize("name", ["", ".", "..", "../pictures", "a.png", "a" * 43, "a" * 43 + ".svg"])
     def test_other_names_find_nothing(self, store, name):
@@ -87,6 +87,13 @@ class TestGoing:
         age(store.find(names[1]), 10)
         names.append(keep(store, bytes(40), "png"))
         assert [store.find(name) is not None for name in names] == [False, True, True]
+
+    def test_what_is_left_of_its_time_is_known(self, store):
+        one = keep(store, b"one", "png")
+        age(store.find(one), 20)
+        assert 0 < store.find(one).left_s <= 40
+        store.configure(most_bytes=100, keep_s=30)
+        assert 0 < store.find(one).left_s <= 10
 
     def test_each_goes_at_its_time(self, store, tmp_path):
         old, young = keep(store, b"old", "png"), keep(store, b"young", "png")

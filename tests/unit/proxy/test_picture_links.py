@@ -66,7 +66,7 @@ async def test_each_picture_becomes_an_address_and_all_else_stays(store):
         assert item.keys() == {"seed", "url"}
         address = httpx.URL(item["url"])
         assert (address.host, address.port) == ("llmux.local", 8081)
-        assert store.find(address.path.rpartition("/")[2]).read_bytes() == PNG
+        assert store.find(address.path.rpartition("/")[2]).path.read_bytes() == PNG
 
 
 async def test_addresses_begin_as_configured(store):
