@@ -121,6 +121,14 @@ class Rewrite:
         """May it give a request one of these fields?"""
         return not (names.isdisjoint(self.defaults.whole) and names.isdisjoint(self.force.whole))
 
+    def value(self, name: str, own: bytes | None) -> bytes | None:
+        """What a request that runs the model says of this field in the end, as JSON. `own`: what it came with."""
+        if name in self.force.whole:
+            return bytes(self.force.whole[name])
+        if own is not None and name not in self.strip:
+            return own
+        return None if (default := self.defaults.whole.get(name)) is None else bytes(default)
+
     def switches(self, thinking: Thinking) -> bool | None:
         """Which way it switches reasoning, whatever the client says; None: it leaves that to the client."""
         if not self.thinking:

@@ -95,7 +95,7 @@ class Pipeline:
         self._responses = responses
         self._pictures = pictures
         self._public_url = catalog.server.public_url
-        self._targets = Targets(engine, catalog, bodies, runtime, salts)
+        self._targets = Targets(engine, catalog, bodies, runtime, salts, pictures)
         self._table = self._targets.table
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._keepalive_s = catalog.limits.keepalive_s

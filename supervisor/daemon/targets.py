@@ -31,12 +31,15 @@ from supervisor.daemon.thinking import thinking_modes
 from supervisor.daemon.ticket import rejection
 from supervisor.errors import BudgetError, InvalidRequestError
 from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.picture_store import PictureStore
 from supervisor.proxy import permission
-from supervisor.proxy.body import Body, Bytes
+from supervisor.proxy.body import RESPONSE_FORMAT, Body, Bytes
 from supervisor.proxy.counting import CHAT, COUNT, Counting, by_answer, is_by_answer
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
 from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
+from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
+from supervisor.proxy.picture_links import refuse_links
 from supervisor.proxy.prompts import Completions
 from supervisor.proxy.translation import (
     Adapted,
@@ -92,13 +95,20 @@ class Targets:
     """Finds them in one catalog."""
 
     def __init__(
-        self, engine: Engine, catalog: Catalog, bodies: BodyBudget, runtime: RuntimeConfig, salts: Salts
+        self,
+        engine: Engine,
+        catalog: Catalog,
+        bodies: BodyBudget,
+        runtime: RuntimeConfig,
+        salts: Salts,
+        pictures: PictureStore,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._bodies = bodies
         self._runtime = runtime
         self._salts = salts
+        self._pictures = pictures
         self._media = MediaLoader(catalog.server.media, bodies)
         self._caches = {model.id: model.adapter.prompt_cache(model.config) for model in catalog.models.values()}
         self._inputs = {model.id: model.inputs for model in catalog.models.values()}
@@ -164,6 +174,8 @@ class Targets:
         if wanted:
             await self._load(asked, wanted, body)
         rewrite, cached = self._rewrite(asked, route, endpoint, body)
+        if context.path in PICTURE_PATHS and not self._pictures.is_on:
+            refuse_links(rewrite.value(RESPONSE_FORMAT, body.raw(RESPONSE_FORMAT)))
         if is_by_answer(endpoint):
             body, counts = body.applied(rewrite, endpoint).translated(Counting(name))
             translation = counts if translation is None else Chained(counts, translation)

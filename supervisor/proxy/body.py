@@ -23,6 +23,7 @@ __all__ = [
     "KEEP_ALIVE",
     "PRIORITY",
     "PRIVATE",
+    "RESPONSE_FORMAT",
     "SAID",
     "Body",
     "Bytes",
@@ -39,6 +40,8 @@ BUDGET: Final = "x_timeout_s"
 KEEP_ALIVE: Final = "x_keep_alive_s"
 SAID: Final = frozenset({PRIORITY, CLIENT, BUDGET, KEEP_ALIVE})
 """Those that say something to llmux."""
+RESPONSE_FORMAT: Final = "response_format"
+"""Of a request for pictures: shall they come along (`b64_json`), or their addresses (`url`)?"""
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 

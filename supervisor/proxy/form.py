@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
 from pydantic import JsonValue
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -19,7 +20,7 @@ from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
-from supervisor.proxy.body import PRIVATE, SAID, Body, Bytes
+from supervisor.proxy.body import PRIVATE, RESPONSE_FORMAT, SAID, Body, Bytes
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import is_content, means_loading, refusal
 from supervisor.proxy.translation import AnswerTranslation, Translation
@@ -30,6 +31,7 @@ PARAMETERS_LIMIT: Final = 100  # of a header in it
 TYPE_LIMIT: Final = 1024  # of the Content-Type
 SLICE: Final = 32 * 1024  # parsed or copied between two turns of the loop; the parser may need 0.3 ms for a KiB
 EPILOGUE_LIMIT: Final = 4096  # bytes after a form's end, which mean nothing
+_READ: Final = SAID | {RESPONSE_FORMAT}
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_ \t\r\n"
 
 
@@ -135,7 +137,7 @@ class Form(Body):
         assert self._begin is not None
         text = name.decode("utf-8", "replace")
         self._fields.append((text, self._begin))
-        if name in (b"model", b"stream", b"allow_remote") or text in SAID:
+        if name in (b"model", b"stream", b"allow_remote") or text in _READ:
             self._reading = name
         elif b"filename" not in options and means_loading(text):
             self._loaded = text
@@ -189,6 +191,11 @@ class Form(Body):
     def said(self, name: str) -> JsonValue:
         """See Body. The last of several counts."""
         return self._said.get(name) or None
+
+    def raw(self, name: str) -> bytes | None:
+        """See Body; of all fields only `response_format`."""
+        text = self._said.get(name) if name == RESPONSE_FORMAT else None
+        return None if text is None else msgspec.json.encode(text)
 
     def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:
         """See Body."""

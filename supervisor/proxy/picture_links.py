@@ -16,6 +16,7 @@ from runtimes.shared.pictures import HEADER
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.upstream import UpstreamResponse
+from supervisor.proxy.body import RESPONSE_FORMAT
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import ANSWER_LIMIT, TranslatedResponse
 
@@ -39,9 +40,7 @@ class PictureLinks:
         if (_HEADER, b"url") not in response.headers:
             return response
         if not self._store.is_on:
-            raise InvalidRequestError(
-                "No pictures are kept here (limits.pictures_mib); ask for b64_json.", param="response_format"
-            )
+            raise _not_kept()
         body = await response.read(ANSWER_LIMIT)
         if len(body) >= ANSWER_LIMIT:
             raise UpstreamError("The worker's answer is too large; ask for fewer pictures, or smaller ones.")
@@ -62,6 +61,18 @@ class PictureLinks:
         for item, name in zip(items, self._store.keep([*zip(pictures, kinds, strict=True)]), strict=True):
             item["url"] = f"{self._base}{PREFIX}{name}"
         return msgspec.json.encode(answer)
+
+
+def refuse_links(response_format: bytes | None) -> None:
+    """For a daemon that keeps no pictures, before anything is drawn. Raises InvalidRequestError for a wish for addresses."""
+    if response_format == b'"url"':
+        raise _not_kept()
+
+
+def _not_kept() -> InvalidRequestError:
+    return InvalidRequestError(
+        "No pictures are kept here (limits.pictures_mib); ask for b64_json.", param=RESPONSE_FORMAT
+    )
 
 
 class _Whole(TranslatedResponse):

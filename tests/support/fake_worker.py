@@ -1,8 +1,9 @@
 """A worker without a model: a real process with switches for everything a real one can do wrong. Standard library only.
 
 Serves GET /health, /stats and /env, POST /v1/chat/completions (JSON, with what was `received` in it, and SSE),
-/v1/completions, /v1/embeddings, /v1/audio/transcriptions and /echo; the last two send back the body as it came, the headers
-it came with in X-Echo-Headers, and the response headers asked for by `{"fake": {"headers": [[name, value], …]}}`.
+/v1/completions, /v1/embeddings, /v1/audio/transcriptions, /v1/images/generations and /echo; the last three send back the
+body as it came, the headers it came with in X-Echo-Headers, and the response headers asked for by
+`{"fake": {"headers": [[name, value], …]}}`.
 Every switch is a command-line flag; those about one answer can also be given per request as a JSON object `"fake"` in
 the body, e.g. `{"fake": {"die_after": 2}}`. Only so: `message`, a whole chat's, and `deltas`, those of a streamed one (an
 `error` among them is sent as one), both with `finish`; `texts`, the pieces of a completion, which has what was `received`
@@ -215,7 +216,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         time.sleep(options.delay)
         if options.status != 200:
             self.send_json(options.status, {"error": {"message": "as told", "type": "server_error"}})
-        elif path in ("/echo", "/v1/audio/transcriptions"):
+        elif path in ("/echo", "/v1/audio/transcriptions", "/v1/images/generations"):
             self.send_response(200)
             self.send_header("Content-Type", self.headers.get("Content-Type") or "application/octet-stream")
             self.send_header("X-Echo-Headers", json.dumps(self.headers.items()))

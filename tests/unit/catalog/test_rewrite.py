@@ -106,6 +106,26 @@ class TestFields:
         assert applied(rewrite, {"model": "m", "a": 1}, "/tokenize") == {"model": "/models/x", "a": 1}
 
 
+class TestValue:
+    """What one field says in the end, without changing anything."""
+
+    @pytest.mark.parametrize("body", [{}, {"a": 1}, {"a": None}], ids=["missing", "a number", "null"])
+    @pytest.mark.parametrize(
+        "rewrite",
+        [
+            Rewrite(),
+            Rewrite.compile(defaults={"a": 2}),
+            Rewrite.compile(strip=["a"]),
+            Rewrite.compile(strip=["a"], defaults={"a": 2}),
+            Rewrite.compile(defaults={"a": 2}, force={"a": 3}),
+        ],
+        ids=["nothing", "a default", "stripped", "replaced", "forced"],
+    )
+    def test_as_in_the_changed_request(self, rewrite, body):
+        value = rewrite.value("a", json.dumps(body["a"]).encode() if body else None)
+        assert applied(rewrite, body) == ({} if value is None else {"a": json.loads(value)})
+
+
 class TestPaths:
     """Nothing is applied where it makes no sense."""
 

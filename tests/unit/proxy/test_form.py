@@ -86,6 +86,16 @@ class TestForms:
         assert await form._changed({}) is body
 
 
+class TestReadFields:
+    """What llmux reads of a form besides the model."""
+
+    async def test_the_format_of_pictures(self):
+        form = await read_form(FILE % b"picture" + FORM % (b"response_format", b"url") + b"--X--\r\n", TYPE)
+        assert form.raw("response_format") == b'"url"'
+        assert form.raw("model") is None
+        assert (await read_form(FILE % b"response_format" + b"--X--\r\n", TYPE)).raw("response_format") is None
+
+
 class TestPrivateFields:
     """No worker gets a field whose name begins with `x_`; some say something to llmux."""
 

@@ -12,7 +12,7 @@ import pytest
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.store import NotSavedError
-from supervisor.proxy.picture_links import PictureLinks, base_url
+from supervisor.proxy.picture_links import PictureLinks, base_url, refuse_links
 
 PNG = b"\x89PNG and so on"
 WANTED = (b"x-llmux-pictures", b"url")
@@ -89,6 +89,15 @@ async def test_what_has_no_pictures_is_a_workers_fault(store, body):
 async def test_where_none_is_kept_the_request_is_refused():
     with pytest.raises(InvalidRequestError, match="pictures_mib"):
         await linked(PictureStore(), answer_of(PNG))
+
+
+@pytest.mark.parametrize("said", [None, b'"b64_json"', b"null", b"0"], ids=["nothing", "pictures", "null", "a number"])
+def test_where_none_is_kept_the_wish_is_refused_before_anything_is_drawn(said):
+    """What is no format at all is for the worker to refuse."""
+    refuse_links(said)
+    with pytest.raises(InvalidRequestError, match="pictures_mib") as refused:
+        refuse_links(b'"url"')
+    assert refused.value.param == "response_format"
 
 
 async def test_a_picture_larger_than_the_budget_is_told(store):
