@@ -6,8 +6,10 @@ Open WebUI is set up by the variables of deploy/compose/compose.yaml alone, and 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -29,6 +31,13 @@ CHOOSE_VOICE = """async (model) => {
   config.tts.MODEL = model;
   const body = JSON.stringify(config);
   return (await fetch("/api/v1/audio/config/update", {method: "POST", headers, body})).status;
+}"""
+SPEAK = """async (language) => {
+  const headers = {authorization: `Bearer ${localStorage.token}`, "content-type": "application/json"};
+  const settings = await (await fetch("/api/v1/users/user/settings", {headers})).json();
+  const ui = {...settings?.ui, audio: {...settings?.ui?.audio, stt: {language}}};
+  const body = JSON.stringify({...settings, ui});
+  return (await fetch("/api/v1/users/user/settings/update", {method: "POST", headers, body})).status;
 }"""
 SEEING = [names[1] for names in HYBRID.values()]
 
@@ -56,7 +65,12 @@ def variables(home: HomeServer) -> dict[str, str]:
 
 
 class Guest(Visitor):
-    """Who also shows pictures."""
+    """Who also shows pictures, and looks up what llmux told Open WebUI."""
+
+    def heard(self) -> dict[str, Any]:
+        """The last transcription, as Open WebUI keeps it."""
+        kept = self._webui.log_path.parent.glob("data/cache/audio/transcriptions/*.json")
+        return json.loads(max(kept, key=lambda path: path.stat().st_mtime_ns).read_text())
 
     def show_picture(self) -> None:
         shown = {"name": "cat.png", "mimeType": "image/png", "buffer": base64.b64decode(picture().partition(",")[2])}
@@ -119,14 +133,20 @@ class TestPhaseTwo:
         at_home.say("What is this?")
         at_home.read(tiny.ANSWER)
 
-    def test_dictation(self, at_home):
+    @pytest.mark.parametrize(("language", "code"), [("", "en"), ("de", "de")], ids=["english", "german"])
+    def test_dictation(self, at_home, language, code):
+        """In English unless the person's own settings name another language."""
+        assert at_home.page.evaluate(SPEAK, language) == 200
         at_home.begin("Qwen3.5-4B-Instruct")
         at_home.page.locator("#voice-input-button").click()
         at_home.page.get_by_text(re.compile(r"\d:0[1-9]")).first.wait_for()  # a second was recorded
-        at_home.page.get_by_role("button", name="Confirm recording").last.click()
+        with at_home.page.expect_response(lambda answer: "/audio/transcriptions" in answer.url) as told:
+            at_home.page.get_by_role("button", name="Confirm recording").last.click()
+        assert told.value.status == 200
         expect(at_home.page.locator("#chat-input")).to_have_text(
             re.compile(hearing.COHERE_SAID, re.IGNORECASE), timeout=3 * PATIENCE_MS
         )
+        assert at_home.heard()["metrics"]["language"] == code
 
     def test_who_sees_nothing_says_so(self, at_home):
         """So the picture did come with the question."""
