@@ -1,12 +1,31 @@
-// Text to image.
+// Text to image. What there is of a picture is shown while it is made, by models that can show it.
 
 import { html, useState } from "../../vendor/htm-preact.js";
-import { post } from "../api.js";
+import { ApiError, events, send } from "../api.js";
 import { milliseconds } from "../format.js";
 import { Select, useWork } from "../parts.js";
 import { Waiting } from "./playground.js";
 
 const SIZES = ["auto", "512x512", "768x768", "1024x1024", "1024x768", "768x1024"];
+const IN_STREAM = { stream: true, partial_images: 3 };
+
+/** Ask for pictures; `show(urls, partial)` gets those that are made so far, and perhaps what there is of the next. */
+async function draw(body, options, show) {
+  const response = await send("POST", "/v1/images/generations", { ...options, body });
+  if (!response.headers.get("content-type")?.startsWith("text/event-stream")) {
+    const { data } = await response.json();
+    return show(data.map((image) => image.url ?? `data:image/png;base64,${image.b64_json}`));
+  }
+  const made = [];
+  for await (const { data } of events(response)) {
+    if (data === "[DONE]") break;
+    const { error, type, b64_json } = JSON.parse(data);
+    if (error) throw new ApiError(error.message, error.type === "invalid_request_error" ? 400 : 0, error.code);
+    const url = `data:image/png;base64,${b64_json}`;
+    if (type.endsWith(".completed")) made.push(url);
+    show([...made], type.endsWith(".partial_image") ? url : null);
+  }
+}
 
 export function Images({ model, choice }) {
   const [prompt, setPrompt] = useState("A lighthouse above a calm sea at dawn");
@@ -19,8 +38,13 @@ export function Images({ model, choice }) {
     const body = { model, prompt, size, n: Number(count), response_format: "b64_json" };
     const id = `pictures-${Math.random().toString(36).slice(2)}`;
     setRequest(id);
-    const { data } = await post("/v1/images/generations", body, { signal, headers: { "x-request-id": id } });
-    setResult({ prompt, urls: data.map((image) => image.url ?? `data:image/png;base64,${image.b64_json}`), took: performance.now() - began });
+    setResult(null);
+    const options = { signal, headers: { "x-request-id": id } };
+    const show = (urls, partial = null) => setResult({ prompt, urls, partial, took: performance.now() - began });
+    await draw({ ...body, ...IN_STREAM }, options, show).catch((error) => {
+      if (error.status !== 400) throw error;
+      return draw(body, options, show); // not every model can be asked for a stream
+    });
   });
   return html`<form class="stack" onSubmit=${(event) => (event.preventDefault(), make())}>
     <div class="fields">
@@ -31,6 +55,7 @@ export function Images({ model, choice }) {
     <label>Prompt<textarea rows="3" required value=${prompt} onInput=${(event) => setPrompt(event.target.value)} /></label>
     <div class="buttons">${busy ? html`<button type="button" onClick=${stop}>Stop</button>` : html`<button class="primary" type="submit">Make</button>`}</div>
     ${busy && html`<${Waiting} model=${model} request=${request} />`}
-    ${result && !busy && html`<div class="pictures">${result.urls.map((url, index) => html`<a href=${url} download=${`image-${index + 1}.png`} title="Save"><img src=${url} alt=${result.prompt} /></a>`)}</div><small class="num">${milliseconds(result.took)}</small>`}
+    ${result && html`<div class="pictures" aria-busy=${busy}>${result.urls.map((url, index) => html`<a href=${url} download=${`image-${index + 1}.png`} title="Save"><img src=${url} alt=${result.prompt} /></a>`)}${busy && result.partial && html`<img class="partial" src=${result.partial} alt="What there is so far" />`}</div>`}
+    ${result?.urls.length > 0 && !busy && html`<small class="num">${milliseconds(result.took)}</small>`}
   </form>`;
 }
