@@ -1,12 +1,17 @@
-"""Measure every runtime that is installed for `cuda` on this machine's GPU, and write docs/gpu-results.md: `make bench-gpu`."""
+"""Measure every runtime that is installed for `cuda` on this machine's GPU, and write docs/gpu-results.md: `make bench-gpu`.
+
+A subject that fails leaves the others running, and figures are kept as soon as they are taken: a run may be cut short.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bench.gpu import card as cards
@@ -24,7 +29,7 @@ def measured(card: Card, name: str, folder: Path, runtimes: Path, *, swaps: int)
         "devices": "auto",
         "server": {"runtimes_dir": str(runtimes)},
         "models": {"a": model, "b": model},
-        "limits": {"max_loaded": subjects.ONE_OF_EACH},
+        "limits": subjects.LIMITS,
     }
     with daemons.running(folder, config) as daemon:
         before_mib = card.free_mib()
@@ -32,6 +37,10 @@ def measured(card: Card, name: str, folder: Path, runtimes: Path, *, swaps: int)
         measures.answered(daemon, subject, "a")  # the first answer compiles
         speed = measures.speed(daemon, subject, "a")
         found = measures.footprint(daemon, card, "a", before_mib)
+        assert found.taken_mib > 0, "it takes no memory of the GPU: its program is for the processor alone"
+        own = measures.contexts(daemon, card)
+        assert own == [], f"the supervisor uses the GPU itself: {own}"
+        back_s = measures.kill(daemon, card, "a", before_mib)
         swapped = measures.swaps(daemon, card, subject, ("a", "b"), min(swaps, subject.swaps))
     return page.Figures(
         card=card.title,
@@ -42,37 +51,67 @@ def measured(card: Card, name: str, folder: Path, runtimes: Path, *, swaps: int)
         tokens_per_s=None if speed is None else speed.tokens_per_s,
         estimate_mib=found.estimate_mib,
         taken_mib=found.taken_mib,
+        back_s=back_s,
         swap_s=swapped.median_s,
         swaps=swapped.count,
         leak_mib=swapped.leak_mib,
     )
 
 
+def measure(
+    card: Card, names: Iterable[str], runtimes: Path, *, swaps: int, file: Path, echo: Callable[[str], None]
+) -> list[str]:
+    """Add the figures of these subjects to the file, one after the other; the names of those that failed."""
+    failed = []
+    with subjects.written_by(runtimes), tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            place = Path(folder, name)
+            place.mkdir()
+            try:
+                if (reason := subjects.missing(name, card.id, runtimes)) is not None:
+                    echo(f"{name}: left out: {reason}")
+                    continue
+                figures = measured(card, name, place, runtimes, swaps=swaps)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others are measured
+                failed.append(name)
+                echo(f"{name}: failed: {type(error).__name__}: {error}")
+                log = place / "daemon.log"
+                for line in log.read_text("utf-8").splitlines()[-measures.LOG_LINES :] if log.exists() else ():
+                    echo(f"  {line}")
+            else:
+                page.write(page.merged(page.read(file), [figures]), file)
+                echo(f"{name}: {figures}")
+    return failed
+
+
 def main() -> int:
-    """Tell of each subject, and why one is left out; 1 without a GPU."""
+    """Tell of each subject, and why one is left out; 1 without a GPU, or where one failed."""
     flags = argparse.ArgumentParser(prog="bench.gpu", description="Measure the runtimes on this machine's NVIDIA GPU.")
     flags.add_argument("--only", nargs="+", choices=subjects.SUBJECTS, default=list(subjects.SUBJECTS))
-    flags.add_argument("--swaps", type=int, default=100)
+    flags.add_argument("--swaps", type=int, choices=range(2, 1001), metavar="2-1000", default=100)
     flags.add_argument("--runtimes-dir", type=Path, default=runtimes_dir())
     asked = flags.parse_args()
     card = cards.first()
     if isinstance(card, str):
         print(card)
         return 1
-    print(card.title)
-    taken = []
-    with subjects.written_by(asked.runtimes_dir), tempfile.TemporaryDirectory() as folder:
-        for name in asked.only:
-            if (reason := subjects.missing(name, card.id, asked.runtimes_dir)) is not None:
-                print(f"{name}: left out: {reason}")
-                continue
-            place = Path(folder, name)
-            place.mkdir()
-            taken.append(measured(card, name, place, asked.runtimes_dir, swaps=asked.swaps))
-            print(f"{name}: {taken[-1]}")
-    page.write(page.merged(page.read(), taken))
-    subprocess.run([sys.executable, "-m", "tools.docs"], check=True)
-    return 0
+    print(card.title, flush=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the daemon and its workers end, too
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    try:
+        failed = measure(
+            card,
+            asked.only,
+            asked.runtimes_dir.absolute(),
+            swaps=asked.swaps,
+            file=page.FILE,
+            echo=lambda line: print(line, flush=True),
+        )
+    finally:
+        subprocess.run([sys.executable, "-m", "tools.docs"], check=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -22,23 +23,32 @@ from tests.support.daemon import Daemon, wait_until
 
 LOAD_S = 600.0
 BACK_S = 60.0
+LOG_LINES = 15
 LOOSE_MIB = 64  # the driver's own use may change by that much
 
 TAKE = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
 for call in (
     lambda: cuda.cuInit(0),
     lambda: cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0),
-    lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]) << 20)),
+    lambda: cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)),
 ):
     error = call()
     assert error == 0, error
-print("taken", flush=True)
+mib = min(int(sys.argv[1]), (free.value >> 20) - 256)
+while mib > 0 and cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(mib << 20)) != 0:
+    mib -= 64
+assert mib > 0, "nothing is free"
+print("taken", mib, flush=True)
 sys.stdin.read()
 """
-"""Takes so many MiB of the first GPU it sees, until its input ends."""
+"""Takes so many MiB of the first GPU it sees, until its input ends. Where less is free, it leaves 256 MiB.
+
+Its own context takes hundreds of MiB, and others take memory meanwhile, so it asks for less until it gets it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +76,35 @@ class Swaps:
     leak_mib: int
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What became of a load beside another process: whether that came during the load, and what the daemon says of a failure."""
+
+    during: bool
+    failure: str | None
+
+
 def load(daemon: Daemon, model: str) -> float:
-    """Seconds until it is ready."""
+    """Seconds until it is ready. Raises AssertionError with what the daemon says where it fails."""
     began = time.monotonic()
-    daemon.post(f"/v1/admin/models/{model}/load")
-    daemon.wait_state(model, "ready", LOAD_S)
+    with daemon.client() as client:
+        asked = client.post(f"/v1/admin/models/{model}/load", timeout=LOAD_S)  # it answers when it is ready
+    assert asked.is_success, asked.text
     return time.monotonic() - began
+
+
+def load_beside(daemon: Daemon, model: str, outsider: Outsider) -> Beside:
+    """Load it while another process comes and takes memory."""
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(load, daemon, model)
+        wait_until(lambda: asked.done() or daemon.model(model)["state"] == "starting", what=f"{model} starts")
+        with outsider:
+            during = not asked.done()
+            error = asked.exception()
+            assert daemon.get("/health").status_code == 200
+    if error is not None and not isinstance(error, AssertionError):
+        raise error
+    return Beside(during, None if error is None else str(error))
 
 
 def footprint(daemon: Daemon, card: Card, model: str, before_mib: int) -> Footprint:
@@ -85,7 +118,8 @@ def answered(daemon: Daemon, subject: Subject, model: str) -> None:
     asked = dict(subject.request())
     field = "json" if "json" in asked else "data"
     asked[field] = {**asked[field], "model": model}
-    answer = daemon.post(subject.path, **asked)
+    with daemon.client() as client:
+        answer = client.post(subject.path, timeout=LOAD_S, **asked)
     assert answer.status_code == 200, answer.text
 
 
@@ -132,7 +166,7 @@ def swaps(daemon: Daemon, card: Card, subject: Subject, models: Sequence[str], c
 
 
 class Outsider:
-    """A process that isn't llmux's and takes memory of the card. `argv` of another one takes no argument."""
+    """A process that isn't llmux's and takes memory of the card, `mib` at most. `argv` of another one takes no argument."""
 
     def __init__(self, mib: int, *, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self._argv = list(argv) or [sys.executable, "-c", TAKE, str(mib)]
@@ -143,8 +177,13 @@ class Outsider:
             self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=self._env
         )
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"taken\n"
+        assert self._process.stdout.readline().startswith(b"taken"), "it could take no memory"
         return self
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
 
     def __exit__(self, *_error: object) -> None:
         self._process.kill()

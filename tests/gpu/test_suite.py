@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bench.gpu import __main__ as bench
 from bench.gpu import card as cards
 from bench.gpu import measures, page, subjects
 from runtimes.registry import REGISTRY
 from supervisor.io import venvs
+from tests.support import daemon as daemons
+from tests.support import hf_folder, minilm
 from tests.support.clients import Gpu
 from tests.support.daemon import REPOSITORY, fake, running, wait_until
 
 TAKES = 3000
 STAND_IN = [sys.executable, "-c", "import sys; print('taken', flush=True); sys.stdin.read()"]
 SUBJECT = replace(subjects.SUBJECTS["transformers"], runtime="command")
+LIBCUDA = """
+#include <stddef.h>
+#include <stdlib.h>
+static size_t mib(const char *name) { return (size_t)atol(getenv(name)) << 20; }
+int cuInit(unsigned flags) { return 0; }
+int cuCtxCreate_v2(void **context, unsigned flags, int device) { return 0; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = mib("FREE_MIB"); *total = mib("FREE_MIB"); return 0; }
+int cuMemAlloc_v2(unsigned long long *pointer, size_t size) { return size > mib("LEFT_MIB") ? 2 : 0; }
+"""
+"""A driver of CUDA that says how much is free, of which others have taken some when it comes to allocating."""
 
 
 @pytest.fixture
@@ -38,7 +53,7 @@ def card(scripted) -> cards.Card:
 @pytest.fixture
 def daemon(tmp_path, scripted):
     model = fake(vram_mib=TAKES, env=scripted.takes(TAKES))
-    config = {"devices": "auto", "models": {"a": model, "b": model}, "limits": {"max_loaded": subjects.ONE_OF_EACH}}
+    config = {"devices": "auto", "models": {"a": model, "b": model}, "limits": subjects.LIMITS}
     with running(tmp_path, config, env=scripted.env) as daemon:
         yield daemon
 
@@ -81,6 +96,79 @@ class TestMeasures:
             assert daemon.get("/health").status_code == 200
         measures.back(card, before_mib)
         measures.answered(daemon, SUBJECT, "b")
+
+    def test_an_outsider_during_a_load(self, tmp_path, scripted):
+        """It comes while the worker starts; what the daemon says of a load that fails is handed on."""
+        slow = fake("--start-delay", "2", vram_mib=TAKES, env=scripted.takes(TAKES))
+        models = {"a": slow, "b": fake("--exit-code", "3")}
+        config = {"devices": "auto", "models": models, "limits": subjects.LIMITS}
+        with running(tmp_path, config, env=scripted.env) as daemon:
+            outsider = measures.Outsider(0, argv=STAND_IN, env=scripted.takes(9000))
+            assert measures.load_beside(daemon, "a", outsider) == measures.Beside(during=True, failure=None)
+            assert "b was not loaded: " in measures.load_beside(daemon, "b", outsider).failure
+
+    @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler for a stand-in of libcuda")
+    @pytest.mark.parametrize(
+        ("asked", "left", "taken"),
+        [(1024, 16000, 1024), (20000, 16000, 16000 - 256), (20000, 9000, 8960)],
+        ids=["as asked", "no more than is free", "no more than others leave"],
+    )
+    def test_what_an_outsider_takes(self, tmp_path, monkeypatch, asked, left, taken):
+        """Its own context and the worker that is loading take memory, too."""
+        source = tmp_path / "cuda.c"
+        source.write_text(LIBCUDA)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+        done = subprocess.run(
+            [sys.executable, "-c", measures.TAKE, str(asked)],
+            env={**os.environ, "FREE_MIB": "16000", "LEFT_MIB": str(left)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"taken {taken}\n"
+
+
+class TestBench:
+    """All subjects, one after the other."""
+
+    @pytest.fixture
+    def tell(self, scripted, monkeypatch, tmp_path):
+        """Measures stand-ins: one that works, one whose worker crashes, one that takes no memory of the GPU."""
+        env = scripted.takes(TAKES)
+        stand_ins = {
+            "crashes": fake("--exit-code", "3", vram_mib=TAKES),
+            "on the processor": fake(vram_mib=TAKES),
+            "works": fake(vram_mib=TAKES, env=env),
+        }
+        subject = {name: replace(SUBJECT, model=None, keys=model) for name, model in stand_ins.items()}
+        monkeypatch.setattr(subjects, "SUBJECTS", subject)
+        start = daemons.running
+        monkeypatch.setattr(daemons, "running", lambda *words: start(*words, env=scripted.env))
+        lines: list[str] = []
+
+        def measured() -> tuple[list[str], tuple[page.Figures, ...], list[str]]:
+            file = tmp_path / "figures.json"
+            failed = bench.measure(cards.first(), subject, tmp_path, swaps=2, file=file, echo=lines.append)
+            return failed, page.read(file), lines
+
+        return measured
+
+    def test_one_that_fails_leaves_the_others_running(self, tell):
+        failed, figures, lines = tell()
+        assert failed == ["crashes", "on the processor"]
+        assert [(one.subject, one.taken_mib, one.swaps, one.leak_mib) for one in figures] == [("works", TAKES, 2, 0)]
+        assert "crashes: failed: AssertionError: " in lines[0]
+        assert any("for the processor alone" in line for line in lines)
+
+    def test_nothing_is_installed(self, tmp_path, scripted, monkeypatch):
+        """Not even llama.cpp's server, which most tests' daemons serve."""
+        monkeypatch.setattr(subjects.environments, "installed", lambda name: pytest.fail(f"it installs {name}"))
+        with running(tmp_path, {"server": {"runtimes_dir": str(tmp_path)}, "models": {"a": fake()}}) as daemon:
+            assert daemon.get("/health").status_code == 200
+        for name in ("faster_whisper", "whisper_cpp"):
+            assert subjects.SUBJECTS[name].request()["files"]
 
 
 class TestSubjects:
@@ -144,16 +232,55 @@ class TestSubjects:
         problems = adapter.check(config, runtimes_dir=tmp_path)
         assert [problem.partition(":")[0] for problem in problems] == ["folder", "python"]
 
-    @pytest.mark.parametrize("name", ["transformers", "embeddings", "embeddings-clip"])
-    def test_its_keys_are_valid(self, name):
-        config = subjects.SUBJECTS[name].config("gpu0")
-        assert REGISTRY.get(subjects.SUBJECTS[name].runtime).config(**config).devices == ["gpu0"]
+    @pytest.mark.parametrize("name", subjects.SUBJECTS)
+    def test_its_keys_are_valid(self, name, tmp_path, monkeypatch, scripted):
+        """All that its adapter finds wrong is that files and programs aren't here."""
+        for variable in ("LLMUX_TEST_EXL3", "LLMUX_TEST_TABBYAPI", "LLMUX_TEST_COMFYUI"):
+            monkeypatch.setenv(variable, str(tmp_path))
+        subject = subjects.SUBJECTS[name]
+        folder = hf_folder.write(
+            tmp_path / "model", {"architectures": ["CLIPModel"]} if name == "embeddings-clip" else {}
+        )
+        made = replace(subject, model=None if subject.model is None else lambda: folder)
+        adapter = REGISTRY.get(subject.runtime)
+        config = adapter.config(**made.config("gpu0"))
+        assert config.devices == ["gpu0"]
+        problems = adapter.check(config, runtimes_dir=tmp_path)
+        assert {problem.partition(":")[0] for problem in problems} <= {"path", "folder", "python", "binary"}
+
+    def test_a_kernel_of_the_hub(self, tmp_path, monkeypatch):
+        """FP8 needs one, which `llmux pull` gets."""
+        folder = hf_folder.write(tmp_path / "model", {"quantization_config": {"quant_method": "fp8"}})
+        python = tmp_path / "transformers" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        found = venvs.Environment("transformers", tmp_path / "transformers", "3.11.7", None, "cuda", "", ())
+        monkeypatch.setattr(venvs, "installed", lambda *_: found)
+        subject = replace(subjects.SUBJECTS["transformers-fp8"], model=lambda: folder)
+        monkeypatch.setattr(subjects, "SUBJECTS", {"fp8": subject})
+        told = subjects.missing("fp8", "gpu0", tmp_path)
+        assert told.startswith(f"the kernel kernels-community/finegrained-fp8 is not in {tmp_path / '.kernels'}: ")
+        repository = tmp_path / ".kernels" / "kernels--kernels-community--finegrained-fp8"
+        (repository / "refs").mkdir(parents=True)
+        for kernel in REGISTRY.get("transformers").kernels(
+            REGISTRY.get("transformers").config(**subject.config("gpu0")),
+            lambda: json.loads((folder / "config.json").read_text()),
+        ):
+            (repository / "refs" / kernel.branch).touch()
+        assert subjects.missing("fp8", "gpu0", tmp_path) is None
+
+    def test_a_model_that_no_index_gives(self, tmp_path, monkeypatch):
+        def folder() -> Path:
+            raise subprocess.CalledProcessError(1, "uv")
+
+        monkeypatch.setattr(minilm, "folder", folder)
+        assert minilm.PACKAGE in subjects.missing("embeddings", "gpu0", tmp_path)
 
 
 class TestPage:
     """Figures are kept by card and subject, and shown as a table."""
 
-    ONE = page.Figures("Card", "vllm", "2026-11-24", 10.0, 0.1, 99.5, 1000, 1100, 12.0, 100, 0)
+    ONE = page.Figures("Card", "vllm", "2026-11-24", 10.0, 0.1, 99.5, 1000, 1100, 1.5, 12.0, 100, 0)
 
     def test_none_yet(self):
         assert page.tables(()) == page.NONE
@@ -161,7 +288,7 @@ class TestPage:
     def test_a_table(self):
         first, _, head, _, row = page.tables([self.ONE]).splitlines()
         assert (first, head.count("|")) == ("**Card**", len(page.HEAD) + 1)
-        assert row == "| `vllm` | 2026-11-24 | 10.0 | 0.10 | 100 | 1000 | 1100 | 12.0 | 0 (100) |"
+        assert row == "| `vllm` | 2026-11-24 | 10.0 | 0.10 | 100 | 1000 | 1100 | 1.5 | 12.0 | 0 (100) |"
 
     def test_a_new_run_replaces_an_old_one(self, tmp_path):
         new, other = replace(self.ONE, date="2026-12-01"), replace(self.ONE, card="Another")

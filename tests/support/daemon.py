@@ -76,11 +76,12 @@ class Daemon:
             "worker_port_first": first + 1,
             "worker_port_last": first + 39,
             "state_dir": str(self.state_dir),
-            "runtimes_dir": str(tiny.runtimes_dir()),
             "log_format": "json",
         }
         self.config = {"devices": [{"kind": "host", "budget_mib": 4000, "margin_mib": 0}], **config}
         self.config["server"] = server | config.get("server", {})
+        if "runtimes_dir" not in self.config["server"]:  # else its environments need not be installed
+            self.config["server"]["runtimes_dir"] = str(tiny.runtimes_dir())
         self.process: subprocess.Popen[bytes] | None = None
 
     # life
