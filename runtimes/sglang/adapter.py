@@ -127,6 +127,7 @@ class SglangAdapter(ServerProgramAdapter[SglangConfig]):
     summary = "Hugging Face models on SGLang's own server: many requests at once, shared beginnings of prompts."
     all_endpoints = _TOKENS | _TEXT | _VECTORS
     config = SglangConfig
+    requirements = Path(__file__).parent / "requirements.lock"
     spreads = True
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "top_k": ("top_k",),
@@ -156,7 +157,7 @@ class SglangAdapter(ServerProgramAdapter[SglangConfig]):
         raise RuntimeNotInstalledError(
             self.name,
             f"There is no SGLang in {own.parents[1]}, and no sglang program on PATH.",
-            "set python to the interpreter of an environment with SGLang (pip install sglang)",
+            f"llmux runtimes install {self.name} --accelerator cuda; or set python to the interpreter of an environment with SGLang",
         )
 
     def settings(self, config: SglangConfig, context: LaunchContext) -> Mapping[str, JsonValue]:

@@ -28,6 +28,7 @@ import pytest
 from runtimes.registry import REGISTRY
 from supervisor.cli import environments as products
 from supervisor.io import venvs
+from supervisor.io.recipe import Device, pinned
 from tests.contract import conftest, test_footprints
 from tests.support import build_vllm, environments, tiny_language
 from tests.support.build_llama_server import CACHE
@@ -90,12 +91,14 @@ SUBJECTS = {
 
 
 def environment(name: str) -> Json:
-    """A fresh install: its seconds, and its size in MiB. Empty for a runtime without an environment."""
+    """A fresh install, for the processor where it has one: its seconds, and its size in MiB. Empty for one without."""
     if REGISTRY.get(name).requirements is None:
         return {}
     with tempfile.TemporaryDirectory(prefix="figures-", dir=CACHE) as folder:
         began = time.monotonic()
-        made = venvs.install(products.recipe_of(name), Path(folder), lambda _line: None, device="cpu")
+        recipe = products.recipe_of(name)
+        device: Device = "cpu" if any(map(pinned, recipe.locks("cpu"))) else "cuda"
+        made = venvs.install(recipe, Path(folder), lambda _line: None, device=device)
         return {"install_s": round(time.monotonic() - began, 1), "mib": made.size_bytes() >> 20}
 
 

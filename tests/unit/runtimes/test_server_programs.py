@@ -155,8 +155,18 @@ class TestProgram:
 
     def test_no_sglang(self, tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", "")
-        with pytest.raises(RuntimeNotInstalledError, match="pip install sglang"):
+        with pytest.raises(
+            RuntimeNotInstalledError, match="llmux runtimes install sglang --accelerator cuda; or set python"
+        ):
             Server("sglang", tmp_path).words(python=None)
+
+    def test_the_environment_of_sglang_goes_before_one_on_path(self, tmp_path, monkeypatch):
+        (own := tmp_path / "runtimes" / "sglang" / "bin" / "python").parent.mkdir(parents=True)
+        (beside := tmp_path / "on_path").mkdir()
+        for program in (own, beside / "sglang", beside / "python"):
+            program.symlink_to("/bin/true")
+        monkeypatch.setenv("PATH", str(beside))
+        assert Server("sglang", tmp_path).words(python=None)[0] == str(own)
 
     def test_an_sglang_on_path(self, tmp_path, monkeypatch):
         for name in ("sglang", "python"):
