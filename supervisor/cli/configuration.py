@@ -60,7 +60,8 @@ def found(path: Path | None, flags: Mapping[str, object] | None = None) -> Confi
     files = importers.llm_pool_files()
 
     def read() -> Mapping[str, JsonValue]:
-        return importers.read([file for file in files if file.is_file()], "llm-pool").document()
+        there = [file for file in files if file.is_file()]
+        return importers.read(there, "llm-pool", Path.cwd()).document()
 
     return Configuration(search_path()[0], flags or {}, Foreign(tuple(files), read))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,8 @@ from pydantic import JsonValue
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog.assembly import KEYS_NAME, Assembly, config_error
-from supervisor.catalog.document import Layer, Source, Table, parse, plain
+from supervisor.catalog.document import Layer, Source, Table, dotted, parse, plain
+from supervisor.catalog.loader import FILE_NAME
 from supervisor.catalog.yaml_writer import to_yaml
 from supervisor.cli.configuration import LOCAL_VARIABLE, SETTINGS_VARIABLE
 from supervisor.cli.importers import first_llmux, llama_swap, llm_pool, presets
@@ -46,7 +48,7 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
         paths = _settings_files(*paths)
     elif len(paths) > _MOST_FILES.get(form, 1):
         raise click.UsageError(f"{form} has {_MOST_FILES.get(form, 1)} file(s), not {len(paths)}.")
-    draft = read(paths, form)
+    draft = read(paths, form, Path.cwd() if out is None else out.absolute().parent)
     written = [] if out is None else [out, *([out.with_name(KEYS_NAME)] if draft.keys else [])]
     if there := [str(path) for path in written if path.exists()]:
         raise InvalidRequestError(f"{', '.join(there)} is there already: name another file with -o, or move it away.")
@@ -109,8 +111,11 @@ def _named_by(variable: str) -> Path | None:
     return path
 
 
-def read(paths: Sequence[Path], form: str) -> Draft:
-    """What the files say, settled. Raises ConfigError for files that can't be read, or that their program would refuse."""
+def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
+    """What the files say, settled, as a file in `folder` would say it. Blocks on the files of models at rest.
+
+    Raises ConfigError for files that can't be read, or that their program would refuse.
+    """
     path = paths[0]
     match form:
         case "llama-swap":
@@ -129,7 +134,24 @@ def read(paths: Sequence[Path], form: str) -> Draft:
     except ConfigError as error:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from error
     draft.settle()
+    _rest(draft, folder)
     return draft
+
+
+def _rest(draft: Draft, folder: Path) -> None:
+    """Switch off those models at rest that can't be used as they are: no daemon would start with them."""
+    draft.at_rest = {name: where for name, where in draft.at_rest.items() if name in draft.models}
+    if not draft.at_rest:
+        return
+    root, problems = parse(draft.text(()), Source(Layer.FILE, "imported", folder))
+    assert isinstance(root, Table), "we wrote it"
+    assembly = Assembly(root, folder / FILE_NAME, REGISTRY, check_files=True)
+    with suppress(ConfigError):
+        assembly.catalog(problems)
+    for problem in assembly.problems:
+        if len(problem.trail) > 1 and problem.trail[0] == "models" and problem.trail[1] in draft.at_rest:
+            key = dotted(problem.trail[2:])
+            draft.switch_off(str(problem.trail[1]), f"{key}: {problem.message}" if key else problem.message)
 
 
 def _form(path: Path) -> str:

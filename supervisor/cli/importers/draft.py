@@ -47,6 +47,7 @@ class Draft:
     server: Values = field(default_factory=dict)
     keys: list[Values] = field(default_factory=list)  # of clients: entries of the file of API keys
     notes: list[Note] = field(default_factory=list)
+    at_rest: dict[str, str] = field(default_factory=dict)  # models not loaded at the start → the key that says so
     _above: dict[Trail, list[str]] = field(default_factory=dict)
 
     def lose(self, where: str, message: str, *, model: str | None = None) -> None:
@@ -99,6 +100,16 @@ class Draft:
             known = self.virtual(name, model).setdefault(part, {})
             assert isinstance(known, dict)
             known.update(values)
+
+    def switch_off(self, model: str, why: str) -> None:
+        """Leave one that is at rest out of what is served: it can't be loaded as it is."""
+        where = self.at_rest.pop(model)
+        self.models[model]["enabled"] = False
+        self.notes = [note for note in self.notes if note.where != where]
+        key = where.rpartition(".")[2]
+        above = self._above[("models", model)]
+        above[:] = [line for line in above if not line.startswith(f"Look at: {key}:")]
+        self.look(where, f'it stays off ({why}); once that is mended, take "enabled: false" out', model=model)
 
     def spread(self, model: str) -> None:
         """Copy the defaults of the model's own name to its other names."""

@@ -2,7 +2,8 @@
 
 Each backend becomes the runtime of its name, and ct2 ctranslate2.
 Shared decoding settings and how a model thinks belong to the requests, so they become a virtual model of the same name. Both
-are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool.
+are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool. What is `enabled` is loaded at the
+start; anything else can be loaded, too, as far as this machine has what it takes.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ _RENAMED_REMOTE: Final = {
     "max_retries": "max_retries",
     "health_check": "health",
 }
-_SWITCHED_OFF: Final = 'it stays off, and nobody can load it here; take "enabled: false" out to have it'
+_AT_REST: Final = "it isn't loaded at the start, as before; but here a request loads it, too"
 _BITS: Final = re.compile(r"\d+")  # of "Q8", 8, "8,4"
 _WHOLE: Final = re.compile(r"-?\d+", re.ASCII)
+_OFFERED: Final = 'it is there for requests that say allow_remote; "enabled: false" would take it away'
 _OWN: Final = "llmux chooses it"
 
 
@@ -128,13 +130,22 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
             draft.lose(f"{where}.{key}", "others run it", model=name)
         elif values.get(key) is not None and values[key] != 1:
             model[key] = values[key]
-    if values.get("enabled") is False:
-        model["enabled"] = False
-        draft.look(f"{where}.enabled", _SWITCHED_OFF, model=name)
+    _start(draft, name, f"{where}.enabled", values.get("enabled"), is_remote=convert_backend is _remote)
     if convert_backend is not _remote:
         if values.get("prompt_format") is not None:
             model["prompt_format"] = values["prompt_format"]
         _think(draft, name, values.get("enable_thinking"), CHAT_TEMPLATE)
+
+
+def _start(draft: Draft, name: str, at: str, enabled: JsonValue, *, is_remote: bool) -> None:
+    """Whether it is loaded at the start. Operators may load it later in any case."""
+    if enabled is False:
+        draft.at_rest[name] = at
+        draft.look(at, _OFFERED if is_remote else _AT_REST, model=name)
+    elif enabled is True and not is_remote:
+        draft.models[name]["preload"] = True
+    elif not isinstance(enabled, bool | None):
+        draft.lose(at, "expected true or false", model=name)
 
 
 def _think(draft: Draft, name: str, wanted: JsonValue, switch: Thinking) -> None:

@@ -130,6 +130,33 @@ class TestCommand:
         assert "port: 8300" in llmux("config", "import", settings, **variable).stdout
         assert "port: 8200" in llmux("config", "import", settings, FIXTURES / "local.json", **variable).stdout
 
+    def test_models_of_llm_pool_that_are_not_enabled(self, tmp_path):
+        """They can be loaded as there, unless this machine lacks what they take: no daemon would start with such a one."""
+        (tmp_path / "here.gguf").symlink_to(tiny.model())
+        (tmp_path / "broken.gguf").write_bytes(b"no model")
+        models = {
+            name: {"backend": "llama_server", "model_path": f"{name}.gguf", "enabled": False, "enable_thinking": False}
+            for name in ("here", "gone", "broken")
+        }
+        models["here"]["enable_thinking"] = True
+        settings, out = tmp_path / "settings.json", tmp_path / "llmux.yaml"
+        settings.write_text(json.dumps({"engine": {"models": models}}))
+        told = llmux("config", "import", settings, "-o", out)
+        assert told.returncode == 0, told.stderr
+        written = yaml.safe_load(out.read_text())
+        assert {name: model.get("enabled", True) for name, model in written["models"].items()} == {
+            "here": True,
+            "gone": False,
+            "broken": False,
+        }
+        assert "engine.models.here.enabled: it isn't loaded at the start" in told.stderr
+        for name in ("gone", "broken"):
+            (note,) = [line for line in told.stderr.splitlines() if f"models.{name}.enabled" in line]
+            assert "it stays off" in note
+            assert f"path: {tmp_path}/{name}.gguf" in note
+        checked = llmux("config", "check", out)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
     @pytest.mark.parametrize("variable", ["LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH"])
     def test_a_variable_that_names_no_file(self, tmp_path, variable):
         there = {"LLM_POOL_SETTINGS_PATH": str(FIXTURES / "settings.json")}

@@ -139,16 +139,27 @@ class TestLlmPool:
             "engine.models.c.vllm_serve_extra_args.--max-num-seqs: its value is missing",
         ]
 
-    def test_models_that_are_switched_off_stay_so_and_are_named(self):
-        """There operators may load them; here nobody may, so they are told of each."""
+    def test_what_is_enabled_is_loaded_at_the_start(self):
+        """Others can be loaded all the same, as there; a model that others run has no start."""
         gguf = {"backend": "llama_server", "model_path": "/a.gguf"}
-        draft = llm_pool.convert(
-            {"engine": {"models": {"a": {**gguf, "enabled": False}, "b": {**gguf, "enabled": True}}}}
-        )
+        remote = {"backend": "openai_remote", "remote_base_url": "https://x.example/v1", "remote_model": "m"}
+        models = {
+            "no": {**gguf, "enabled": False},
+            "yes": {**gguf, "enabled": True},
+            "unsaid": gguf,
+            "odd": {**gguf, "enabled": "no"},
+            "far": {**remote, "enabled": True},
+        }
+        draft = llm_pool.convert({"engine": {"models": models}})
         draft.settle()
-        assert draft.models["a"] == {"path": "/a.gguf", "enabled": False}
-        assert draft.models["b"] == {"path": "/a.gguf"}
-        assert [note.partition(":")[0] for note in notes(draft)] == ["engine.models.a.enabled"]
+        assert draft.models["yes"] == {"path": "/a.gguf", "preload": True}
+        assert draft.models["no"] == draft.models["unsaid"] == draft.models["odd"] == {"path": "/a.gguf"}
+        assert "preload" not in draft.models["far"]
+        assert draft.at_rest == {"no": "engine.models.no.enabled"}
+        assert [note for note in notes(draft) if "enabled" in note] == [
+            "engine.models.no.enabled: it isn't loaded at the start, as before; but here a request loads it, too",
+            "engine.models.odd.enabled: expected true or false",
+        ]
 
     def test_thinking_is_a_default(self):
         """Which a request may overrule."""
