@@ -189,7 +189,7 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
     "diffusers": Subject("diffusers", tiny_pictures.model, path="/v1/images/generations", request=_picture),
     "comfyui": Subject("comfyui", None, path="/v1/images/generations", request=_picture, found=_comfyui),
 }
-"""By name: its runtime, and after a hyphen what is special about it. vllm's environment has no bitsandbytes, so it has no bnb4."""
+"""By name: its runtime, and after a hyphen what is special about it. vLLM has no bitsandbytes any more, so it has no bnb4."""
 
 ELSEWHERE: Final[Mapping[str, str]] = {
     "command": "anybody's program",

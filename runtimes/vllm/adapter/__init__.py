@@ -41,6 +41,7 @@ PROGRAM: Final = "runtimes.vllm.worker"
 SWITCH: Final = "enable_thinking"
 CALL_MARKS: Final = ("<|channel|>", "<tool_call>", "</think>")
 GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+BITSANDBYTES: Final = "bitsandbytes"
 START_METHOD: Final = "VLLM_WORKER_MULTIPROCESSING_METHOD"  # of the engine's processes: the worker has threads already
 NOT_FOR_ENV: Final = {**OWN_VARIABLES, KEY_VARIABLE: "is set by llmux", START_METHOD: "is set by llmux"}
 
@@ -138,5 +139,8 @@ def _own_problems(config: VllmWorkerConfig) -> Iterator[str]:
     names = found.architectures if found is not None else ()
     if names and not names[0].endswith(GENERATING):
         yield f"path: {names[0]} is no language model that generates text; vllm_serve has the other kinds"
+    if BITSANDBYTES in (config.quantization, found.quantization if found is not None else None):
+        key = "path" if config.quantization is None else "quantization"
+        yield f"{key}: vLLM has no {BITSANDBYTES} any more; runtime transformers has it"
     for variable in sorted(NOT_FOR_ENV.keys() & config.env.keys()):
         yield f"env: {variable} {NOT_FOR_ENV[variable]}"

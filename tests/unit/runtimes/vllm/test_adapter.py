@@ -106,6 +106,10 @@ class TestKeys:
             ({"path": "/no/such/model"}, "path: /no/such/model: there is no such folder"),
             ({"gpu_memory_utilization": 0.9}, "gpu_memory_utilization: a share sizes no memory here"),
             ({"num_speculative_tokens": 2}, "num_speculative_tokens: needs speculative_method"),
+            (
+                {"quantization": "bitsandbytes"},
+                "quantization: vLLM has no bitsandbytes any more; runtime transformers has it",
+            ),
             ({"env": {"LLMUX_WORKER_KEY": "x"}}, "env: LLMUX_WORKER_KEY is set by llmux"),
             ({"env": {"VLLM_WORKER_MULTIPROCESSING_METHOD": "fork"}}, "env: VLLM_WORKER_MULTIPROCESSING_METHOD is set"),
         ],
@@ -118,6 +122,11 @@ class TestKeys:
         hf_folder.write(folder, {"architectures": ["BertModel"], "model_type": "bert"})
         (problem,) = ADAPTER.check(config(), runtimes_dir=Path("/nonexistent"))
         assert problem == "path: BertModel is no language model that generates text; vllm_serve has the other kinds"
+
+    def test_weights_that_vllm_cannot_read(self, config, folder):
+        hf_folder.write(folder, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}})
+        (problem,) = ADAPTER.check(config(), runtimes_dir=Path("/nonexistent"))
+        assert problem == "path: vLLM has no bitsandbytes any more; runtime transformers has it"
 
 
 class TestCapabilities:
