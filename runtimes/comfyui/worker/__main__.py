@@ -29,6 +29,7 @@ from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.form import read_files
 from runtimes.sdk.parameters import check
 from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.steps import Steps
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.shared.pictures import HEADER
 
@@ -60,9 +61,8 @@ class ComfyWorker(Worker):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.progress: dict[str, tuple[int, int]] = {}  # by request: steps made, of how many
+        self.steps = Steps(self.meters.registry)
         self._drawn = Counter("llmux_worker_pictures", "Pictures made.", registry=self.meters.registry)
-        self._steps = Counter("llmux_worker_steps", "Steps made.", registry=self.meters.registry)
 
     def load(self) -> None:
         """Start ComfyUI, and see that it has what the workflow needs. Models are loaded with the first request."""
@@ -92,12 +92,8 @@ class ComfyWorker(Worker):
         return {
             "POST /v1/images/generations": self._generations,
             "POST /v1/images/edits": self._edits,
-            "GET /progress": self._progress,
+            "GET /progress": self.steps.tell,
         }
-
-    async def _progress(self, _request: Request) -> Response:
-        told = {name: {"step": step, "steps": steps} for name, (step, steps) in self.progress.copy().items()}
-        return JSONResponse({"requests": told})
 
     async def _generations(self, request: Request) -> Response:
         body = await Body.of(request)
@@ -200,7 +196,7 @@ class ComfyWorker(Worker):
                 found += [(each, seed) for each in self._run(name, values, wanted, seed, cancel, (at, wanted.count))]
             return found
         finally:
-            self.progress.pop(name, None)
+            self.steps.end(name)
             assert self._folder is not None, "it is loaded"
             self._folder.clear()
 
@@ -216,8 +212,7 @@ class ComfyWorker(Worker):
         at, turns = turn
 
         def on_step(step: int, steps: int) -> None:
-            self._steps.inc()
-            self.progress[name] = (at * steps + step, turns * steps)
+            self.steps.made(name, at * steps + step, turns * steps)
 
         seeded = {"seed": seed} if "seed" in self.workflow.places else {}
         filled = self.workflow.filled({**values, **seeded}, secrets.token_hex(8))

@@ -1,7 +1,7 @@
 """The worker that draws: a pipeline of diffusers behind OpenAI's images API.
 
-One picture is made at a time, each in its steps. After each step the request's progress is written down, which `/progress`
-tells by the request's `x-request-id`, and the client's cancellation is looked at.
+One picture is made at a time, each in its steps. After each step the request's progress is written down, and the client's
+cancellation is looked at.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.form import FilesForm, read_files
 from runtimes.sdk.parameters import Table, check
 from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.steps import Steps
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.shared.pictures import HEADER
 
@@ -54,9 +55,8 @@ class Painter(Worker):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.progress: dict[str, tuple[int, int]] = {}  # by request: steps made, of how many
+        self.steps = Steps(self.meters.registry)
         self._drawn = Counter("llmux_worker_pictures", "Pictures made.", registry=self.meters.registry)
-        self._steps = Counter("llmux_worker_steps", "Steps made.", registry=self.meters.registry)
 
     def load(self) -> None:
         self.model = Pipelines(self.settings.options)
@@ -67,12 +67,8 @@ class Painter(Worker):
             "POST /v1/images/generations": self._generations,
             "POST /v1/images/edits": self._edits,
             "POST /v1/images/variations": self._variations,
-            "GET /progress": self._progress,
+            "GET /progress": self.steps.tell,
         }
-
-    async def _progress(self, _request: Request) -> Response:
-        told = {name: {"step": step, "steps": steps} for name, (step, steps) in self.progress.copy().items()}
-        return JSONResponse({"requests": told})
 
     async def _generations(self, request: Request) -> Response:
         body = await Body.of(request)
@@ -155,7 +151,7 @@ class Painter(Worker):
     def _draw(self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made], None]) -> None:
         """All pictures of a request. Blocks. Raises CancelledWorkError after the step in which nobody waits any more."""
         steps_each = max(1, int(wanted.steps * wanted.strength))
-        self.progress[request_id] = (0, steps_each * wanted.count)
+        self.steps.begin(request_id, steps_each * wanted.count)
         try:
             read = self.model.read(wanted.prompt)
             for place in range(wanted.count):
@@ -167,8 +163,7 @@ class Painter(Worker):
                 ) -> None:
                     nonlocal told
                     cancel.check()
-                    self._steps.inc()
-                    self.progress[request_id] = (place * steps + step, wanted.count * steps)
+                    self.steps.made(request_id, place * steps + step, wanted.count * steps)
                     if told < wanted.partial and step < steps and step >= (told + 1) * steps / (wanted.partial + 1):
                         put(Made(_encoded(preview(), wanted), seed, read, told))
                         told += 1
@@ -177,7 +172,7 @@ class Painter(Worker):
                 put(Made(_encoded(picture, wanted), seed, read))
                 self._drawn.inc()
         finally:
-            self.progress.pop(request_id, None)
+            self.steps.end(request_id)
 
 
 def _revised(made: Made, wanted: Drawing) -> dict[str, str]:
