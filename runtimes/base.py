@@ -253,12 +253,14 @@ class Build:
 
     `module` is that package, imported once when it is there; `program`, if it has one, stands in its folder, and gets a link
     in the environment's bin. `options` are CMake's. `needs`: programs that must be there, each with what it comes with.
+    `toolkit` is the one of them beside whose folder lie the libraries that are loaded later.
     """
 
     module: str
     program: str | None
     options: str
     needs: Mapping[str, str]
+    toolkit: str | None = None
 
 
 class Adapter(abc.ABC, Generic[C]):

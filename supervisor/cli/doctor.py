@@ -200,25 +200,25 @@ def _llama_servers(catalog: Catalog) -> Iterator[Check]:
                 models.setdefault((spec.argv[0], spec.library_path), []).append(model.id)
     if not models or not _uses_gpu(catalog) or (gpu := detect()) == "cpu":
         return
+    own = venvs.installed(LLAMA_SERVER, catalog.server.runtimes_dir)
+    command = f"llmux runtimes install {LLAMA_SERVER} --accelerator"
     for (program, libraries), names in models.items():
-        seen = _devices_of(program, libraries)
+        seen, why = _devices_of(program, libraries)
         if seen:
             yield Check("llama-server", "ok", f"{program} sees {', '.join(seen)}")
-        else:
-            command = f"llmux runtimes install {LLAMA_SERVER} --accelerator"
-            why = "is built for the processor alone" if seen is None else "sees no GPU"
-            yield Check(
-                "llama-server",
-                "warn",
-                f"{', '.join(names)}: there is a GPU ({gpu}), but {program} {why}",
-                f"{command} {gpu}, or, without {gpu}'s toolkit: {command} vulkan",
-            )
+            continue
+        fix = f"{command} {gpu}, or, without {gpu}'s toolkit: {command} vulkan"
+        if own is not None and own.device != "cpu" and Path(program).resolve().is_relative_to(own.path):
+            anew = f"llmux runtimes remove {LLAMA_SERVER} && {command} {own.device}"
+            fix = f"mend what it says (a driver as new as its toolkit; libraries on library_path), or compile it anew: {anew}"
+        message = f"{', '.join(names)}: there is a GPU ({gpu}), but {program} {why}"
+        yield Check("llama-server", "warn", message, fix)
 
 
-def _devices_of(program: str, libraries: Sequence[str]) -> list[str] | None:
-    """The devices that a llama.cpp server can compute on, beside the processor; None: it is the embedded one, which has none."""
+def _devices_of(program: str, libraries: Sequence[str]) -> tuple[list[str], str]:
+    """The devices that a llama.cpp server can compute on, beside the processor; without any, what to say of it."""
     if Path(program).name.startswith("python"):
-        return None
+        return [], "is built for the processor alone"  # the embedded one
     path = os.pathsep.join(filter(None, (*libraries, os.environ.get("LD_LIBRARY_PATH"))))
     environ = {**os.environ, **({"LD_LIBRARY_PATH": path} if path else {})}  # as its workers have it
     asked = [program, "--list-devices"]
@@ -226,10 +226,15 @@ def _devices_of(program: str, libraries: Sequence[str]) -> list[str] | None:
         done = subprocess.run(
             asked, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False, env=environ
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = (done.stdout + done.stderr).partition("Available devices:")[2].splitlines()
-    return [line.split(":")[0].strip() for line in lines if line.startswith("  ") and ":" in line]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], f"can't be asked: {error}"
+    said = done.stdout + done.stderr
+    if done.returncode != 0:
+        return [], f"doesn't start: {(said.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}"
+    lines = said.partition("Available devices:")[2].splitlines()
+    seen = [line.split(":")[0].strip() for line in lines if line.startswith("  ") and ":" in line]
+    failed = next((line.strip() for line in said.splitlines() if "failed to initialize" in line), None)
+    return seen, f"sees no GPU{f': {failed}' if failed is not None else ''}"
 
 
 def _on_host(catalog: Catalog, model: str) -> LaunchContext:

@@ -24,8 +24,8 @@ from typing import Final
 
 import uv
 
-from runtimes.base import Build
 from supervisor.errors import LlmuxError
+from supervisor.io import compiling
 from supervisor.io.recipe import Device, Recipe, local_torch, pinned, torch_backend
 
 LAST_LINES: Final = 20
@@ -45,8 +45,8 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
     if (device is not None and device not in recipe.devices) or not any(map(pinned, recipe.locks(device))):
         raise InstallError(f"{recipe.name} has no packages for {device}; choose another --accelerator.")
     build = recipe.builds.get(device or "")
-    if build is not None:
-        _check_tools(recipe.name, device, build)
+    if build is not None and (lacking := compiling.problem(recipe.name, device, build)) is not None:
+        raise InstallError(lacking)
     try:
         program = uv.find_uv_bin()
     except FileNotFoundError as error:
@@ -62,7 +62,7 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
     )
     install = [program, "pip", "install", "--python", str(path / "bin" / "python"), "--compile-bytecode"]
     locks = [word for lock in recipe.locks(device) for word in ("--requirement", str(lock))]
-    run([*install, "--require-hashes", "--no-deps", *locks], environ, progress)
+    _install([*install, "--require-hashes", "--no-deps", *locks], environ, progress, path.parent, device)
     if recipe.torch is not None and device is not None and recipe.torch_lock not in recipe.locks(device):
         run([*install, *_torch(recipe.torch, device, links, version_of(path))], environ, progress)
     if build is not None:
@@ -70,27 +70,46 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
         # Made anew each time: uv's cache doesn't tell builds of other options apart. What it is built with isn't compiled.
         sources = [word for name in sorted(pinned(recipe.build_lock)) for word in ("--no-binary", name)]
         anew = ["--require-hashes", "--no-deps", "--no-cache", *sources]
-        options = " ".join(filter(None, (build.options, os.environ.get("CMAKE_ARGS"))))
         temporary = path / "building"  # so that what is half done goes with the environment
         temporary.mkdir()
-        building = {**environ, "CMAKE_ARGS": options, "TMPDIR": str(temporary)}
-        run([*install, *anew, "--requirement", str(recipe.build_lock)], building, progress)
+        building = compiling.environment(build, temporary, environ)
+        _install([*install, *anew, "--requirement", str(recipe.build_lock)], building, progress, path.parent, device)
         shutil.rmtree(temporary)
         run([str(path / "bin" / "python"), "-I", "-c", f"import {build.module}"], environ, progress)
         if build.program is not None:
-            (path / "bin" / Path(build.program).name).symlink_to(site_packages(path) / build.module / build.program)
+            link = path / "bin" / Path(build.program).name
+            link.symlink_to(site_packages(path) / build.module / build.program)
+            run([str(link), "--version"], environ, progress)  # it finds its libraries
     _finish(path, recipe, device)
 
 
-def _check_tools(name: str, device: Device | None, build: Build) -> None:
-    """Raises InstallError, before anything is made, where the machine has no compiler for this device."""
-    missing = {program: source for program, source in build.needs.items() if shutil.which(program) is None}
-    if missing:
-        listed = ", ".join(f"{program} ({source})" for program, source in missing.items())
+def _install(
+    argv: Sequence[str], environ: Mapping[str, str], progress: Progress, folder: Path, device: Device | None
+) -> None:
+    """As `run`. Where a compiler fails, which says more than a person reads, the error has the causes, a file in the
+    folder all of it.
+    """
+    log = folder / compiling.LOG
+    log.unlink(missing_ok=True)
+    lines: list[str] = []
+
+    def keep(line: str) -> None:
+        lines.append(line)
+        progress(line)
+
+    try:
+        run(argv, environ, keep)
+    except InstallError as error:
+        if not any(line.startswith(compiling.FAILED) for line in lines):
+            raise
+        with contextlib.suppress(OSError):  # the disk may be full
+            log.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        told = compiling.causes(lines) or list(error.detail)
         raise InstallError(
-            f"{name} for {device} is compiled on this machine, and these are not on PATH: {listed}. Install them, or add "
-            "their folder to PATH, and say it again."
-        )
+            f"{folder.name} could not be compiled for {device or 'this machine'}: {told[0] if told else error}. Mend that, and say it again; all that was "
+            f"said is in {log}",
+            detail=tuple(told[:LAST_LINES]),
+        ) from error
 
 
 def site_packages(path: Path) -> Path:

@@ -103,6 +103,14 @@ class NvmlSession:
         except self.nvml.NVMLError as error:
             raise DriverUnavailableError(str(error)) from error
 
+    def cuda(self) -> tuple[int, int] | None:
+        """The newest CUDA whose programs the driver runs; None where it doesn't say."""
+        try:
+            version = int(self.nvml.nvmlSystemGetCudaDriverVersion())  # 12040: 12.4
+        except self.nvml.NVMLError:
+            return None
+        return version // 1000, version % 1000 // 10
+
     def find(self) -> tuple[DeviceFound, ...]:
         """See `Driver`."""
         try:

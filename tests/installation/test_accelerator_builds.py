@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import platform
 import re
 import signal
@@ -19,7 +20,7 @@ import pytest
 from runtimes.base import Build
 from runtimes.device_kind import ROCM
 from supervisor.cli import environments as products
-from supervisor.io import devices, venvs
+from supervisor.io import compiling, devices, venvs
 from supervisor.io import installer as installers
 from supervisor.io.amd import AmdDriver
 from supervisor.io.installer import InstallError
@@ -199,15 +200,18 @@ class TestChoice:
 
 
 BACKEND = """
-import os, zipfile
+import os, sys, zipfile
 import tool
 def build_wheel(folder, config_settings=None, metadata_directory=None):
+    if "BROKEN" in os.environ:
+        print("-- The CXX compiler identification is GNU 14\\nCMake Error at CMakeLists.txt:267 (message):\\n  CUDA Toolkit not found")
+        raise SystemExit("\\n".join(f"  File {n}, in run_command" for n in range(30)))
     assert os.environ["TMPDIR"].endswith("/building")
     name = "engine-1.0-py3-none-any.whl"
     with zipfile.ZipFile(f"{folder}/{name}", "w") as archive:
         program = zipfile.ZipInfo("engine/bin/engine-server")
         program.external_attr = 0o755 << 16
-        archive.writestr(program, f"#!/bin/sh\\necho {os.environ['CMAKE_ARGS']}\\n")
+        archive.writestr(program, os.environ.get("PROGRAM") or f"#!/bin/sh\\necho '{os.environ['CMAKE_ARGS']} {os.environ['LDFLAGS']}'\\n")
         archive.writestr("engine/__init__.py", "import pathlib; pathlib.Path(__file__).with_name('imported').touch()")
         info = "engine-1.0.dist-info/"
         archive.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: engine\\nVersion: 1.0\\n")
@@ -254,6 +258,76 @@ class TestCompiled:
         assert not (environment.path / "building").exists()
         assert done.stdout.split() == ["-DGGML_CUDA=ON", "-DTESTS=OFF", "-DCMAKE_CUDA_ARCHITECTURES=89-real"]
         assert (installers.site_packages(environment.path) / "engine" / "imported").exists()
+
+    def test_it_finds_the_toolkits_libraries(self, compiled, tmp_path, monkeypatch):
+        """The system's loader often doesn't know their folder."""
+        toolkit = tmp_path / "cuda"
+        for name in ("bin", "lib64"):
+            (toolkit / name).mkdir(parents=True)
+        (toolkit / "bin" / "compiler").write_text("#!/bin/sh\n")
+        (toolkit / "bin" / "compiler").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{toolkit / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("LDFLAGS", "-Wl,-z,now")
+        recipe = replace(compiled, builds={"cuda": replace(compiled.builds["cuda"], toolkit="compiler")})
+        environment = venvs.install(recipe, tmp_path / "runtimes", quiet, device="cuda")
+        done = subprocess.run([environment.path / "bin" / "engine-server"], capture_output=True, text=True, check=True)
+        assert done.stdout.split()[-2:] == [f"-Wl,-rpath,{toolkit / 'lib64'}", "-Wl,-z,now"]
+
+    def test_a_failure_is_told_with_its_cause(self, compiled, tmp_path, monkeypatch):
+        """Not with the last of hundreds of lines; all of them are in a file, until the next one."""
+        before = venvs.install(compiled, tmp_path / "runtimes", quiet)
+        monkeypatch.setenv("BROKEN", "1")
+        with pytest.raises(InstallError) as error:
+            venvs.install(compiled, tmp_path / "runtimes", quiet, device="cuda")
+        cause = "CMake Error at CMakeLists.txt:267 (message): CUDA Toolkit not found"
+        log = tmp_path / "runtimes" / ".envs" / "demo" / compiling.LOG
+        assert str(error.value) == (
+            f"demo could not be compiled for cuda: {cause}. Mend that, and say it again; all that was said is in {log}"
+        )
+        assert error.value.detail == (cause,)
+        assert "in run_command" in log.read_text()
+        assert venvs.installed("demo", tmp_path / "runtimes") == before
+        monkeypatch.delenv("BROKEN")
+        venvs.install(compiled, tmp_path / "runtimes", quiet, device="cuda")
+        assert not log.exists()
+
+    def test_a_program_that_does_not_start(self, compiled, tmp_path, monkeypatch):
+        monkeypatch.setenv(
+            "PROGRAM", "#!/bin/sh\necho 'libcudart.so.13: cannot open shared object file' >&2; exit 127\n"
+        )
+        with pytest.raises(InstallError, match=r"exit code 127: libcudart\.so\.13: cannot open shared object file"):
+            venvs.install(compiled, tmp_path / "runtimes", quiet, device="cuda")
+        assert venvs.installed("demo", tmp_path / "runtimes") is None
+
+    @pytest.mark.parametrize(
+        ("script", "told"),
+        [
+            (
+                None,
+                "none can be used: NVML Shared Library Not Found. Install NVIDIA's driver; give a container its devices.",
+            ),
+            ({"gpus": []}, "none can be used: the driver shows none."),
+            ({"cuda": [12, 4]}, "nvcc is of CUDA 13.0, and the driver 590.48 is for CUDA 12.4: "),
+            ({"cuda": [13, 0]}, None),
+            ({"cuda": [14, 0]}, None),
+            ({"errors": {"nvmlSystemGetCudaDriverVersion": 13}}, None),
+        ],
+        ids=["no driver", "no GPU", "an old driver", "as new", "newer", "it doesn't say"],
+    )
+    def test_a_toolkit_and_a_driver(self, tmp_path, monkeypatch, script, told):
+        """What would be compiled for an hour and then find no GPU is told before."""
+        nvcc = tmp_path / "nvcc"
+        nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+        nvcc.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("LLMUX_NVML_MODULE", fake_nvml.__file__)
+        monkeypatch.setenv("LLMUX_FAKE_NVML", str(tmp_path / "script.json"))
+        if script is not None:
+            card = {"uuid": "GPU-1", "name": "card", "total_mib": 16000}
+            fake_nvml.write_script(tmp_path / "script.json", **{"gpus": [card], **script})
+        build = Build("engine", None, "", {"nvcc": "the toolkit"}, "nvcc")
+        found = compiling.problem("demo", "cuda", build)
+        assert found is None if told is None else told in found
 
     def test_a_library_without_a_program(self, compiled, tmp_path):
         recipe = replace(compiled, builds={"cuda": replace(compiled.builds["cuda"], program=None)})

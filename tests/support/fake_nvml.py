@@ -5,6 +5,7 @@ script is a machine without a driver. The script is read again at every call, so
 (`write_script`). Its keys, all optional:
 
     driver        version text
+    cuda          [major, minor] of the newest CUDA that it runs
     init_error    NVML error number that nvmlInit raises (18: driver and library don't match)
     errors        {function name: error number}, for every device
     hang          {function name: seconds}: block that long
@@ -107,6 +108,11 @@ def nvmlShutdown():
 
 def nvmlSystemGetDriverVersion():
     return _enter("nvmlSystemGetDriverVersion").get("driver", "590.48")
+
+
+def nvmlSystemGetCudaDriverVersion():
+    major, minor = _enter("nvmlSystemGetCudaDriverVersion").get("cuda", [13, 1])
+    return major * 1000 + minor * 10
 
 
 def nvmlDeviceGetCount():

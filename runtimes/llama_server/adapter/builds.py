@@ -9,11 +9,12 @@ from runtimes.base import Build
 
 _COMPILERS: Final = {"c++": "g++ or clang++", "make": "make"}
 _GPUS: Final = {
-    "cuda": ("-DGGML_CUDA=ON", {"nvcc": "NVIDIA's CUDA toolkit, often in /usr/local/cuda/bin"}),
-    "rocm": ("-DGGML_HIP=ON", {"hipconfig": "AMD's ROCm, often in /opt/rocm/bin"}),
+    "cuda": ("-DGGML_CUDA=ON", {"nvcc": "NVIDIA's CUDA toolkit, often in /usr/local/cuda/bin"}, "nvcc"),
+    "rocm": ("-DGGML_HIP=ON", {"hipconfig": "AMD's ROCm, often in /opt/rocm/bin"}, "hipconfig"),
     "vulkan": (
         "-DGGML_VULKAN=ON",
         {"glslc": "Debian 13, Ubuntu 24.04: apt install glslc libvulkan-dev spirv-headers"},
+        None,
     ),
 }
 _LEFT_OUT: Final = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
@@ -22,6 +23,8 @@ _LEFT_OUT: Final = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
 def gpu_builds(module: str, program: str | None = None, *, options: str = "") -> Mapping[str, Build]:
     """By device: how a package that holds llama.cpp is compiled. `options` are CMake's beside those of the device."""
     return {
-        device: Build(module, program, " ".join(filter(None, (option, _LEFT_OUT, options))), {**needs, **_COMPILERS})
-        for device, (option, needs) in _GPUS.items()
+        device: Build(
+            module, program, " ".join(filter(None, (option, _LEFT_OUT, options))), {**needs, **_COMPILERS}, toolkit
+        )
+        for device, (option, needs, toolkit) in _GPUS.items()
     }

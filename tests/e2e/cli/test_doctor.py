@@ -264,6 +264,39 @@ class TestGpu:
             assert check["fix"].startswith("llmux runtimes install llama_server --accelerator cuda, or")
         assert "llama-server" not in examined(alone, config | {"devices": [{"kind": "host"}]})[1]
 
+    @pytest.mark.parametrize(
+        ("does", "told"),
+        [
+            (
+                "echo 'llama-server: error while loading shared libraries: libcudart.so.13: cannot open' >&2; exit 127",
+                "doesn't start: llama-server: error while loading shared libraries: libcudart.so.13: cannot open",
+            ),
+            (
+                "echo 'ggml_cuda_init: failed to initialize CUDA: the driver is old'; echo 'Available devices:'",
+                "sees no GPU: ggml_cuda_init: failed to initialize CUDA: the driver is old",
+            ),
+        ],
+        ids=["a library is missing", "the driver is old"],
+    )
+    def test_a_compiled_llama_server_that_has_no_gpu(self, alone, does, told):
+        """To install it again as it is would do nothing."""
+        place = alone.home / "runtimes" / "llama_server"
+        (place / "bin").mkdir(parents=True)
+        (place / "bin" / "python").symlink_to(sys.executable)
+        (place / "bin" / "llama-server").write_text(f"#!/bin/sh\n{does}\n")
+        (place / "bin" / "llama-server").chmod(0o755)
+        record = {"python": "3.11.0", "asked_python": None, "device": "cuda", "packages": []}
+        digest = environments.recipe_of("llama_server").digest()
+        (place / venvs.RECORD).write_text(json.dumps(record | {"lock_digest": digest}))
+        config = self.on_gpu(alone) | {"models": {"chat": {"path": str(tiny.model())}}}
+        config["server"] = config["server"] | {"runtimes_dir": str(place.parent)}
+        gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
+        _, found = examined(alone, config, **self.nvml(alone, gpus=[gpu]))
+        (check,) = found["llama-server"]
+        assert check["message"].endswith(f"{place / 'bin' / 'llama-server'} {told}")
+        again = "llmux runtimes remove llama_server && llmux runtimes install llama_server --accelerator cuda"
+        assert check["fix"].endswith(again)
+
     def test_the_embedded_server_and_the_gpu(self, alone):
         server = whole(alone)["server"] | {"runtimes_dir": str(tiny.runtimes_dir())}
         model = {"path": str(tiny.model()), "program": "embedded"}
