@@ -6,9 +6,11 @@ validated and checked like one from a file, so that an override can't say what t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pydantic import JsonValue
 
@@ -18,6 +20,7 @@ from supervisor.catalog.problems import suggestion, validate
 from supervisor.core.types import ModelSpec
 from supervisor.errors import InvalidRequestError
 
+_BACKEND: Final = re.compile("^(llama_server|gguf|exllama|vllm)_")  # begins a key of llm-pool's
 _PLACE = Place(Source(Layer.FLAG, "overrides", Path()))
 
 
@@ -38,7 +41,7 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
     """
     allowed = model.adapter.overridable(model.written)
     problems = [
-        f"overrides.{key}: can't be set for a load{suggestion(key, allowed, what='what can')}"
+        f"overrides.{key}: can't be set for a load{suggestion(_BACKEND.sub('', key), allowed, what='what can')}"
         for key in values
         if key not in allowed
     ]
@@ -46,12 +49,12 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
     document |= {key: value for key, value in values.items() if key in allowed}
     config, wrong = validate(type(model.written), tree_of(document, _PLACE), ())
     problems += [f"{dotted(('overrides', *problem.trail))}: {problem.message}" for problem in wrong]
-    if config is not None:
-        problems += [
-            f"overrides.{key}: {beyond}"
-            for key, value in values.items()
-            if key in allowed and (beyond := _beyond(allowed[key], value)) is not None
-        ]
+    told = {problem.trail[0] for problem in wrong if problem.trail}
+    problems += [
+        f"overrides.{key}: {beyond}"
+        for key, value in values.items()
+        if key in allowed and key not in told and (beyond := _beyond(allowed[key], value)) is not None
+    ]
     if config is not None:
         problems += [f"overrides: {found}" for found in model.adapter.check(config, runtimes_dir=runtimes_dir)]
         if not problems:

@@ -33,6 +33,20 @@ class TestDraftLength:
         with pytest.raises(InvalidRequestError, match=f"^overrides.spec_draft_n_max: expected {told}$"):
             overridden(model, {"spec_draft_n_max": value}, runtimes_dir=tmp_path)
 
+    def test_beside_another_mistake(self, model, tmp_path):
+        """Both are told."""
+        with pytest.raises(InvalidRequestError) as refused:
+            overridden(model, {"spec_draft_n_max": 7, "spec_draft_p_min": 1.5}, runtimes_dir=tmp_path)
+        assert refused.value.detail == (
+            "overrides.spec_draft_p_min: expected at most 1, got 1.5",
+            "overrides.spec_draft_n_max: expected at most 6, got 7",
+        )
+
+    def test_by_llm_pools_name(self, model, tmp_path):
+        """Whoever comes from there is told what the key is called here."""
+        with pytest.raises(InvalidRequestError, match='for a load; did you mean "spec_draft_n_max"'):
+            overridden(model, {"llama_server_spec_draft_n_max": 4}, runtimes_dir=tmp_path)
+
     def test_other_overrides_leave_the_file_as_it_is(self, model, tmp_path):
         assert overridden(model, {"n_ctx": 1024}, runtimes_dir=tmp_path).config.spec_draft_n_max == 16
 
