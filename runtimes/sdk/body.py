@@ -89,8 +89,9 @@ class Body:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.wrong(name, "a number")
         if not low <= value <= high:
-            bound = f"at least {low:g}" if value < low else f"at most {high:g}"
-            raise self.wrong(name, f"from {low:g} to {high:g}" if high < 1 << 62 else bound)
+            least, most = _written(low), _written(high)
+            bound = f"at least {least}" if value < low else f"at most {most}"
+            raise self.wrong(name, f"from {least} to {most}" if high < 1 << 62 else bound)
         return value
 
     @overload
@@ -143,3 +144,8 @@ class Body:
         shown = repr(self.values.get(name))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return WorkerError(f"{name} is {shown}, but must be {expected}.", param=name)
+
+
+def _written(bound: float) -> str:
+    """Whole numbers with all of their digits."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"

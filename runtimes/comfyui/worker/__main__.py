@@ -36,7 +36,7 @@ from runtimes.shared.pictures import HEADER
 MOST_PICTURES: Final = 10
 MOST_PARTIAL: Final = 3
 SEEDS: Final = 1 << 32
-SIZE: Final = re.compile(r"(\d{2,5})x(\d{2,5})", re.ASCII)
+SIZE: Final = re.compile(r"(\d{2,9})x(\d{2,9})", re.ASCII)
 FORMATS: Final = ("png", "jpeg", "webp")
 SWITCHES: Final = ("--disable-auto-launch", "--disable-metadata", "--disable-api-nodes")
 

@@ -155,7 +155,7 @@ def _size(body: Body, able: Abilities, image: Image.Image | None) -> tuple[int, 
     given = body.text("size", "auto") or "auto"
     if given == "auto":
         return able.native if image is None else _fitting(image.size, able)
-    found = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", given)
+    found = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", given)
     width, height = (int(found[1]), int(found[2])) if found else (0, 0)
     step = able.multiple
     if found is None or width % step or height % step or min(width, height) < LEAST_SIDE:

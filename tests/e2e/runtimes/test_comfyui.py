@@ -190,6 +190,7 @@ class TestGenerations:
             ({"strength": 0.5}, "strength"),
             ({"size": "big"}, "size"),
             ({"size": "4096x4096"}, "size"),
+            ({"size": "640000x64"}, "size"),
             ({"image": "data:"}, "image"),
             ({"mask": "data:"}, "mask"),
             ({"steps": 0}, "steps"),

@@ -644,7 +644,7 @@ class TestParameters:
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error"), refused.text
 
     def test_a_seed_that_is_too_large(self, daemon):
-        assert "must be at most 9.22" in daemon.chat("qwen3", seed=1 << 63).json()["error"]["message"]
+        assert "must be at most 9223372036854775807." in daemon.chat("qwen3", seed=1 << 63).json()["error"]["message"]
 
     def test_what_asks_for_nothing_special_is_taken(self, ask):
         harmless = {"n": 1, "response_format": {"type": "text"}, "user": "me", "store": False, "logprobs": False}
