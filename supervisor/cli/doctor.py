@@ -158,6 +158,7 @@ def _amd(catalog: Catalog | None) -> Iterator[Check]:
     wanted = configured != "auto" and any(device.wanted.kind == ROCM for device in configured)
     missing: Status = "fail" if wanted else "warn"
     fix = "load the kernel's amdgpu driver; `ls /sys/class/kfd/kfd/topology/nodes` must show more than 0"
+    opened = "sudo usermod --append --groups render,video $USER, and log in again; a container needs --device /dev/kfd --device /dev/dri"
     try:
         gpus = DRIVERS[ROCM]().find()
     except DriverUnavailableError as error:
@@ -167,7 +168,7 @@ def _amd(catalog: Catalog | None) -> Iterator[Check]:
     for gpu in gpus:
         name = f"{ROCM.device_id(gpu.index)} {gpu.name}"
         if gpu.unusable:
-            yield Check("gpu", missing, f"{name} {gpu.unusable}", fix)
+            yield Check("gpu", missing, f"{name} {gpu.unusable}", opened if "can't be used" in gpu.unusable else fix)
         else:
             why = f", {gpu.only_listed}" if gpu.only_listed and not wanted else ""
             yield Check("gpu", "ok", f"{name}, {output.mib(gpu.total_mib)}{why}")

@@ -13,9 +13,12 @@ doesn't count as memory any more. ROCm takes its memory from the larger of the t
 one budget; see `unified`. Most desktop processors have a small APU that nobody wants models on, so one is used only where the
 configuration lists it. An APU is told by its `gpu_metrics`: the format's version is 1 for cards, 2 or more for APUs.
 
+Reading needs no permission, computing does: workers open /dev/kfd and /dev/dri/renderDM. A GPU whose files this user can't
+open, or that a container wasn't given, can't be used.
+
 A GPU that can't be read keeps its last values, marked stale; one whose folder is gone is lost.
 
-Tests set LLMUX_AMD_SYS to a folder that is read in place of /sys.
+Tests set LLMUX_AMD_SYS to a folder that is read in place of /sys; the one beside it stands for /dev.
 """
 
 from __future__ import annotations
@@ -85,12 +88,16 @@ class AmdDriver:
 
     def __init__(self, sys: Path | None = None, proc: Path = PROC, host: Callable[[], HostMemory] = HostMemory) -> None:
         self._sys, self._proc, self._host = sys or Path(os.environ.get("LLMUX_AMD_SYS", SYS)), proc, host
-        if not (self._sys / _NODES).is_dir():
+        self._dev = self._sys.with_name("dev")
+        if not os.path.isdir(self._sys / _NODES):  # noqa: PTH112  # whatever keeps it from being read
             raise DriverUnavailableError("the kernel's driver shows none (/sys/class/kfd)")
 
     def find(self) -> tuple[DeviceFound, ...]:
         """See `Driver`."""
-        nodes = sorted((self._sys / _NODES).iterdir(), key=lambda node: (len(node.name), node.name))
+        try:
+            nodes = sorted((self._sys / _NODES).iterdir(), key=lambda node: (len(node.name), node.name))
+        except OSError as error:
+            raise DriverUnavailableError(f"/sys/class/kfd can't be read: {error.strerror}") from error
         gpus = [node for node in nodes if _text(node / "gpu_id") not in ("", "0")]
         return tuple(self._look(index, node) for index, node in enumerate(gpus))
 
@@ -99,7 +106,8 @@ class AmdDriver:
 
     def _look(self, index: int, node: Path) -> DeviceFound:
         told = numbers(procfs.read(str(node / "properties")))
-        folder = self._sys / "class/drm" / f"renderD{told.get(b'drm_render_minor', 0)}" / "device"
+        render = f"renderD{told.get(b'drm_render_minor', 0)}"
+        folder = self._sys / "class/drm" / render / "device"
         name = _text(folder / "product_name") or f"AMD {_text(node / 'name') or 'GPU'}"
         unique = told.get(b"unique_id", 0)
         uuid = f"GPU-{unique:016x}" if unique else ""
@@ -107,6 +115,10 @@ class AmdDriver:
             vram, gtt = _number(folder / "mem_info_vram_total"), _number(folder / "mem_info_gtt_total")
         except OSError as error:
             return DeviceFound(index, uuid, name, unusable=f"can't be read: {error.strerror or error}")
+        for file in (self._dev / "kfd", self._dev / "dri" / render):
+            if not os.access(file, os.R_OK | os.W_OK):
+                why = "may not be opened by this user" if file.exists() else "is not there"
+                return DeviceFound(index, uuid, name, unusable=f"can't be used: {file} {why}")
         address = folder.resolve().name
         if not _is_apu(folder):
             return DeviceFound(index, uuid, name, vram // MIB, _Card(folder, address))
@@ -160,7 +172,10 @@ class AmdReader:
             for file in _files(self._proc / str(pid) / "fdinfo"):
                 told = dict(_fields(procfs.read(str(file))))
                 if told.get(b"drm-driver") == b"amdgpu" and b"drm-pdev" in told:
-                    client = (told[b"drm-pdev"].decode(), told.get(b"drm-client-id", str(file).encode()))
+                    client = (
+                        told[b"drm-pdev"].decode(errors="replace"),
+                        told.get(b"drm-client-id", str(file).encode()),
+                    )
                     clients[client] = (_size(told, b"drm-memory-vram"), _size(told, b"drm-memory-gtt"))
         found: dict[str, tuple[int, int]] = {}
         for (address, _), (vram, gtt) in clients.items():
@@ -215,7 +230,7 @@ def _is_apu(folder: Path) -> bool:
 def _left(folder: Path, kind: str) -> int:
     """Bytes that aren't taken. Raises OSError for figures that can't be."""
     total, used = (_number(folder / f"mem_info_{kind}_{what}") for what in ("total", "used"))
-    if used > total:
+    if not 0 <= used <= total:
         raise OSError(f"{used} of {total} bytes of {kind} are taken")
     return total - used
 

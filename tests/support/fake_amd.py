@@ -1,4 +1,4 @@
-"""A scripted tree of the files that AMD's kernel driver shows: `/sys` and `/proc`, written below a folder of a test.
+"""A scripted tree of the files that AMD's kernel driver shows: `/sys`, `/proc` and `/dev`, written below a folder of a test.
 
 The names, formats and units are the kernel's (amdgpu, amdkfd). A test changes the world by writing it again, and makes it
 misbehave by removing or overwriting single files.
@@ -15,10 +15,12 @@ PROCESSOR = {"gpu_id": "0", "name": "", "properties": "cpu_cores_count 16\nsimd_
 
 
 class Amd:
-    """`sys` and `proc` are what a driver is given."""
+    """`sys` and `proc` are what a driver is given; `dev`, beside `sys`, has the devices that workers would open."""
 
     def __init__(self, folder: Path) -> None:
-        self.sys, self.proc = folder / "sys", folder / "proc"
+        self.sys, self.proc, self.dev = folder / "sys", folder / "proc", folder / "dev"
+        (self.dev / "dri").mkdir(parents=True)
+        (self.dev / "kfd").touch()
         self.nodes = self.sys / "class/kfd/kfd/topology/nodes"
         self._node(0, PROCESSOR)
 
@@ -27,6 +29,7 @@ class Amd:
     ) -> Path:
         """A GPU as node `place` (from 1); returns the folder of its figures."""
         minor = 127 + place
+        (self.dev / "dri" / f"renderD{minor}").touch()
         told = f"simd_count 128\nvendor_id 4098\ndrm_render_minor {minor}\nunique_id {unique}\n"
         self._node(place, {"gpu_id": f"{4000 + place}", "name": f"gfx{place}", "properties": told})
         folder = self.sys / f"devices/pci0000:00/{self.address(place)}"

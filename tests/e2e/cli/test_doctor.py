@@ -315,6 +315,10 @@ class TestGpu:
         config = whole(alone) | {"devices": [{"kind": "rocm", "index": 0}]}
         code, found = examined(alone, config, LLMUX_AMD_SYS=str(amd.sys))
         assert (code, found["gpu"][-1]["message"]) == (ExitCode.DONE, "amd0 Radeon RX 7900 XTX, 24.0 GiB")
+        (amd.dev / "kfd").unlink()
+        code, found = examined(alone, config, LLMUX_AMD_SYS=str(amd.sys))
+        assert (code, found["gpu"][-1]["status"]) == (ExitCode.FAILED, "fail")
+        assert "--groups render,video" in found["gpu"][-1]["fix"]
         code, found = examined(alone, config, LLMUX_AMD_SYS=str(alone.home / "none"))
         assert (code, found["gpu"][-1]["status"]) == (ExitCode.FAILED, "fail")
         assert "amdgpu" in found["gpu"][-1]["fix"]

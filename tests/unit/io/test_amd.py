@@ -91,6 +91,25 @@ class TestFind:
         (found,) = driver().find()
         assert found.unusable == "can't be read: No such file or directory"
 
+    @pytest.mark.parametrize("name", ["kfd", "dri/renderD128"])
+    def test_one_that_workers_cant_open(self, amd, driver, monkeypatch, name):
+        """In a container that has /sys, but not the devices; or this user isn't of their group."""
+        amd.gpu(1, vram_mib=16368)
+        monkeypatch.setattr("os.access", lambda file, mode: file != amd.dev / name)
+        (found,) = driver().find()
+        assert found.unusable == f"can't be used: {amd.dev / name} may not be opened by this user"
+        monkeypatch.undo()
+        (amd.dev / name).unlink()
+        (found,) = driver().find()
+        assert found.unusable == f"can't be used: {amd.dev / name} is not there"
+
+    def test_a_folder_that_cant_be_read(self, amd, driver, monkeypatch):
+        """A container may hide it."""
+        opened = driver()
+        monkeypatch.setattr(type(amd.nodes), "iterdir", lambda _: (_ for _ in ()).throw(PermissionError(13, "denied")))
+        with pytest.raises(DriverUnavailableError, match="/sys/class/kfd can't be read: denied"):
+            opened.find()
+
     def test_one_with_nonsense(self, amd, driver):
         (amd.gpu(1, vram_mib=8176) / "mem_info_gtt_total").write_text("many\n")
         (found,) = driver().find()
