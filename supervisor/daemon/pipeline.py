@@ -46,13 +46,13 @@ from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.response_store import ResponseStore
 from supervisor.proxy import budget, load_feedback
-from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body, refuse_other_charset
+from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body
 from supervisor.proxy.cache_report import NOTHING_REUSED
 from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
-from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.json_body import open_json
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import PictureLinks
@@ -395,6 +395,4 @@ async def _open(raw: Bytes, scope: Scope) -> Body:
         return await read_form(raw, content_type)
     if not raw:
         return Body()
-    if b";" in content_type:
-        refuse_other_charset(content_type)
-    return await JsonBody.open(raw)
+    return await open_json(raw, content_type)

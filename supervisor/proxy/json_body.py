@@ -21,7 +21,7 @@ from runtimes.model_config import Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
-from supervisor.proxy.body import PRIVATE, SAID, Body, Bytes
+from supervisor.proxy.body import PRIVATE, SAID, Body, Bytes, refuse_other_charset
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import references
 from supervisor.proxy.media_address import LONGEST
@@ -47,6 +47,12 @@ PREFIX_BYTES: Final = 1024
 """So much of a prompt tells which conversation it continues."""
 _LIST_OR_NULL: Final = b"[n"
 _WITH_MESSAGES: Final = frozenset({"messages", "system"})  # where the system prompt is, in APIs of messages
+
+_FORM: Final = b"application/x-www-form-urlencoded"  # curl says so of JSON, too, unless it is told
+_NOT_A_FORM: Final = (
+    f"The request body is a form of the kind {_FORM.decode()}. Send a JSON object, or, where a file is needed, a form of the "
+    "kind multipart/form-data."
+)
 
 
 class _Message(msgspec.Struct):
@@ -244,6 +250,18 @@ class JsonBody(Body):
 def _is_plain(raw: Bytes) -> bool:
     """Would an outline cost more than it saves?"""
     return raw.count(b'"') > 2 * _FEW_STRINGS and sum(map(raw.count, (b",", b"[", b"{"))) <= _FEW_VALUES
+
+
+async def open_json(raw: Bytes, content_type: bytes) -> JsonBody:
+    """A body that is to be JSON, whatever else its type says. Raises InvalidRequestError."""
+    if b";" in content_type:
+        refuse_other_charset(content_type)
+    try:
+        return await JsonBody.open(raw)
+    except InvalidRequestError as error:
+        if error.code == "invalid_json" and content_type.lower().startswith(_FORM):
+            raise InvalidRequestError(_NOT_A_FORM, code="invalid_form") from error
+        raise
 
 
 def open_object(body: Bytes) -> Fields:

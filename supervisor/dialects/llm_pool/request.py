@@ -120,7 +120,10 @@ class Request:
                 _read(code, str, name, "a text")
                 found[name] = code
                 if not self._target.translates:
-                    message = f"{self._name} is not a translation model: leave `{name}` out, and ask for it in `instructions`."
+                    message = (
+                        f"{self._name} can't be told a language: leave `{name}` out. Ask a chat model in `instructions`; "
+                        "a translation model for one pair of languages knows them."
+                    )
                     raise InvalidRequestError(message, param=name)
         if self._target.translates and "target_lang_code" not in found:
             message = f"{self._name} translates: say into which language with `target_lang_code`, such as en."

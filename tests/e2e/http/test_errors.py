@@ -96,6 +96,14 @@ class TestBodies:
         assert ("invalid_request_error", code, param) == (error["type"], error["code"], error["param"])
         assert says in error["message"]
 
+    def test_a_form_in_place_of_json(self, site):
+        """The kind that has no files; curl calls JSON so as well, which is taken."""
+        told = site.post(CHAT, data={"model": "chat", "prompt": "a cat"})
+        assert (told.status_code, error_of(told)["code"]) == (400, "invalid_form")
+        assert "multipart/form-data" in error_of(told)["message"]
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        assert site.post("/echo", content=b'{"model": "plain"}', headers=kind).status_code == 200
+
     def test_duplicate_keys_where_a_body_is_rewritten(self, site):
         told = site.post(CHAT, content=b'{"model": "quick", "messages": [], "seed": 1, "seed": 2}')
         assert error_of(told)["code"] == "duplicate_key"

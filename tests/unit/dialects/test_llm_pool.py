@@ -189,7 +189,7 @@ class TestPrompt:
     def test_languages_for_a_model_that_does_not_translate(self, name):
         error = refused(input="a", **{name: "nl"})
         assert error.param == name
-        assert error.message.startswith("chat is not a translation model")
+        assert error.message.startswith("chat can't be told a language")
         assert asked(input="a", **{name: None}) == asked(input="a")
 
 
