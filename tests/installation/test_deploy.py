@@ -1,5 +1,5 @@
 """The files in deploy/: each is read by the program it is written for, where that is at hand, and they agree with llmux and
-with each other. test_podman.py runs the image and the pod.
+with each other. test_podman.py runs the image and the pod, test_traefik.py Traefik.
 """
 
 from __future__ import annotations
