@@ -15,14 +15,14 @@ from typing import ClassVar, Final, Generic, Literal, Protocol, TypeVar, get_arg
 
 from pydantic import JsonValue
 
+from runtimes.build import Build
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, SMALLEST, Meaning, meaning_of
+from runtimes.estimate import Estimate
 from runtimes.model_config import PATIENCE, PLACEMENT, Modality, ModelConfig
 from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.shared.kernel import Kernel
 from runtimes.sizing import Room, Sizing
-
-MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,32 +169,6 @@ class Endpoint:
             object.__setattr__(self, "meaning", meaning_of(self.path))
 
 
-_WEIGHT_PARTS: Final = ("weights", "draft", "mmproj", "lora")
-_CACHE_PART: Final = "KV cache"
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A footprint computed without loading. `exact` formulas come from metadata, others from the file size."""
-
-    mib: int
-    source: Literal["computed", "file_size"]
-    detail: str
-    each_mib: int = 0  # besides, on each further GPU of those that it goes over with `gpus: auto`
-    weights_mib: int = field(default=0, compare=False)  # of `mib`
-    cache_mib: int = field(default=0, compare=False)  # of `mib`, for keys and values of prompts
-
-    @classmethod
-    def of(cls, parts: Mapping[str, int], note: str = "", *, each: int = 0) -> Estimate:
-        """The sum of these parts, in bytes. The detail names them in MiB, but for those that take nothing."""
-        words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items() if size)
-        said = f"{words} MiB{f' ({note})' if note else ''}"
-        weights = sum(size for name, size in parts.items() if name.endswith(_WEIGHT_PARTS))
-        cache = sum(size for name, size in parts.items() if name.endswith(_CACHE_PART))
-        total = -(-sum(parts.values()) // MIB)
-        return cls(total, "computed", said, -(-each // MIB), weights // MIB, cache // MIB)
-
-
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """Request fields that switch reasoning on or off; merged into the body, objects key by key."""
@@ -245,22 +219,6 @@ class ModelUnusableError(Exception):
 
 
 C = TypeVar("C", bound=ModelConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """How the package in `requirements-build.lock` is compiled for one kind of device, on the machine that it is for.
-
-    `module` is that package, imported once when it is there; `program`, if it has one, stands in its folder, and gets a link
-    in the environment's bin. `options` are CMake's. `needs`: programs that must be there, each with what it comes with.
-    `toolkit` is the one of them beside whose folder lie the libraries that are loaded later.
-    """
-
-    module: str
-    program: str | None
-    options: str
-    needs: Mapping[str, str]
-    toolkit: str | None = None
 
 
 class Adapter(abc.ABC, Generic[C]):

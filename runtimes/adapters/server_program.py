@@ -24,11 +24,9 @@ from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_cach
 from runtimes.adapters.options import Options, command_line, keys_of, refused_options
 from runtimes.base import (
     CHAT_TEMPLATE,
-    MIB,
     Adapter,
     Capabilities,
     Endpoint,
-    Estimate,
     HealthCheck,
     LaunchContext,
     LaunchSpec,
@@ -37,6 +35,7 @@ from runtimes.base import (
     in_order,
 )
 from runtimes.device_kind import visibility_variables
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, ModelConfig
 from runtimes.prompt_cache import PromptCache
 

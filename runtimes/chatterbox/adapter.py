@@ -11,8 +11,9 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, ModelUnusableError
+from runtimes.base import Capabilities, Endpoint, LaunchContext, ModelUnusableError
 from runtimes.chatterbox.shared import languages, voices
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import ModelType
 from runtimes.shared.languages import code_of
 

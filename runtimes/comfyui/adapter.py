@@ -16,9 +16,10 @@ from pydantic import AfterValidator, Field, JsonValue
 from runtimes.adapters.options import refused_options
 from runtimes.adapters.server_program import FilePath, runnable
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
-from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.base import Capabilities, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.comfyui.shared import workflow
 from runtimes.comfyui.shared.workflow import NAMES, Workflow, WorkflowError
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 
 ENVIRONMENTS: Final = ("venv", ".venv")

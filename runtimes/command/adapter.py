@@ -21,7 +21,6 @@ from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
     Endpoint,
-    Estimate,
     HealthCheck,
     LaunchContext,
     LaunchSpec,
@@ -29,6 +28,7 @@ from runtimes.base import (
     Thinking,
 )
 from runtimes.command import containers
+from runtimes.estimate import Estimate
 from runtimes.model_config import ModelConfig
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"

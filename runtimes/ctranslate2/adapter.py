@@ -16,18 +16,9 @@ from pydantic import Field, JsonValue
 from runtimes.adapters import checkpoints, ctranslate2_models
 from runtimes.adapters.ctranslate2_models import ComputeType, ModelFile
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import (
-    CHAT_TEMPLATE,
-    MIB,
-    Capabilities,
-    Endpoint,
-    Estimate,
-    LaunchContext,
-    LaunchSpec,
-    ModelUnusableError,
-    Thinking,
-)
+from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError, Thinking
 from runtimes.ctranslate2.shared.language_tokens import BEFORE_SOURCE, BEGINNING
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 
 PROGRAM_MIB: Final = 66  # interpreter, CTranslate2, tokenizers and SentencePiece without a model

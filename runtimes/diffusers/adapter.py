@@ -17,8 +17,9 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.base import Capabilities, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.diffusers.shared.schedulers import Scheduler
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import ModelType
 
 PROGRAM_MIB: Final = 435  # Python, torch, transformers and diffusers without a model

@@ -13,7 +13,8 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, ModelUnusableError
+from runtimes.base import Capabilities, Endpoint, LaunchContext, ModelUnusableError
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, ModelType
 
 PROGRAM_MIB: Final = 470  # Python, torch, transformers and sentence-transformers without a model

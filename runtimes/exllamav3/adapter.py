@@ -15,16 +15,8 @@ from pydantic import Field, JsonValue
 from runtimes.adapters import checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import (
-    CHAT_TEMPLATE,
-    MIB,
-    Capabilities,
-    Endpoint,
-    Estimate,
-    LaunchContext,
-    ModelUnusableError,
-    Thinking,
-)
+from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, LaunchContext, ModelUnusableError, Thinking
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 
 PAGE: Final = 256  # tokens; caches and chunks are whole pages

@@ -13,16 +13,9 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field, JsonValue
 
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
-from runtimes.base import (
-    CHAT_TEMPLATE,
-    Build,
-    Capabilities,
-    Endpoint,
-    Estimate,
-    LaunchContext,
-    ModelUnusableError,
-    Thinking,
-)
+from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, LaunchContext, ModelUnusableError, Thinking
+from runtimes.build import Build
+from runtimes.estimate import Estimate
 from runtimes.llama_server.adapter import estimate, gguf_meta, size
 from runtimes.llama_server.adapter.builds import gpu_builds
 from runtimes.llama_server.adapter.config import CacheType, FilePath, LlamaServerConfig, Switch

@@ -35,7 +35,8 @@ from runtimes.adapters.server_program import (
     usual_context,
 )
 from runtimes.adapters.worker_adapter import BOOTSTRAP, KEY_VARIABLE
-from runtimes.base import MIB, Endpoint, HealthCheck, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.base import Endpoint, HealthCheck, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.estimate import MIB
 
 NAME: Final = "model"  # in requests: a name with a colon would be one of an adapter (LoRA)
 STEP: Final = 1024  # tokens

@@ -23,7 +23,8 @@ from runtimes.adapters.server_program import FilePath, runnable
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
 from runtimes.adapters.whisper_sizes import Size
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
-from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.base import Capabilities, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, Source
 
 PROGRAM: Final = "whisper-server"

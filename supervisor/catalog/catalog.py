@@ -19,8 +19,9 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import Capabilities, Endpoint, Estimate, Thinking
+from runtimes.base import Capabilities, Endpoint, Thinking
 from runtimes.device_kind import DeviceWanted
+from runtimes.estimate import Estimate
 from runtimes.model_config import PATIENCE, Modality, ModelConfig
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing

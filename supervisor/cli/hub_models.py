@@ -18,8 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import JsonValue
 
-from runtimes.base import MIB, ModelUnusableError
+from runtimes.base import ModelUnusableError
 from runtimes.embeddings.adapter import SEEING
+from runtimes.estimate import MIB
 from runtimes.llama_server.adapter import gguf_meta
 from runtimes.model_config import Source
 from runtimes.registry import REGISTRY

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from runtimes.base import Estimate
+from runtimes.estimate import Estimate
 from supervisor.daemon.status import ModelStatus
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from runtimes.base import Build
+from runtimes.build import Build
 from supervisor.io.memory import DriverUnavailableError
 from supervisor.io.nvml import NvmlSession
 

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from runtimes.base import Build
+from runtimes.build import Build
 from runtimes.pins import pins
 
 Device = Literal["cpu", "cuda", "rocm", "vulkan"]

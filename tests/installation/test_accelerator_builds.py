@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtimes.base import Build
+from runtimes.build import Build
 from runtimes.device_kind import ROCM
 from supervisor.cli import environments as products
 from supervisor.io import compiling, devices, venvs

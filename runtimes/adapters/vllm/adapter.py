@@ -11,8 +11,9 @@ from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import Config
 from runtimes.adapters.vllm import memory
 from runtimes.adapters.vllm.config import SPECULATIVE, VllmConfig
-from runtimes.base import Adapter, Estimate, ModelUnusableError
+from runtimes.base import Adapter, ModelUnusableError
 from runtimes.device_kind import DeviceAssignment, visibility_variables
+from runtimes.estimate import Estimate
 from runtimes.sizing import Room, Sizing
 
 BLACKWELL: Final = frozenset({10, 11, 12})  # majors of their compute capabilities: data centres, Thor, workstations

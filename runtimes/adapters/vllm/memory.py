@@ -25,7 +25,8 @@ from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import VALUE_BYTES, Config
 from runtimes.adapters.kv_cache import LayerCache, activation_bytes, layer_caches
 from runtimes.adapters.vllm.config import CACHE_BYTES, VllmConfig
-from runtimes.base import MIB, Estimate, ModelUnusableError
+from runtimes.base import ModelUnusableError
+from runtimes.estimate import MIB, Estimate
 from runtimes.sizing import ENOUGH, Room, Size, Sizing, choose, contexts
 
 C = TypeVar("C", bound=VllmConfig)

@@ -13,7 +13,8 @@ from runtimes.adapters.ctranslate2_models import ComputeType, ModelFile
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
 from runtimes.adapters.whisper_sizes import Size
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.base import Capabilities, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, Source
 
 PROGRAM_MIB: Final = 135  # interpreter, CTranslate2, ONNX Runtime, PyAV, and the spectrum of a short file

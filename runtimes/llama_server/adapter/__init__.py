@@ -19,10 +19,8 @@ from pydantic import JsonValue
 from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
-    Build,
     Capabilities,
     Endpoint,
-    Estimate,
     HealthCheck,
     LaunchContext,
     LaunchSpec,
@@ -31,7 +29,9 @@ from runtimes.base import (
     Thinking,
     in_order,
 )
+from runtimes.build import Build
 from runtimes.device_kind import visibility, visibility_variables
+from runtimes.estimate import Estimate
 from runtimes.llama_server.adapter import estimate, gguf_meta, size
 from runtimes.llama_server.adapter.builds import gpu_builds
 from runtimes.llama_server.adapter.config import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from runtimes.base import Build
+from runtimes.build import Build
 
 _COMPILERS: Final = {"c++": "g++ or clang++", "make": "make"}
 _GPUS: Final = {

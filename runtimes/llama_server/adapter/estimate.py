@@ -16,7 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from runtimes.base import MIB, Estimate
+from runtimes.estimate import MIB, Estimate
 from runtimes.llama_server.adapter import gguf_meta
 from runtimes.llama_server.adapter.config import SLOTS, LlamaServerConfig, layers, serves
 

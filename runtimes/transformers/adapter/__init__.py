@@ -9,7 +9,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.base import Adapter, Capabilities, Endpoint, Estimate, LaunchContext, LaunchSpec, Thinking
+from runtimes.base import Adapter, Capabilities, Endpoint, LaunchContext, LaunchSpec, Thinking
+from runtimes.estimate import Estimate
 from runtimes.model_config import Modality
 from runtimes.shared.kernel import Kernel
 from runtimes.sizing import Room, Sizing

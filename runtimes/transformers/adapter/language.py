@@ -17,17 +17,8 @@ from pydantic import JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
-from runtimes.base import (
-    CHAT_TEMPLATE,
-    MIB,
-    Capabilities,
-    Endpoint,
-    Estimate,
-    LaunchContext,
-    ModelUnusableError,
-    Thinking,
-    in_order,
-)
+from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, LaunchContext, ModelUnusableError, Thinking, in_order
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 from runtimes.shared.kernel import Kernel
 from runtimes.sizing import ENOUGH, Room, Size, Sizing, choose, contexts

@@ -9,7 +9,8 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.adapters import checkpoints, speech_recognition
-from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, ModelUnusableError
+from runtimes.base import Capabilities, LaunchContext, ModelUnusableError
+from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind

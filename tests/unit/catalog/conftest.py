@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from runtimes.base import Adapter, Endpoint, Estimate, LaunchSpec, Thinking
+from runtimes.base import Adapter, Endpoint, LaunchSpec, Thinking
+from runtimes.estimate import Estimate
 from runtimes.model_config import ModelConfig
 from runtimes.registry import Registry
 from runtimes.sizing import Sizing
