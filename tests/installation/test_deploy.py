@@ -67,6 +67,25 @@ class TestAll:
         assert named
         assert {name.decode().lower() for name in named} <= set(ServerConfig.model_fields)
 
+    @pytest.mark.parametrize("gpu", ["nvidia.com/gpu", "amd.com/gpu", None], ids=["NVIDIA", "AMD", "none"])
+    def test_run_once_has_the_gpus_that_podman_knows(self, tmp_path, gpu):
+        """Compilers and sizes need them; another vendor's would stop podman."""
+        script = tmp_path / "run_once"
+        script.write_text((PODMAN / "run_once").read_text().replace("/etc/cdi", f"{tmp_path}/cdi"))
+        podman = tmp_path / "podman"
+        podman.write_text('#!/bin/sh\necho "$@"\n')
+        podman.chmod(0o755)
+        if gpu is not None:
+            (tmp_path / "cdi").mkdir()
+            (tmp_path / "cdi" / "gpu.yaml").write_text(f"cdiVersion: 0.6.0\nkind: {gpu}\n")
+        env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
+        told = run("sh", script, "keys", "list", env=env | {"CMAKE_ARGS": "-DA=1"}, stdin=subprocess.DEVNULL).split()
+        assert told[-3:] == ["localhost/llmux", "keys", "list"]
+        assert "--env CMAKE_ARGS" in " ".join(told)
+        assert ("nvidia.com/gpu=all" in told) == (gpu == "nvidia.com/gpu")
+        told = run("sh", script, "keys", "list", env=env | {"LLMUX_POD_GPU": "none"}, stdin=subprocess.DEVNULL).split()
+        assert "nvidia.com/gpu=all" not in told
+
     def test_every_stop_is_longer_than_a_drain(self):
         """30 s for running requests, and then the workers end."""
         pod, unit = (PODMAN / "create_pod").read_text(), (PODMAN / "quadlet" / "llmux.container").read_text()
@@ -276,6 +295,18 @@ class TestKubernetes:
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         assert set(mounts.values()) == volumes
         assert {mounts[path] for path in ("/models", "/runtimes", "/state")} == claims
+
+    def test_runtimes_are_installed_for_what_they_compute_on(self, base, tmp_path):
+        """An init container has no GPU by which llmux could tell."""
+        (prepare,) = base["StatefulSet"]["spec"]["template"]["spec"]["initContainers"]
+        variables = {one["name"]: one["value"] for one in prepare["env"]}
+        (tmp_path / "llmux").write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / "llmux").chmod(0o755)
+        path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+        told = run(*prepare["command"], env=variables | path).splitlines()
+        assert told == ["runtimes install llama_server --accelerator cpu", "pull"]
+        told = run(*prepare["command"], env=variables | path | {"CUDA_RUNTIMES": "transformers vllm"}).splitlines()
+        assert told[1:3] == [f"runtimes install {name} --accelerator cuda" for name in ("transformers", "vllm")]
 
     def test_ports_and_probes_meet(self, base):
         (container,) = base["StatefulSet"]["spec"]["template"]["spec"]["containers"]
