@@ -119,6 +119,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig]):
                 *(str(_python(config)), str(config.folder.absolute() / "main.py")),
                 *base,
                 *device,
+                *("--preview-method", "auto"),
                 *config.extra_args,
             ],
             "workflow": str(config.workflow.absolute()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -67,20 +67,32 @@ class WorkerPool:
             cancel.set()
             raise
 
-    async def stream(self, work: Callable[[Cancel], Iterator[T]]) -> AsyncIterator[T]:
-        """Its items as they come. Closing the iterator sets the work's `Cancel` and doesn't wait for it.
+    def stream(self, work: Callable[[Cancel], Iterator[T]]) -> AsyncGenerator[T]:
+        """What it yields, as in `told`."""
 
-        There is no back pressure, so all items together must be small: text. For large ones call `run` for each piece.
-        Raises WorkerError `queue_full` before the first item, and whatever the work raises.
+        def produce(cancel: Cancel, put: Callable[[T], None]) -> None:
+            for item in work(cancel):
+                put(item)
+
+        return self.told(produce)
+
+    async def told(self, work: Callable[[Cancel, Callable[[T], None]], None]) -> AsyncGenerator[T]:
+        """What it tells by the function it is given, as it comes. Closing the iterator sets the work's `Cancel`, after which
+        that function raises CancelledWorkError, and doesn't wait for it.
+
+        There is no back pressure, so all items together must be small: text, or a few pictures. For large ones call `run`
+        for each piece. Raises WorkerError `queue_full` before the first item, and whatever the work raises.
         """
         loop, cancel = asyncio.get_running_loop(), Cancel()
         items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
 
+        def put(item: T) -> None:
+            cancel.check()
+            loop.call_soon_threadsafe(items.put_nowait, (item,))
+
         def produce() -> None:
             try:
-                for item in work(cancel):
-                    cancel.check()
-                    loop.call_soon_threadsafe(items.put_nowait, (item,))
+                work(cancel, put)
             except CancelledWorkError:
                 pass
             finally:

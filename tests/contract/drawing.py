@@ -17,7 +17,7 @@ DRAWING = Question(
     path="/v1/images/generations",
     keys=lambda stream: {"json": {**FIELDS, "stream": stream, "partial_images": int(stream)}},
     text_of=lambda answer: answer["data"][0]["b64_json"],
-    delta_of=lambda event: event["b64_json"],
+    delta_of=lambda event: event["b64_json"] if event["type"].endswith(".completed") else "",
     answer=PNG,
 )
 

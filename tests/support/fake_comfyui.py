@@ -1,9 +1,10 @@
 """A ComfyUI without its engine: a checkout whose main.py starts, queues, draws and is interrupted as the real server is.
 
 It follows server.py and execution.py of ComfyUI 0.3.64: `/prompt` checks a workflow against what its nodes take, `/ws` tells of
-the steps, `/history` names files, `/view` gives them. Nodes: Painter (a checkpoint, a text, a seed, steps, sizes; its
-picture is of one colour, by the seed), LoadImage, SaveImage. A prompt that begins with "!" plays a trick: "!error" fails in
-the node, "!hang" goes on until it is interrupted, "!die" kills the server, "!close" closes the websocket.
+the steps, with a preview after each if `--preview-method` wants them, `/history` names files, `/view` gives them. Nodes:
+Painter (a checkpoint, a text, a seed, steps, sizes; its picture is of one colour, by the seed), LoadImage, SaveImage. A
+prompt that begins with "!" plays a trick: "!error" fails in the node, "!hang" goes on until it is interrupted, "!die" kills the
+server, "!close" closes the websocket.
 
 `checkout(folder)` writes one. In the environment of the runtime's worker, whose websockets it uses.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 CHECKPOINTS = ["one.safetensors", "two.safetensors"]
@@ -76,6 +78,11 @@ def png(width: int, height: int, colour: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
+def preview(step: int) -> bytes:
+    """Begins as a JPEG does."""
+    return b"\xff\xd8\xff after step %d" % step
+
+
 TAKES = {
     "Painter": {
         "ckpt_name": [CHECKPOINTS],
@@ -112,6 +119,8 @@ def main() -> None:
     def said(option: str) -> str:
         return words[words.index(option) + 1]
 
+    methods = [method for word, method in pairwise(words) if word == "--preview-method"]
+    previews = bool(methods) and methods[-1] != "none"  # the last counts, as argparse has it
     sockets: dict[str, WebSocket] = {}
     queue: asyncio.Queue = asyncio.Queue()
     deleted: set[str] = set()
@@ -129,7 +138,7 @@ def main() -> None:
         client = socket.query_params["clientId"]
         sockets[client] = socket
         await tell(client, "status", status={"exec_info": {"queue_remaining": 0}}, sid=client)
-        await socket.send_bytes(b"\0\0\0\1\0\0\0\1a preview")
+        await socket.send_bytes(b"\0\0\0\3\0\0\0\1" + b"1a text of a node")
         try:
             while True:
                 await socket.receive_text()
@@ -175,6 +184,8 @@ def main() -> None:
             return
         for step in range(painter["steps"]):
             await tell(client, "progress", value=step + 1, max=painter["steps"], prompt_id=number, node="1")
+            if client in sockets and previews:
+                await sockets[client].send_bytes(b"\0\0\0\1\0\0\0\1" + preview(step + 1))
             await asyncio.sleep(0)
         if trick == "!hang":
             await interrupted.wait()

@@ -10,7 +10,8 @@ import base64
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,6 +52,23 @@ class Drawing:
     seed: int
     format: str
     compression: int
+    stream: bool
+    partial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A picture, or, while it is drawn, what is there of it. `partial` counts these."""
+
+    picture: bytes
+    format: str
+    seed: int
+    partial: int | None = None
+
+    def told(self) -> dict[str, object]:
+        """As answers and events have it."""
+        said = {"seed": self.seed} if self.partial is None else {"partial_image_index": self.partial}
+        return {"b64_json": base64.b64encode(self.picture).decode(), **said}
 
 
 class ComfyWorker(Worker):
@@ -115,29 +133,25 @@ class ComfyWorker(Worker):
 
     async def _answer(self, request: Request, fields: Body, pictures: Mapping[str, bytes]) -> Response:
         wanted = self._drawing(fields, pictures)
-        streamed = fields.flag("stream")
         links = fields.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
-        if links and streamed:
+        if links and wanted.stream:
             raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
-        fields.whole("partial_images", 0, 0, MOST_PARTIAL)  # a client may get fewer than it asks for
-        drawn = self._made(request.headers.get("x-request-id", ""), wanted)
-        if streamed:
+        name = request.headers.get("x-request-id", "")
+        made: AsyncGenerator[Made] = self.pool.told(lambda cancel, put: self._draw(name, wanted, cancel, put))
+        if wanted.stream:
             prefix = "image_edit" if pictures else "image_generation"
-            return events(await started(self._events(prefix, wanted, drawn)), are_named=True)
+            return events(await started(self._events(prefix, made)), are_named=True)
+        async with aclosing(made):
+            data = [each.told() async for each in made]
         about = {"created": int(time.time()), "output_format": wanted.format}
-        return JSONResponse({**about, "data": await drawn}, headers={HEADER: "url"} if links else None)
-
-    async def _made(self, name: str, wanted: Drawing) -> list[dict[str, object]]:
-        made = await self.pool.run(lambda cancel: self._draw(name, wanted, cancel))
-        return [{"b64_json": base64.b64encode(picture).decode(), "seed": seed} for picture, seed in made]
+        return JSONResponse({**about, "data": data}, headers={HEADER: "url"} if links else None)
 
     @staticmethod
-    async def _events(
-        prefix: str, wanted: Drawing, drawn: Awaitable[list[dict[str, object]]]
-    ) -> AsyncIterator[dict[str, object]]:
-        for each in await drawn:
-            about = {"created_at": int(time.time()), "output_format": wanted.format}
-            yield {"type": f"{prefix}.completed", **about, **each}
+    async def _events(prefix: str, made: AsyncIterator[Made]) -> AsyncIterator[dict[str, object]]:
+        async for each in made:
+            kind = "completed" if each.partial is None else "partial_image"
+            about = {"created_at": int(time.time()), "output_format": each.format}
+            yield {"type": f"{prefix}.{kind}", **about, **each.told()}
 
     # ---------------------------------------------------------------------------------------------------- what is asked
 
@@ -159,6 +173,9 @@ class ComfyWorker(Worker):
             if name not in self.workflow.places:
                 shown = "size" if name in {"width", "height"} else name
                 raise unsupported(shown, "this model's workflow has no place for it (inputs, in the configuration).")
+        stream, partial = fields.flag("stream"), fields.whole("partial_images", 0, 0, MOST_PARTIAL)
+        if partial and not stream:
+            raise unsupported("partial_images", "they come in a stream: say stream: true.")
         return Drawing(
             values=values,
             pictures=pictures,
@@ -166,6 +183,8 @@ class ComfyWorker(Worker):
             seed=seed if seed >= 0 else secrets.randbelow(SEEDS),
             format=fields.choice("output_format", FORMATS, "png"),
             compression=fields.whole("output_compression", 95, 0, 100),
+            stream=stream,
+            partial=partial,
         )
 
     def _size(self, fields: Body) -> tuple[int | None, int | None]:
@@ -182,19 +201,16 @@ class ComfyWorker(Worker):
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
-    def _draw(self, name: str, wanted: Drawing, cancel: Cancel) -> list[tuple[bytes, int]]:
-        """The pictures, each with its seed. Blocks. Raises WorkerError, CancelledWorkError."""
+    def _draw(self, name: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made], None]) -> None:
+        """All pictures of a request. Blocks. Raises WorkerError, CancelledWorkError."""
         try:
             values = {**wanted.values, **{key: self._uploaded(key, data) for key, data in wanted.pictures.items()}}
+            turns = wanted.count
             if "n" in self.workflow.places:
-                made = self._run(name, {**values, "n": wanted.count}, wanted, wanted.seed, cancel, (0, 1))
-                return [(picture, wanted.seed) for picture in made]
-            found: list[tuple[bytes, int]] = []
-            for at in range(wanted.count):
+                values["n"], turns = wanted.count, 1
+            for at in range(turns):
                 cancel.check()
-                seed = (wanted.seed + at) % SEEDS
-                found += [(each, seed) for each in self._run(name, values, wanted, seed, cancel, (at, wanted.count))]
-            return found
+                self._run(name, values, wanted, (at, turns), cancel, put)
         finally:
             self.steps.end(name)
             assert self._folder is not None, "it is loaded"
@@ -205,27 +221,36 @@ class ComfyWorker(Worker):
         name: str,
         values: Mapping[str, object],
         wanted: Drawing,
-        seed: int,
-        cancel: Cancel,
         turn: tuple[int, int],
-    ) -> list[bytes]:
+        cancel: Cancel,
+        put: Callable[[Made], None],
+    ) -> None:
         at, turns = turn
+        seed, step, steps, told = (wanted.seed + at) % SEEDS, 0, 0, 0
 
-        def on_step(step: int, steps: int) -> None:
+        def on_step(done: int, of: int) -> None:
+            nonlocal step, steps
+            step, steps = done, of
             self.steps.made(name, at * steps + step, turns * steps)
+
+        def on_preview(picture: bytes, kind: str) -> None:
+            nonlocal told
+            if told < wanted.partial and step < steps and step >= (told + 1) * steps / (wanted.partial + 1):
+                put(Made(picture, kind, seed, told))
+                told += 1
 
         seeded = {"seed": seed} if "seed" in self.workflow.places else {}
         filled = self.workflow.filled({**values, **seeded}, secrets.token_hex(8))
         loaders = {self.workflow.places[key][0]: key for key in wanted.pictures}
-        places = self.comfy.run(filled, loaders, cancel, on_step)
+        places = self.comfy.run(filled, loaders, cancel, on_step, on_preview)
         if not places:
             raise WorkerError(
                 "The workflow made no picture: it needs a node that saves one.", code="worker_failed", status=500
             )
         converted = None if wanted.format == "png" else f"{wanted.format};{wanted.compression}"
-        pictures = [self.comfy.picture(place, converted) for place in places]
-        self._drawn.inc(len(pictures))
-        return pictures
+        for place in places:
+            put(Made(self.comfy.picture(place, converted), wanted.format, seed))
+        self._drawn.inc(len(places))
 
     def _uploaded(self, key: str, picture: bytes) -> str:
         return self.comfy.upload(f"{key}-{secrets.token_hex(8)}", picture)

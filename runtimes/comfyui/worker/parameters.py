@@ -25,7 +25,9 @@ PARAMETERS: Final[Table] = {
     "output_compression": used("0 to 100, of jpeg and webp: 100 is the largest file. Default: 95."),
     "response_format": used("b64_json (default), or url: an address that holds for an hour. Not in a stream."),
     "stream": used("true: an event for each picture, once it is made."),
-    "partial_images": used("0 to 3, of a stream: at most so many. ComfyUI gives none: pictures come whole."),
+    "partial_images": used(
+        "0 to 3, of a stream: what there is at even steps, as far as the workflow's sampler shows it."
+    ),
     "background": refused("a workflow draws what it draws; leave it out, or say opaque", "auto", "opaque"),
     "quality": ignored("The workflow says it."),
     "style": ignored("The prompt says it."),

@@ -1,7 +1,7 @@
 """ComfyUI's own server, as the worker asks it: a workflow into its queue, what it tells of it, and its pictures.
 
 Its answers follow ComfyUI's server.py and execution.py: `/prompt` takes a workflow and answers at once; a websocket tells how far
-it is; `/history/{id}` names its pictures, and `/view` gives them.
+it is, and what its sampler shows after a step; `/history/{id}` names its pictures, and `/view` gives them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ from runtimes.sdk.worker_pool import Cancel, CancelledWorkError
 
 POLL_S: Final = 0.1
 LARGEST: Final = 1 << 28  # of a message: previews are pictures
+HEAD: Final = 8  # bytes of a binary message before the picture: two numbers, of the message's kind and the picture's
+PREVIEWS: Final = {b"\0\0\0\1\0\0\0\1": "jpeg", b"\0\0\0\1\0\0\0\2": "png"}
+
+OnStep = Callable[[int, int], None]
+"""Told after each step: how many were made, of how many."""
+OnPreview = Callable[[bytes, str], None]
+"""Told what there is after the step that was told last: a picture, and its format."""
 
 
 class Comfy:
@@ -49,12 +56,14 @@ class Comfy:
         workflow: Mapping[str, Any],
         loaders: Mapping[str, str],
         cancel: Cancel,
-        on_step: Callable[[int, int], None],
+        on_step: OnStep,
+        on_preview: OnPreview,
     ) -> list[Mapping[str, str]]:
         """Where its pictures are, once they are made; temporary ones only where there are no others. Blocks.
 
         `loaders`: the nodes that load the client's pictures, each with the request's field that has it.
-        Raises WorkerError for a workflow that it refuses or fails on, and CancelledWorkError, having taken it back.
+        Raises WorkerError for a workflow that it refuses or fails on, and CancelledWorkError, which `on_step` and
+        `on_preview` may raise as well, having taken it back.
         """
         client, number = secrets.token_hex(16), secrets.token_hex(16)
         try:
@@ -63,7 +72,7 @@ class Comfy:
             ) as socket:
                 self._queue(workflow, client, number)
                 try:
-                    while not self._is_done(socket, number, loaders, on_step):
+                    while not self._is_done(socket, number, loaders, on_step, on_preview):
                         cancel.check()
                 except CancelledWorkError:
                     self._take_back(number)
@@ -91,14 +100,16 @@ class Comfy:
             raise WorkerError(_refusal(body), code="invalid_request")
 
     def _is_done(
-        self, socket: Any, number: str, loaders: Mapping[str, str], on_step: Callable[[int, int], None]
+        self, socket: Any, number: str, loaders: Mapping[str, str], on_step: OnStep, on_preview: OnPreview
     ) -> bool:
         """Look at the next message, if one comes in time. Raises WorkerError where it tells of a failure."""
         try:
             message = socket.recv(timeout=POLL_S)
         except TimeoutError:
             return False
-        if isinstance(message, bytes):  # a preview
+        if isinstance(message, bytes):
+            if (kind := PREVIEWS.get(message[:HEAD])) is not None:
+                on_preview(message[HEAD:], kind)
             return False
         told = json.loads(message)
         kind, data = told.get("type"), told.get("data") or {}

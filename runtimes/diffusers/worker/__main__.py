@@ -108,7 +108,8 @@ class Painter(Worker):
     # ---------------------------------------------------------------------------------------------------------- answers
 
     async def _answer(self, request: Request, wanted: Drawing) -> Response:
-        made = self._made(request.headers.get("x-request-id", ""), wanted)
+        name = request.headers.get("x-request-id", "")
+        made: AsyncGenerator[Made] = self.pool.told(lambda cancel, put: self._draw(name, wanted, cancel, put))
         if wanted.stream:
             return events(await started(self._events(wanted, made)), are_named=True)
         async with aclosing(made):
@@ -130,23 +131,6 @@ class Painter(Worker):
                 yield {"type": f"{prefix}.partial_image", **said, "partial_image_index": each.partial, **about}
 
     # ---------------------------------------------------------------------------------------------------------- drawing
-
-    async def _made(self, request_id: str, wanted: Drawing) -> AsyncGenerator[Made, None]:
-        """The pictures as they are made. Closing the iterator stops after the step that is being made."""
-        loop = asyncio.get_running_loop()
-        made: asyncio.Queue[Made | None] = asyncio.Queue()  # small: at most a few dozen pictures
-
-        def put(item: Made | None) -> None:
-            loop.call_soon_threadsafe(made.put_nowait, item)
-
-        drawing_all = asyncio.ensure_future(self.pool.run(lambda cancel: self._draw(request_id, wanted, cancel, put)))
-        drawing_all.add_done_callback(lambda _done: put(None))
-        try:
-            while (item := await made.get()) is not None:
-                yield item
-            await drawing_all  # raises what went wrong
-        finally:
-            drawing_all.cancel()
 
     def _draw(self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made], None]) -> None:
         """All pictures of a request. Blocks. Raises CancelledWorkError after the step in which nobody waits any more."""

@@ -1,6 +1,6 @@
 """ComfyUI behind OpenAI's images API: a worker of ours, and below it a server that follows ComfyUI's own (fake_comfyui.py).
 
-LLMUX_TEST_COMFYUI, if set, is the folder of a real checkout with an environment; its own test runs then.
+LLMUX_TEST_COMFYUI, if set, is the folder of a real checkout with an environment; its own tests run then.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ class Painter:
 
     def draw(self, prompt: str = "a cat", **fields: object) -> httpx.Response:
         return self.http.post(GENERATIONS, json={"prompt": prompt, **fields}, headers={"x-request-id": "mine"})
+
+    def stream(self, **fields: object) -> list[dict]:
+        answer = self.draw(stream=True, **fields)
+        assert answer.status_code == 200, answer.text
+        lines = answer.text.splitlines()
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
     def prompts(self) -> list[dict]:
         lines = self.log.read_text().splitlines()
@@ -198,6 +204,8 @@ class TestGenerations:
             ({"seed": 1 << 40}, "seed"),
             ({"response_format": "url", "stream": True}, "response_format"),
             ({"response_format": "html"}, "response_format"),
+            ({"partial_images": 1}, "partial_images"),
+            ({"partial_images": 4, "stream": True}, "partial_images"),
             ({"background": "transparent"}, "background"),
             ({"output_format": "gif"}, "output_format"),
             ({"prompt": " "}, "prompt"),
@@ -208,14 +216,31 @@ class TestGenerations:
         answer = painter.draw(**fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
-    def test_a_stream_has_each_picture_whole(self, painter):
-        lines = painter.draw(seed=4, n=2, stream=True, partial_images=1)
-        told = [
-            json.loads(line.removeprefix("data: ")) for line in lines.text.splitlines() if line.startswith("data: {")
-        ]
+    def test_a_stream_has_each_picture_once_it_is_made(self, painter):
+        told = painter.stream(seed=4, n=2)
         assert [(each["type"], each["seed"]) for each in told] == [
             ("image_generation.completed", seed) for seed in (4, 5)
         ]
+
+    def test_a_stream_has_what_the_sampler_shows_at_even_steps(self, painter):
+        told = painter.stream(steps=9, n=2, partial_images=2, output_format="webp")
+        kinds = [each["type"].removeprefix("image_generation.") for each in told]
+        assert kinds == ["partial_image", "partial_image", "completed"] * 2
+        assert [each["partial_image_index"] for each in told[:2]] == [0, 1]
+        assert [base64.b64decode(each["b64_json"]) for each in told[:2]] == [
+            fake_comfyui.preview(3),
+            fake_comfyui.preview(6),
+        ]
+        assert [each["output_format"] for each in told[:3]] == ["jpeg", "jpeg", "webp"]
+
+    @pytest.mark.parametrize("steps", [1, 2])
+    def test_few_steps_have_fewer(self, painter, steps):
+        assert len(painter.stream(steps=steps, partial_images=3)) == steps
+
+    def test_who_wants_no_previews_has_none(self, begin):
+        painter = begin(extra_args=["--preview-method", "none"])
+        (told,) = painter.stream(partial_images=3)
+        assert told["type"] == "image_generation.completed"
 
     def test_who_wants_addresses_says_so_to_the_supervisor(self, painter):
         assert painter.draw(response_format="url").headers[HEADER] == "url"
@@ -276,6 +301,14 @@ class TestTrouble:
         wait_until(lambda: "interrupted: " in painter.log.read_text(), what="it is interrupted")
         assert painter.draw().status_code == 200
 
+    def test_a_client_that_leaves_a_stream_interrupts_it(self, painter):
+        before = painter.log.read_text().count("interrupted: ")
+        wanted = {"prompt": "!hang", "stream": True, "partial_images": 1}
+        with painter.http.stream("POST", GENERATIONS, json=wanted) as answer:
+            assert any("partial_image" in line for line in answer.iter_lines())
+        wait_until(lambda: painter.log.read_text().count("interrupted: ") > before, what="it is interrupted")
+        assert painter.draw().status_code == 200
+
     def test_progress_while_it_draws(self, painter):
         answers: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: answers.append(painter.draw("!hang")))
@@ -319,16 +352,45 @@ class TestTrouble:
             pass
 
 
-@pytest.mark.skipif("LLMUX_TEST_COMFYUI" not in os.environ, reason="LLMUX_TEST_COMFYUI names no checkout of ComfyUI")
+REAL = pytest.mark.skipif(
+    "LLMUX_TEST_COMFYUI" not in os.environ, reason="LLMUX_TEST_COMFYUI names no checkout of ComfyUI"
+)
+SAMPLER = """
+import comfy.latent_formats, comfy.utils, latent_preview, torch
+
+class Sampler:
+    CATEGORY, FUNCTION, RETURN_TYPES = "tests", "draw", ("IMAGE",)
+    INPUT_TYPES = classmethod(lambda cls: {"required": {"image": ("IMAGE",), "text": ("STRING",), "steps": ("INT",)}})
+
+    def draw(self, image, text, steps):
+        previewer = latent_preview.get_previewer("cpu", comfy.latent_formats.SD15())
+        shown = previewer and previewer.decode_latent_to_preview_image("JPEG", torch.zeros(1, 4, 6, 8))
+        bar = comfy.utils.ProgressBar(steps)
+        for step in range(steps):
+            bar.update_absolute(step + 1, steps, shown)
+        return (image,)
+
+NODE_CLASS_MAPPINGS = {"Sampler": Sampler}
+"""
+
+
+@contextlib.contextmanager
+def really(folder: Path, flow: dict[str, object], places: dict[str, str], **keys: object) -> Iterator[Painter]:
+    """The real server, with nodes that need no model."""
+    (folder / "flow.json").write_text(json.dumps(flow))
+    environments.installed("comfyui")
+    about = {"folder": os.environ["LLMUX_TEST_COMFYUI"], "workflow": str(folder / "flow.json"), "inputs": places}
+    with started(folder, {"runtime": "comfyui", **about, **keys}) as painter:
+        yield painter
+
+
+@REAL
 def test_the_real_server(tmp_path):
-    """With nodes that need no model: a plain picture, saved."""
-    folder = Path(os.environ["LLMUX_TEST_COMFYUI"])
+    """A plain picture, saved."""
     flow = {
         "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 48, "batch_size": 1, "color": 255}},
         "2": {"class_type": "SaveImage", "inputs": {"filename_prefix": "made", "images": ["1", 0]}},
     }
-    (tmp_path / "flow.json").write_text(json.dumps(flow))
-    environments.installed("comfyui")
     places = {
         "prompt": "2.filename_prefix",
         "width": "1.width",
@@ -336,8 +398,24 @@ def test_the_real_server(tmp_path):
         "n": "1.batch_size",
         "seed": "1.color",
     }
-    keys = {"runtime": "comfyui", "folder": str(folder), "workflow": str(tmp_path / "flow.json"), "inputs": places}
-    with started(tmp_path, keys) as painter:
+    with really(tmp_path, flow, places) as painter:
         for _ in range(2):  # the second time all of it is in ComfyUI's cache
             made = pictures(painter.draw(size="96x80", n=2, seed=65_280))
             assert [size(picture) for picture in made] == [(96, 80)] * 2
+
+
+@REAL
+def test_the_real_servers_previews(tmp_path):
+    """As its samplers tell them, by a node that samples nothing."""
+    (tmp_path / "custom_nodes").mkdir()
+    (tmp_path / "custom_nodes" / "sampler.py").write_text(SAMPLER)
+    flow = {
+        "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 48, "batch_size": 1, "color": 255}},
+        "2": {"class_type": "Sampler", "inputs": {"image": ["1", 0], "text": "x", "steps": 4}},
+        "3": {"class_type": "SaveImage", "inputs": {"filename_prefix": "made", "images": ["2", 0]}},
+    }
+    with really(tmp_path, flow, {"prompt": "2.text", "steps": "2.steps"}, base_directory=str(tmp_path)) as painter:
+        partial, whole = painter.stream(steps=6, partial_images=1)
+    assert (partial["output_format"], whole["output_format"]) == ("jpeg", "png")
+    assert base64.b64decode(partial["b64_json"]).startswith(b"\xff\xd8\xff")
+    assert size(base64.b64decode(whole["b64_json"])) == (64, 48)
