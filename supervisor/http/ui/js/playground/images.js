@@ -19,9 +19,9 @@ async function draw(body, options, show) {
   const made = [];
   for await (const { data } of events(response)) {
     if (data === "[DONE]") break;
-    const { error, type, b64_json } = JSON.parse(data);
+    const { error, type, b64_json, output_format = "png" } = JSON.parse(data);
     if (error) throw new ApiError(error.message, error.type === "invalid_request_error" ? 400 : 0, error.code);
-    const url = `data:image/png;base64,${b64_json}`;
+    const url = `data:image/${output_format};base64,${b64_json}`;
     if (type.endsWith(".completed")) made.push(url);
     show([...made], type.endsWith(".partial_image") ? url : null);
   }
