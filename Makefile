@@ -12,7 +12,7 @@ SOURCES := supervisor runtimes tests bench docs tools
 FAST := tests/unit
 # Those without the core, which imports nothing of others, and what meets their packages besides: uv, the hub's client, forms,
 # the log, a whole daemon.
-LOWEST := $(FAST) --ignore=tests/unit/core tests/installation/test_accelerator_builds.py tests/e2e/cli/pull/test_pull.py::TestFetching \
+LOWEST := $(FAST) --ignore=tests/unit/core tests/installation/test_accelerator_builds.py tests/installation/test_compiling.py tests/e2e/cli/pull/test_pull.py::TestFetching \
   $(addprefix tests/e2e/cli/test_,log.py show.py) $(addprefix tests/e2e/http/test_,errors.py forwarding.py metrics.py multipart.py) \
   tests/e2e/runtimes/test_sdk_server.py $(addprefix tests/security/test_,auth.py exposure.py)
 

@@ -29,6 +29,7 @@ from supervisor.io import compiling
 from supervisor.io.recipe import Device, Recipe, local_torch, pinned, torch_backend
 
 LAST_LINES: Final = 20
+FULL: Final = ("No space left on device", "Disk quota exceeded")
 FOREIGN: Final = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "UV_TORCH_BACKEND", "UV_SYSTEM_PYTHON")
 
 Progress = Callable[[str], None]
@@ -150,7 +151,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environ,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # compilers quote sources as they are
             process_group=0,
         ) as process,
     ):
@@ -164,6 +166,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode != 0:
+        if full := next((line for line in lines if any(word in line for word in FULL)), None):
+            raise InstallError(
+                f"The disk is full. Make room on it, and say it again; nothing half done is left. {full.strip()}",
+                detail=tuple(lines[-LAST_LINES:]),
+            )
         raise InstallError(
             f"{Path(argv[0]).name} ended with exit code {process.returncode}: {lines[-1] if lines else 'no output'}",
             detail=tuple(lines[-LAST_LINES:]),
