@@ -259,10 +259,17 @@ def _cancellable(endpoint: Endpoint) -> Endpoint:
     return cancellable
 
 
+@dataclass(frozen=True, slots=True)
+class Comment:
+    """A line of a stream that clients skip: it shows that the work goes on."""
+
+    text: str  # without line breaks
+
+
 def events(items: AsyncIterator[object], *, are_named: bool = False) -> StreamingResponse:
     """Server-sent events: each item as JSON, `[DONE]` at the end; an error ends the stream with an error event.
 
-    `are_named`: each is an object whose `type` is the event's name as well.
+    `are_named`: each is an object whose `type` is the event's name as well. A `Comment` is no event.
     """
 
     def head(item: object) -> bytes:
@@ -271,6 +278,9 @@ def events(items: AsyncIterator[object], *, are_named: bool = False) -> Streamin
     async def lines() -> AsyncIterator[bytes]:
         try:
             async for item in items:
+                if isinstance(item, Comment):
+                    yield b": %s\n\n" % item.text.encode()
+                    continue
                 data = json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode()
                 yield b"%sdata: %s\n\n" % (head(item), data)
         except WorkerError as error:

@@ -29,7 +29,7 @@ from runtimes.sdk.child import HOST, Child
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.form import read_files
 from runtimes.sdk.parameters import check
-from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.server import Comment, Endpoint, Settings, Worker, events, serve, started
 from runtimes.sdk.steps import Steps
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.shared.pictures import HEADER
@@ -137,18 +137,21 @@ class ComfyWorker(Worker):
         if links and wanted.stream:
             raise unsupported("response_format", "a stream brings the pictures along; leave out url, or stream.")
         name = request.headers.get("x-request-id", "")
-        made: AsyncGenerator[Made] = self.pool.told(lambda cancel, put: self._draw(name, wanted, cancel, put))
+        made: AsyncGenerator[Made | Comment] = self.pool.told(lambda cancel, put: self._draw(name, wanted, cancel, put))
         if wanted.stream:
             prefix = "image_edit" if pictures else "image_generation"
             return events(await started(self._events(prefix, made)), are_named=True)
         async with aclosing(made):
-            data = [each.told() async for each in made]
+            data = [each.told() async for each in made if isinstance(each, Made)]
         about = {"created": int(time.time()), "output_format": wanted.format}
         return JSONResponse({**about, "data": data}, headers={HEADER: "url"} if links else None)
 
     @staticmethod
-    async def _events(prefix: str, made: AsyncIterator[Made]) -> AsyncIterator[dict[str, object]]:
+    async def _events(prefix: str, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
         async for each in made:
+            if isinstance(each, Comment):
+                yield each
+                continue
             kind = "completed" if each.partial is None else "partial_image"
             about = {"created_at": int(time.time()), "output_format": each.format}
             yield {"type": f"{prefix}.{kind}", **about, **each.told()}
@@ -201,7 +204,7 @@ class ComfyWorker(Worker):
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
-    def _draw(self, name: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made], None]) -> None:
+    def _draw(self, name: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]) -> None:
         """All pictures of a request. Blocks. Raises WorkerError, CancelledWorkError."""
         try:
             values = {**wanted.values, **{key: self._uploaded(key, data) for key, data in wanted.pictures.items()}}
@@ -223,7 +226,7 @@ class ComfyWorker(Worker):
         wanted: Drawing,
         turn: tuple[int, int],
         cancel: Cancel,
-        put: Callable[[Made], None],
+        put: Callable[[Made | Comment], None],
     ) -> None:
         at, turns = turn
         seed, step, steps, told = (wanted.seed + at) % SEEDS, 0, 0, 0
@@ -232,6 +235,8 @@ class ComfyWorker(Worker):
             nonlocal step, steps
             step, steps = done, of
             self.steps.made(name, at * steps + step, turns * steps)
+            if wanted.stream:
+                put(Comment(f"step {at * steps + step} of {turns * steps}"))
 
         def on_preview(picture: bytes, kind: str) -> None:
             nonlocal told

@@ -26,7 +26,7 @@ from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.form import FilesForm, read_files
 from runtimes.sdk.parameters import Table, check
-from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.server import Comment, Endpoint, Settings, Worker, events, serve, started
 from runtimes.sdk.steps import Steps
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.shared.pictures import HEADER
@@ -109,19 +109,22 @@ class Painter(Worker):
 
     async def _answer(self, request: Request, wanted: Drawing) -> Response:
         name = request.headers.get("x-request-id", "")
-        made: AsyncGenerator[Made] = self.pool.told(lambda cancel, put: self._draw(name, wanted, cancel, put))
+        made: AsyncGenerator[Made | Comment] = self.pool.told(lambda cancel, put: self._draw(name, wanted, cancel, put))
         if wanted.stream:
             return events(await started(self._events(wanted, made)), are_named=True)
         async with aclosing(made):
-            found = [each async for each in made if each.partial is None]
+            found = [each async for each in made if isinstance(each, Made)]
         data = [{"b64_json": each.data, "seed": each.seed, **_revised(each, wanted)} for each in found]
         headers = {HEADER: "url"} if wanted.wants_links else {}
         return JSONResponse({"data": data, **_about(wanted, found[0], len(found))}, headers=headers)
 
-    async def _events(self, wanted: Drawing, made: AsyncIterator[Made]) -> AsyncIterator[object]:
-        """OpenAI's: so many partial ones of each picture, then the picture."""
+    async def _events(self, wanted: Drawing, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
+        """OpenAI's: so many partial ones of each picture, then the picture. Between them a comment for each step."""
         prefix = PREFIXES[wanted.task]
         async for each in made:
+            if isinstance(each, Comment):
+                yield each
+                continue
             about = _about(wanted, each, 1)
             said: dict[str, Any] = {"created_at": about.pop("created"), "b64_json": each.data}
             if each.partial is None:
@@ -132,7 +135,7 @@ class Painter(Worker):
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
-    def _draw(self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made], None]) -> None:
+    def _draw(self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]) -> None:
         """All pictures of a request. Blocks. Raises CancelledWorkError after the step in which nobody waits any more."""
         steps_each = max(1, int(wanted.steps * wanted.strength))
         self.steps.begin(request_id, steps_each * wanted.count)
@@ -147,7 +150,10 @@ class Painter(Worker):
                 ) -> None:
                     nonlocal told
                     cancel.check()
-                    self.steps.made(request_id, place * steps + step, wanted.count * steps)
+                    done, of = place * steps + step, wanted.count * steps
+                    self.steps.made(request_id, done, of)
+                    if wanted.stream:  # what stands between here and the client ends connections without any bytes
+                        put(Comment(f"step {done} of {of}"))
                     if told < wanted.partial and step < steps and step >= (told + 1) * steps / (wanted.partial + 1):
                         put(Made(_encoded(preview(), wanted), seed, read, told))
                         told += 1

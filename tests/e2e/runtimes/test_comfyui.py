@@ -222,6 +222,11 @@ class TestGenerations:
             ("image_generation.completed", seed) for seed in (4, 5)
         ]
 
+    def test_a_stream_has_a_comment_for_each_step(self, painter):
+        text = painter.draw(stream=True, steps=3, n=2).text
+        comments = [line for line in text.splitlines() if line.startswith(": ")]
+        assert comments == [f": step {step} of 6" for step in range(1, 7)]
+
     def test_a_stream_has_what_the_sampler_shows_at_even_steps(self, painter):
         told = painter.stream(steps=9, n=2, partial_images=2, output_format="webp")
         kinds = [each["type"].removeprefix("image_generation.") for each in told]

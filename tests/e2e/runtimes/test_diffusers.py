@@ -160,6 +160,8 @@ def streamed(worker: Worker, **fields: object) -> Iterator[dict]:
     *blocks, end = answer.text.removesuffix("\n\n").split("\n\n")
     assert end == "data: [DONE]"
     for block in blocks:
+        if block.startswith(": "):
+            continue
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
@@ -273,6 +275,13 @@ class TestStream:
         assert not is_same(pictures[0], pictures[1])
         assert is_same(pictures[2], drawn(worker, steps=6)[0])
 
+    def test_a_comment_for_each_step(self, worker):
+        """So that a connection isn't silent for the minutes that a picture may take."""
+        answer = worker.post("/v1/images/generations", {**SMALL, "stream": True, "n": 2})
+        blocks = [block.split(":")[1].split("\n")[0].strip() for block in answer.text.split("\n\n")[:8]]
+        steps = [f"step {step} of 6" for step in range(1, 7)]
+        assert blocks == [*steps[:3], "image_generation.completed", *steps[3:], "image_generation.completed"]
+
     def test_each_of_several_is_completed(self, worker):
         events = list(streamed(worker, n=2))
         assert [(event["type"], event["seed"]) for event in events] == [
@@ -377,7 +386,7 @@ class TestSteps:
         url = f"{worker.url}/v1/images/generations"
         body = {**LONG, "stream": True, "n": 2, "steps": 100, "partial_images": 1}
         with httpx.stream("POST", url, json=body, headers=headers, timeout=LIMIT_S, trust_env=False) as answer:
-            assert next(answer.iter_lines()) == "event: image_generation.partial_image"
+            assert next(line for line in answer.iter_lines() if line.startswith("event: ")).endswith(".partial_image")
             told = self.progress(worker)["req_2"]
         assert told["steps"] == 200
         assert 50 <= told["step"] <= 200
