@@ -1,6 +1,7 @@
 """A real ExLlamaV3 on an NVIDIA GPU: loaded, answered, cancelled, its memory given back.
 
 LLMUX_TEST_EXL3 names a model's folder; `llmux runtimes install exllamav3` makes the environment, which needs the CUDA toolkit.
+LLMUX_RUNTIMES_DIR names the folder of environments, otherwise it is the usual one.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu import card as cards
 from supervisor.catalog.folders import runtimes_dir
 from supervisor.io import venvs
 from tests.support.daemon import running
 
+CARD = cards.first()
 MODEL = os.environ.get("LLMUX_TEST_EXL3")
+RUNTIMES = Path(os.environ.get("LLMUX_RUNTIMES_DIR") or runtimes_dir())
 pytestmark = [
-    pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="there is no NVIDIA GPU here"),
+    pytest.mark.skipif(isinstance(CARD, str), reason=str(CARD)),
     pytest.mark.skipif(MODEL is None, reason="LLMUX_TEST_EXL3 names no EXL3 model's folder"),
     pytest.mark.skipif(
-        venvs.installed("exllamav3", runtimes_dir()) is None,
-        reason="there is no ExLlamaV3 here; llmux runtimes install exllamav3",
+        venvs.installed("exllamav3", RUNTIMES) is None,
+        reason=f"there is no ExLlamaV3 in {RUNTIMES}: llmux runtimes install exllamav3",
     ),
 ]
 
@@ -28,7 +32,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
     model = {"runtime": "exllamav3", "path": MODEL, "cache_size": 4096, "cache_quant": 8}
-    config = {"models": {"exl3": model}, "devices": "auto", "server": {"runtimes_dir": str(runtimes_dir())}}
+    config = {"models": {"exl3": model}, "devices": "auto", "server": {"runtimes_dir": str(RUNTIMES)}}
     with running(tmp_path_factory.mktemp("exllamav3"), config) as started:
         yield started
 

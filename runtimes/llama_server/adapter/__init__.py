@@ -293,7 +293,10 @@ def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary
         if (found := _program_of(environment)) is not None:
             return "binary", found
         if config.program == "binary":
-            raise ModelUnusableError(f"program: {PROGRAM} is not on PATH; set binary to where it is")
+            raise ModelUnusableError(
+                f"program: {PROGRAM} is not on PATH; set binary to where it is, or compile it: llmux runtimes install "
+                f"{LlamaServerAdapter.name} --accelerator {'|'.join(sorted(LlamaServerAdapter.builds))}"
+            )
     python = environment / "bin" / "python"
     if python.exists():
         return "embedded", python

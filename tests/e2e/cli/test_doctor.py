@@ -138,7 +138,9 @@ class TestBroken:
         config = whole(alone)
         config["models"]["chat"] = gguf(program="binary")
         bad = self.fails(alone, config, "model chat", PATH=os.path.dirname(shutil.which("env") or ""))
-        assert "llama-server" in bad["message"]
+        assert bad["message"].endswith(
+            "or compile it: llmux runtimes install llama_server --accelerator cuda|rocm|vulkan"
+        )
 
     def test_the_port_is_taken(self, alone):
         with socket.socket() as taken:
