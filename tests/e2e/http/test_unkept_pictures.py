@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.daemon import fake, running
+from tests.support.daemon import fake, running, wait_until
 
 GENERATIONS, EDITS, VARIATIONS = PATHS = [f"/v1/images/{what}" for what in ("generations", "edits", "variations")]
 FILES = {"image": ("a.png", b"a picture")}
@@ -42,6 +42,16 @@ def test_the_wish_is_refused_and_no_worker_started(daemon, path, sent):
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "response_format"
     assert "limits.pictures_mib" in answer.json()["error"]["message"]
+    assert daemon.workers() == []
+
+
+def test_a_job_with_the_wish_fails_and_no_worker_started(daemon):
+    body = {"model": "painter", "prompt": "a cat", "response_format": "url"}
+    name = daemon.post("/v1/jobs", json={"endpoint": GENERATIONS, "body": body}).json()["id"]
+    job = wait_until(
+        lambda: (found := daemon.get(f"/v1/jobs/{name}").json())["status"] == "failed" and found, what="the job fails"
+    )
+    assert "limits.pictures_mib" in job["error"]["message"]
     assert daemon.workers() == []
 
 
