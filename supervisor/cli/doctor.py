@@ -268,6 +268,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
             and name in used
             and _uses_gpu(catalog)
             and (gpu := detect()) != "cpu"
+            and gpu in recipe.devices
         ):
             message = f"was installed for the processor, but there is a GPU ({gpu}) that it could use"
             yield Check(f"runtime {name}", "warn", message, f"{command} --accelerator {gpu}")

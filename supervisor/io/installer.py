@@ -43,8 +43,9 @@ class InstallError(LlmuxError):
 
 def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, progress: Progress) -> None:
     """Make a new environment there. Raises InstallError, and leaves what it has made."""
-    if (device is not None and device not in recipe.devices) or not any(map(pinned, recipe.locks(device))):
-        raise InstallError(f"{recipe.name} has no packages for {device}; choose another --accelerator.")
+    if device is not None and device not in recipe.devices:
+        there = ", ".join(recipe.devices)
+        raise InstallError(f"{recipe.name} has no packages for {device}; choose another --accelerator: {there}.")
     build = recipe.builds.get(device or "")
     if build is not None and (lacking := compiling.problem(recipe.name, device, build)) is not None:
         raise InstallError(lacking)

@@ -61,11 +61,11 @@ class Recipe:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What it can be made for; empty where that makes no difference."""
+        """What it can be made for, as far as its locks have packages; empty where that makes no difference."""
         own = {device for device in DEVICES if self._device_lock(device).exists() or device in self.builds}
         torch = set(BUILD_TAGS) if self.torch is not None else set()
         there = {"cpu", *own, *torch} if own or torch else set()
-        return tuple(device for device in DEVICES if device in there)
+        return tuple(device for device in DEVICES if device in there and any(map(pinned, self.locks(device))))
 
     @property
     def varies(self) -> bool:

@@ -176,7 +176,8 @@ class TestChoice:
         runtime.lock.rename(runtime.lock.with_name("requirements-rocm.lock"))
         runtime.lock.write_text("# each device has its own\n")
         assert installed(runtime, tmp_path, device="rocm") == COMMON | {"torch==1.0+rocm7.0"}
-        with pytest.raises(InstallError, match="no packages for cpu"):
+        assert runtime.devices == ("cuda", "rocm")
+        with pytest.raises(InstallError, match="no packages for cpu; choose another --accelerator: cuda, rocm"):
             venvs.install(runtime, tmp_path / "runtimes", quiet, device="cpu")
 
     def test_any_lock_of_the_folder_makes_it_outdated(self, runtime, tmp_path):

@@ -46,7 +46,7 @@ def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
     "--device",
     "device",
     type=click.Choice(["cpu", "cuda", "rocm", "vulkan"]),
-    help="What it will compute on. Default: as before, else what this machine has; llama_server: the processor.",
+    help="What it will compute on. Default: as before, else what this machine has; llama_server and llama_cpp: the processor.",
 )
 @click.option("--python", help="Its Python: a version or a program. Default: as before, else the one that runs llmux.")
 @runtimes_dir_option

@@ -16,7 +16,7 @@ import yaml
 from supervisor.cli import environments
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import venvs
-from tests.support import fake_nvml, hf_folder, tiny
+from tests.support import fake_nvml, hearing, hf_folder, tiny
 from tests.support.daemon import fake, gguf
 from tests.support.fake_amd import Amd
 from tests.support.shell import Shell
@@ -349,3 +349,20 @@ class TestGpu:
         assert told["fix"] == f"llmux runtimes install {name} --accelerator cuda"
         (told,) = examined(alone, config | {"devices": [{"kind": "host"}]})[1][f"runtime {name}"]
         assert (told["status"], told["message"]) == ("ok", f"installed for cpu: {package}")
+
+    def test_a_runtime_that_has_nothing_for_the_gpu(self, alone):
+        """CTranslate2 has no build for AMD's: to install it again wouldn't help."""
+        amd = Amd(alone.home / "amd")
+        amd.gpu(1, vram_mib=24560)
+        place = alone.home / "runtimes" / "faster_whisper"
+        (place / "bin").mkdir(parents=True)
+        (place / "bin" / "python").symlink_to(sys.executable)
+        record = {"python": "3.11.0", "asked_python": None, "device": "cpu", "packages": ["faster-whisper==1.2.1"]}
+        digest = environments.recipe_of("faster_whisper").digest()
+        (place / venvs.RECORD).write_text(json.dumps(record | {"lock_digest": digest}))
+        config = whole(alone) | {"devices": [{"kind": "rocm", "index": 0}]}
+        config["models"] = {"ears": {"runtime": "faster_whisper", "path": str(hearing.converted())}}
+        config["server"] = config["server"] | {"runtimes_dir": str(place.parent)}
+        variables = {"LLMUX_AMD_SYS": str(amd.sys), "LLMUX_NVML_MODULE": fake_nvml.__file__}
+        (told,) = examined(alone, config, **variables)[1]["runtime faster_whisper"]
+        assert (told["status"], told["message"]) == ("ok", "installed for cpu: faster-whisper==1.2.1")
