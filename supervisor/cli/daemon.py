@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
 
-from supervisor.catalog import Catalog, Configuration, check_devices
-from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
+from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
+from supervisor.cli.assembling import LOGS, assemble, check_models, closing, open_devices, open_stores, sized
 from supervisor.cli.client import url_of
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
@@ -30,41 +30,29 @@ from supervisor.cli.own_process import (
 )
 from supervisor.cli.see_out import see_out
 from supervisor.cli.server import Listeners, listeners_of, make_server, open_listeners, reached_at, take_given
-from supervisor.cli.sizes import named
-from supervisor.core.effects import Learn, LearnLoad
-from supervisor.core.events import Configured, UnloadAsked
-from supervisor.core.types import DeviceId, ModelSpec
+from supervisor.core.events import UnloadAsked
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
-from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
-from supervisor.daemon.shared_leases import SharedLeases
-from supervisor.daemon.sizes import tell_sizes, warnings_of
 from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
-from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
 from supervisor.http.parked import resume
 from supervisor.io import local_access, notify
-from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.fd_channel import connect, goes_on_listening
-from supervisor.io.lease_store import LeaseStore
-from supervisor.io.ports import PortRange
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
 from supervisor.io.remains import settle_all
-from supervisor.io.store import FOOTPRINTS, Footprints, Store
+from supervisor.io.store import Store
 from supervisor.io.venvs import sweep_aside
 
 log = structlog.get_logger("llmux.daemon")
 
 OWN_STOP_S = 20.0  # of the end, besides requests and graces: unkillable workers are waited for, too
 OFFERED_WITHIN_S = 3.0  # again, where the user logged out and in
-WORKER_HOST = "127.0.0.1"
-LOGS = "logs"
 
 OnListening = Callable[[str, int], None]
 
@@ -135,10 +123,10 @@ async def serve(
     `parked`: requests that another daemon of this unit left to us.
     """
     _cancel_on_signals()
-    opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
-    async with _closing(stores):
-        catalog = await _sized(catalog, opened)
-        daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores)
+    opened, stores = await asyncio.gather(open_devices(catalog), open_stores(catalog))
+    async with closing(stores):
+        catalog = await sized(catalog, opened)
+        daemon, launcher, configured = await assemble(catalog, keyring, lock.instance, opened, stores)
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
         holdings = _holdings(catalog, lock, listeners, launcher, stores)
@@ -157,20 +145,20 @@ async def take_over(
 ) -> None:
     """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then that goes on."""
     _cancel_on_signals()
-    opened = await _open_devices(catalog)
-    catalog = await _sized(catalog, opened)
-    await _check_models(catalog, opened)
+    opened = await open_devices(catalog)
+    catalog = await sized(catalog, opened)
+    await check_models(catalog, opened)
     takeover = Takeover(predecessor)
     inherited = await takeover.ask((catalog.server.host, catalog.server.port))
-    stores = await _open_stores(catalog)
-    async with _closing(stores):
+    stores = await open_stores(catalog)
+    async with closing(stores):
         try:
             for store in stores:
                 if store.trouble is not None:
                     raise TakeoverError(f"{store.path} can't be used: {store.trouble}")
             listeners = listeners_of(inherited.listener, inherited.extra, catalog.server, keyring)
             takeover.check(device.spec for device in opened.devices)
-            daemon, launcher, configured = await _assemble(catalog, keyring, inherited.lock.instance, opened, stores)
+            daemon, launcher, configured = await assemble(catalog, keyring, inherited.lock.instance, opened, stores)
         except LlmuxError as error:
             await takeover.failed(str(error))
             raise
@@ -187,27 +175,6 @@ def _cancel_on_signals() -> None:
     on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT)
     # Sent again until the reloader is there to take it.
     on_signals(lambda: starting.get_loop().call_later(0.1, signal.raise_signal, signal.SIGHUP), signal.SIGHUP)
-
-
-@contextlib.asynccontextmanager
-async def _closing(stores: Iterable[Store]) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        for store in stores:
-            await store.close()
-
-
-async def _open_devices(catalog: Catalog) -> Opened:
-    opened = await open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)
-    for note in opened.notes:
-        log.info("devices.note", message=note)
-    return opened
-
-
-async def _open_stores(catalog: Catalog) -> tuple[Footprints, Store]:
-    folder = catalog.server.state_dir
-    return await asyncio.gather(Footprints.open(folder / FOOTPRINTS), Store.open(folder / "state.sqlite3"))
 
 
 def _holdings(
@@ -273,62 +240,6 @@ async def _serve(
     on_listening(url, keys)
     log.info("daemon.listening", url=url, keys=keys, **daemon.catalog.server.extra_ports)
     await _until_stopped(daemon, application, reloader, listeners, handover, takeover)
-
-
-async def _sized(catalog: Catalog, opened: Opened) -> Catalog:
-    return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
-
-
-async def _check_models(catalog: Catalog, opened: Opened, learned: Learned = NOTHING_LEARNED) -> tuple[ModelSpec, ...]:
-    models = await asyncio.to_thread(catalog.model_specs, learned)
-    problems = check_devices(catalog, tuple(device.spec for device in opened.devices), models)
-    if problems:
-        raise ConfigError(problems)
-    return models
-
-
-async def _assemble(
-    catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, stores: tuple[Footprints, Store]
-) -> tuple[Daemon, LocalLauncher, Configured]:
-    """The parts, and the event that begins everything."""
-    server, devices = catalog.server, opened.devices
-    footprints, state = stores
-    runtime = RuntimeConfig(state, allow_cloud_fallback=from_environment())
-    specs = tuple(device.spec for device in devices)
-    keys = {DeviceId(device.id): device.key for device in devices}
-    by_key = {key: device for device, key in keys.items()}
-
-    def learned() -> Learned:
-        mib, raised = (named(found, by_key) for found in (footprints.learned(), footprints.raised()))
-        return Learned(mib, footprints.load_times(), raised)
-
-    async def learn(found: Learn | LearnLoad) -> None:
-        if isinstance(found, Learn):
-            await footprints.learn(found.footprint_key, keys[found.device], found.mib, raised=found.raised)
-        else:
-            await footprints.learn_load(found.footprint_key, found.load_s)
-
-    models = await _check_models(catalog, opened, learned())
-    tell_sizes(catalog, warnings_of(catalog, models, specs))
-    (log_dir := server.state_dir / LOGS).mkdir(exist_ok=True)
-    launcher = LocalLauncher(
-        ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
-        runtimes_dir=server.runtimes_dir,
-        log_dir=log_dir,
-        instance=instance,
-        devices={DeviceId(device.id): device.assignment for device in devices},
-    )
-    fleet = Fleet(launcher, catalog.models, catalog.limits)
-    engine = Engine(fleet, opened.sampler, learn)
-    daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
-    daemon.restore(state)
-    daemon.jobs.open(state, server.state_dir)
-    daemon.responses.open(server.state_dir)
-    daemon.pictures.open(server.state_dir)
-    if server.leases is not None:
-        shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)
-        daemon.partners.shared, fleet.gate = shared, shared.gate
-    return daemon, launcher, Configured(models, specs, catalog.limits.limits(), catalog.policy)
 
 
 async def _until_stopped(

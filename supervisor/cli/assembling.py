@@ -1,0 +1,116 @@
+"""A daemon's parts, opened, checked and put together. Nothing runs yet: `daemon` posts the event that begins everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+
+import structlog
+
+from supervisor.catalog import Catalog, check_devices
+from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
+from supervisor.catalog.keys import Keyring
+from supervisor.cli.sizes import named
+from supervisor.core.effects import Learn, LearnLoad
+from supervisor.core.events import Configured
+from supervisor.core.types import DeviceId, ModelSpec
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.engine import Engine
+from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
+from supervisor.daemon.shared_leases import SharedLeases
+from supervisor.daemon.sizes import tell_sizes, warnings_of
+from supervisor.errors import ConfigError
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.local import LocalLauncher
+from supervisor.io.devices import Opened, open_sampler
+from supervisor.io.lease_store import LeaseStore
+from supervisor.io.ports import PortRange
+from supervisor.io.store import FOOTPRINTS, Footprints, Store
+
+log = structlog.get_logger("llmux.daemon")
+
+WORKER_HOST = "127.0.0.1"
+LOGS = "logs"
+
+
+async def open_devices(catalog: Catalog) -> Opened:
+    """Those that are configured, or that there are; notes about others are logged. Raises ConfigError for one that is missing."""
+    opened = await open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)
+    for note in opened.notes:
+        log.info("devices.note", message=note)
+    return opened
+
+
+async def open_stores(catalog: Catalog) -> tuple[Footprints, Store]:
+    """What outlives the daemon: footprints, and all the rest."""
+    folder = catalog.server.state_dir
+    return await asyncio.gather(Footprints.open(folder / FOOTPRINTS), Store.open(folder / "state.sqlite3"))
+
+
+@contextlib.asynccontextmanager
+async def closing(stores: Iterable[Store]) -> AsyncIterator[None]:
+    """They are closed at the end."""
+    try:
+        yield
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def sized(catalog: Catalog, opened: Opened) -> Catalog:
+    """With the contexts and slots that these devices have room for."""
+    return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
+
+
+async def check_models(catalog: Catalog, opened: Opened, learned: Learned = NOTHING_LEARNED) -> tuple[ModelSpec, ...]:
+    """The models as the scheduler knows them. Raises ConfigError for those that these devices can't have."""
+    models = await asyncio.to_thread(catalog.model_specs, learned)
+    problems = check_devices(catalog, tuple(device.spec for device in opened.devices), models)
+    if problems:
+        raise ConfigError(problems)
+    return models
+
+
+async def assemble(
+    catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, stores: tuple[Footprints, Store]
+) -> tuple[Daemon, LocalLauncher, Configured]:
+    """The parts, and the event that begins everything. Raises ConfigError as `check_models`."""
+    server, devices = catalog.server, opened.devices
+    footprints, state = stores
+    runtime = RuntimeConfig(state, allow_cloud_fallback=from_environment())
+    specs = tuple(device.spec for device in devices)
+    keys = {DeviceId(device.id): device.key for device in devices}
+    by_key = {key: device for device, key in keys.items()}
+
+    def learned() -> Learned:
+        mib, raised = (named(found, by_key) for found in (footprints.learned(), footprints.raised()))
+        return Learned(mib, footprints.load_times(), raised)
+
+    async def learn(found: Learn | LearnLoad) -> None:
+        if isinstance(found, Learn):
+            await footprints.learn(found.footprint_key, keys[found.device], found.mib, raised=found.raised)
+        else:
+            await footprints.learn_load(found.footprint_key, found.load_s)
+
+    models = await check_models(catalog, opened, learned())
+    tell_sizes(catalog, warnings_of(catalog, models, specs))
+    (log_dir := server.state_dir / LOGS).mkdir(exist_ok=True)
+    launcher = LocalLauncher(
+        ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
+        runtimes_dir=server.runtimes_dir,
+        log_dir=log_dir,
+        instance=instance,
+        devices={DeviceId(device.id): device.assignment for device in devices},
+    )
+    fleet = Fleet(launcher, catalog.models, catalog.limits)
+    engine = Engine(fleet, opened.sampler, learn)
+    daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
+    daemon.restore(state)
+    daemon.jobs.open(state, server.state_dir)
+    daemon.responses.open(server.state_dir)
+    daemon.pictures.open(server.state_dir)
+    if server.leases is not None:
+        shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)
+        daemon.partners.shared, fleet.gate = shared, shared.gate
+    return daemon, launcher, Configured(models, specs, catalog.limits.limits(), catalog.policy)
