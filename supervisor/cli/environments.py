@@ -92,10 +92,10 @@ def install(
         echo(lines[-1])
 
 
-def remove(name: str, runtimes_dir: Path) -> bool:
-    """Remove it; False when it wasn't there."""
+def remove(name: str, runtimes_dir: Path, echo: Echo) -> bool:
+    """Remove it; False when it wasn't there. `echo` gets what it waits for."""
     recipe_of(name)
-    return venvs.remove(name, runtimes_dir)
+    return venvs.remove(name, runtimes_dir, echo)
 
 
 def listing(runtimes_dir: Path, *, check: bool = False) -> list[Row]:

@@ -117,12 +117,15 @@ def install(
         return environment
 
 
-def remove(name: str, runtimes_dir: Path) -> bool:
-    """Remove a runtime's environment, or as soon as no worker uses it; False when there was none."""
+def remove(name: str, runtimes_dir: Path, progress: Progress = lambda _line: None) -> bool:
+    """Remove a runtime's environment, or as soon as no worker uses it; False when there was none.
+
+    Waits for an installation that is under way, and says so.
+    """
     builds = runtimes_dir / STORE / name
     if not builds.is_dir():
         return False
-    with _turn(builds, lambda _line: None):
+    with _turn(builds, progress):
         link = runtimes_dir / name
         existed = link.is_symlink()
         link.unlink(missing_ok=True)

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import uv
 
-from supervisor.io import venvs
+from supervisor.io import files, venvs
 from supervisor.io.installer import InstallError
 from supervisor.io.recipe import Recipe
+from tests.support.daemon import wait_until
 from tests.support.wheels import wheel
 
 
@@ -97,6 +98,17 @@ class TestInstall:
         assert venvs.remove("demo", tmp_path / "runtimes")
         assert venvs.installed("demo", tmp_path / "runtimes") is None
         assert [path.name for path in (tmp_path / "runtimes/.envs/demo").iterdir()] == ["lock"]
+
+    def test_remove_waits_for_an_installation_and_says_so(self, lock, tmp_path):
+        """One that compiles takes up to an hour."""
+        venvs.install(lock(), tmp_path / "runtimes", quiet)
+        lines: list[str] = []
+        removing = threading.Thread(target=venvs.remove, args=("demo", tmp_path / "runtimes", lines.append))
+        with files.turn(tmp_path / "runtimes/.envs/demo/lock", lambda: None):
+            removing.start()
+            wait_until(lambda: lines == ["waiting for another installation to finish"])
+        removing.join()
+        assert venvs.installed("demo", tmp_path / "runtimes") is None
 
 
 class TestUv:

@@ -86,7 +86,7 @@ def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
-    existed = environments.remove(name, folder)
+    existed = environments.remove(name, folder, functools.partial(click.echo, err=True))
     if as_json:
         print_json({"name": name, "removed": existed})
     else:
