@@ -22,6 +22,10 @@ def read(file: BinaryIO, name: str) -> Image.Image:
         picture = Image.open(file, formats=_READ)
         is_readable = picture.width * picture.height <= MOST_PIXELS
         turned = _of_bytes(ImageOps.exif_transpose(picture)) if is_readable else picture
+    except Image.DecompressionBombError as error:  # of a size that Pillow alone refuses
+        raise WorkerError(
+            f"{name} has too many points; at most {MOST_PIXELS} can be read.", param=name, code="image_too_large"
+        ) from error
     except Exception as error:  # Pillow's readers raise whatever a broken file makes them raise
         raise WorkerError(f"{name} can't be read as PNG, JPEG or WebP.", param=name, code="invalid_image") from error
     if not is_readable:

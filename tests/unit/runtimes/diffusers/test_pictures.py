@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import zlib
 
 import pytest
 from PIL import Image
 
 from runtimes.diffusers.worker import pictures
+from runtimes.sdk.errors import WorkerError
 
 
 def read(picture: Image.Image) -> Image.Image:
@@ -36,3 +38,16 @@ def test_a_mask_without_transparency_says_it_in_white():
         half.paste("white", (1, 0, 2, 1))
         shown = pictures.mask(read(half))
         assert (shown.getpixel((0, 0)), shown.getpixel((1, 0))) == (0, 255)
+
+
+@pytest.mark.parametrize("side", [9000, 20_000])
+def test_one_that_is_too_large_is_not_decoded(side):
+    """Nor is one that Pillow takes for an attack."""
+    head = io.BytesIO()
+    Image.new("1", (1, 1)).save(head, "PNG")
+    data = bytearray(head.getvalue())
+    data[16:24] = side.to_bytes(4, "big") * 2
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    with pytest.raises(WorkerError, match="at most 67108864 can be read") as refused:
+        pictures.read(io.BytesIO(data), "image")
+    assert refused.value.code == "image_too_large"
