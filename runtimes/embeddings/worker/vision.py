@@ -72,7 +72,7 @@ class DualEncoder(Model):
         self.bias: float | None = None if bias is None else bias.item()
         (trial,) = self.compute([*self._texts(["trial"])])
         self.width = int(trial.shape[0])
-        self.compute([self._picture(Image.new("RGB", (64, 64)))])
+        self.compute([self._rows(Image.new("RGB", (64, 64)))])
 
     def routes(self) -> Mapping[str, Endpoint]:
         return {"POST /v1/embeddings": self.embeddings}
@@ -137,16 +137,17 @@ class DualEncoder(Model):
         vectors: list[Vector] = []
         for begin in range(0, len(inputs), AT_ONCE):
             part = inputs[begin : begin + AT_ONCE]
-            prepared = await self.counting.run(partial(self._prepared, part), again=begin > 0)
+            prepared = await self.counting.run(partial(self._prepared, part, begin), again=begin > 0)
             vectors += await self.batches.of([(item, item.size) for item in prepared])
         return vectors
 
-    def _prepared(self, inputs: Sequence[Input], cancel: Cancel) -> list[Prepared]:
+    def _prepared(self, inputs: Sequence[Input], begin: int, cancel: Cancel) -> list[Prepared]:
+        """Those of a request from its `begin`th on."""
         texts = iter(self._texts([item.content for item in inputs if item.kind == "text"]))
         prepared = []
-        for item in inputs:
+        for number, item in enumerate(inputs, begin):
             cancel.check()
-            prepared.append(next(texts) if item.kind == "text" else self._picture(picture(item.content, field="input")))
+            prepared.append(next(texts) if item.kind == "text" else self._picture(item.content, f"input[{number}]"))
         return prepared
 
     def _texts(self, texts: Sequence[str]) -> list[Prepared]:
@@ -161,11 +162,15 @@ class DualEncoder(Model):
             for place in range(len(texts))
         ]
 
-    def _picture(self, image: Image.Image) -> Prepared:
+    def _picture(self, url: object, place: str) -> Prepared:
+        image = picture(url, field="input", place=place)
         try:
-            rows = self.images([image], return_tensors="pt")
+            return self._rows(image)
         except ValueError as error:  # unsupported shapes
-            raise unusable("input", f"a picture can't be used: {error}") from error
+            raise unusable("input", f"the picture can't be used: {error}", place) from error
+
+    def _rows(self, image: Image.Image) -> Prepared:
+        rows = self.images([image], return_tensors="pt")
         if "pixel_attention_mask" in rows:  # a row for each patch, as SigLIP 2 takes pictures of any shape
             patches = int(rows["pixel_attention_mask"].shape[1])
         else:

@@ -132,7 +132,10 @@ class TestRequests:
             ({"input": ["fine", [1, 2]]}, "input[1] must be a text"),
             ({"input": [{"type": "image_url"}]}, "input[0] must be a text"),
             ({"input": [{"text": "a", "image": PICTURES[0]}]}, "input[0] must be a text"),
-            ({"input": ["data:image/png;base64,AAAA"]}, "the picture can't be read: it is none of PNG"),
+            (
+                {"input": ["a", *PICTURES, "data:image/png;base64,AAAA"]},
+                "input[4]: the picture can't be read: it is none of PNG",
+            ),
             ({"input": [seeing.broken()]}, "the picture can't be read: Python int too large"),
             ({"input": ["data:image/png;charset=utf-8,AAAA"]}, "must be a data URL"),
             ({"input": ["DATA:IMAGE/PNG;BASE64,AAAA"]}, "must be a data URL"),
