@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final, TypeVar
 
@@ -88,12 +89,13 @@ class VllmAdapter(Adapter[C]):
 
 
 def engine_environment(config: VllmConfig, devices: Iterable[DeviceAssignment]) -> dict[str, str]:
-    """The variables that vLLM gets on these devices, unless `env` says otherwise."""
+    """The variables that vLLM gets on these devices, unless `env` says otherwise. The daemon's own SAMPLER goes along."""
     blackwell = any(device.capability is not None and device.capability[0] in BLACKWELL for device in devices)
+    sampler = os.environ.get(SAMPLER) or ("0" if blackwell else None)
     return {
         "VLLM_NO_USAGE_STATS": "1",
         **({"HF_HUB_OFFLINE": "1"} if config.path is not None else {}),
-        **({SAMPLER: "0"} if blackwell else {}),
+        **({SAMPLER: sampler} if sampler is not None else {}),
     }
 
 

@@ -233,6 +233,13 @@ class TestLaunch:
         own = launch(card, env={"VLLM_USE_FLASHINFER_SAMPLER": "1"})
         assert own.env["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
 
+    @pytest.mark.parametrize("device", [HOST, replace(CARD, capability=(12, 0))])
+    def test_what_the_daemon_was_started_with_goes_before(self, launch, device, monkeypatch):
+        monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
+        assert launch(device).env["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+        own = launch(device, env={"VLLM_USE_FLASHINFER_SAMPLER": "0"})
+        assert own.env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+
     @pytest.mark.parametrize("device", [HOST, CARD, replace(CARD, capability=(9, 0)), replace(CARD, capability=(8, 9))])
     def test_elsewhere_vllm_chooses_its_sampler(self, launch, device):
         assert "VLLM_USE_FLASHINFER_SAMPLER" not in launch(device).env
