@@ -109,8 +109,7 @@ def load_beside(daemon: Daemon, model: str, outsider: Outsider) -> Beside:
 
 def footprint(daemon: Daemon, card: Card, model: str, before_mib: int) -> Footprint:
     """Of a loaded model; `before_mib` was free before it."""
-    estimate = daemon.model(model)["memory"]["estimate"] or {"mib": 0}
-    return Footprint(estimate["mib"], before_mib - card.free_mib())
+    return Footprint(daemon.model(model)["memory"]["estimate"]["mib"], before_mib - card.free_mib())
 
 
 def answered(daemon: Daemon, subject: Subject, model: str) -> None:

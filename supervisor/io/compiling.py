@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from supervisor.io.nvml import NvmlSession
 LOG: Final = "failed.log"
 NVCC: Final = "nvcc"
 ASK_S: Final = 60.0
+BELOW: Final = 3  # lines
 
 _CAUSE: Final = re.compile(
     r"CMake Error|(?<!\w)error:|fatal error|nvcc fatal|No space left on device|undefined reference"
@@ -96,9 +98,15 @@ def _library_paths(build: Build) -> list[str]:
 
 
 def causes(lines: Sequence[str]) -> list[str]:
-    """The lines that say why it failed, each with the next one: CMake says there what the first is about."""
+    """The lines that say why it failed, each with those that are indented below it: CMake says there what it is about."""
     found = []
-    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+    for at, line in enumerate(lines):
         if _CAUSE.search(line) is not None and not line.startswith(FAILED):
-            found.append(" ".join(filter(None, (line.strip(), after.strip()))))
+            found.append(" ".join((line.strip(), *_below(lines[at : at + 1 + BELOW]))))
     return found
+
+
+def _below(lines: Sequence[str]) -> list[str]:
+    """Those that are indented more than the first, up to one that isn't."""
+    first, *others = (len(line) - len(line.lstrip()) for line in lines)
+    return [line.strip() for line, _ in takewhile(lambda pair: pair[1] > first, zip(lines[1:], others, strict=True))]

@@ -127,6 +127,26 @@ class TestCompiled:
         venvs.install(compiled, tmp_path / "runtimes", quiet, device="cuda")
         assert not log.exists()
 
+    def test_causes(self):
+        """Of compilers, linkers and disks, with what is indented below them; not uv's own line."""
+        lines = [
+            "error: Failed to build `engine==1.0`",
+            "  cause: The build backend returned an error",
+            "     CMake Error at CMakeTestCCompiler.cmake:70 (message):",
+            "       The C compiler",
+            '         "/bin/false"',
+            "       is not able to compile a simple test program.",
+            "       It fails with the following output:",
+            "     engine.cu:7:3: error: identifier is undefined",
+            "     nvcc fatal   : Unsupported gpu architecture 'compute_'",
+            "     c++: fatal error: Killed signal terminated program cc1plus",
+            "     subprocess.CalledProcessError: Command 'cmake' returned non-zero exit status 1.",
+        ]
+        assert compiling.causes(lines) == [
+            " ".join(line.strip() for line in lines[2:6]),
+            *(line.strip() for line in lines[7:10]),
+        ]
+
     def test_a_program_that_does_not_start(self, compiled, tmp_path, monkeypatch):
         monkeypatch.setenv(
             "PROGRAM", "#!/bin/sh\necho 'libcudart.so.13: cannot open shared object file' >&2; exit 127\n"
