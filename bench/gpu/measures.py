@@ -123,7 +123,7 @@ def answered(daemon: Daemon, subject: Subject, model: str) -> None:
 
 
 def speed(daemon: Daemon, subject: Subject, model: str) -> Speed | None:
-    """Of a chat's stream; None where the subject doesn't chat."""
+    """Of a chat's stream; None where the subject doesn't chat. Raises AssertionError if the stream has no answer."""
     if subject.path != CHAT:
         return None
     body = {**subject.request()["json"], "model": model, "stream": True, "stream_options": {"include_usage": True}}
@@ -133,7 +133,9 @@ def speed(daemon: Daemon, subject: Subject, model: str) -> Speed | None:
             if line.startswith("data: {"):
                 event = json.loads(line.removeprefix("data: "))
                 tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-                times += [time.monotonic()] if event["choices"] else []
+                times += [time.monotonic()] if event.get("choices") else []
+                assert "error" not in event, event
+    assert times, "the stream holds no answer"
     seconds = times[-1] - times[0]
     return Speed(times[0] - began, (tokens - 1) / seconds if seconds > 0 else 0.0)
 

@@ -71,6 +71,12 @@ class TestMeasures:
         measures.kill(daemon, card, "a", before_mib)
         assert card.free_mib() == before_mib
 
+    def test_a_stream_that_breaks(self, tmp_path, scripted):
+        """What the daemon writes at its end is told."""
+        config = {"devices": "auto", "models": {"a": fake("--die-after", "2", vram_mib=TAKES)}}
+        with running(tmp_path, config, env=scripted.env) as daemon, pytest.raises(AssertionError, match="'error': "):
+            measures.speed(daemon, SUBJECT, "a")
+
     def test_swaps(self, daemon, card):
         found = measures.swaps(daemon, card, SUBJECT, ["a", "b"], 4)
         assert (found.count, found.leak_mib) == (4, 0)
