@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support import traefik
 from tests.support.build_llama_server import CACHE
 
 ENVIRONMENTS = {  # of runtimes, in MiB: to download, and on disk
@@ -26,7 +27,9 @@ MIB_A_MINUTE = 200
 def missing() -> dict[Path, tuple[int, int]]:
     """What isn't there, with its sizes."""
     ready = Path(__file__).parents[2] / ".venv" / "ready-dev"
-    there = {ready: TOOLS} | {CACHE / "runtimes" / name: sizes for name, sizes in ENVIRONMENTS.items()}
+    there = {ready: TOOLS, traefik.PROGRAM: traefik.SIZES} | {
+        CACHE / "runtimes" / name: sizes for name, sizes in ENVIRONMENTS.items()
+    }
     return {path: sizes for path, sizes in there.items() if not path.exists()}
 
 

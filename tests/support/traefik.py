@@ -14,6 +14,8 @@ from tests.support.build_llama_server import CACHE
 from tests.support.limits import LIMIT_S
 
 VERSION = "3.7.15"
+PROGRAM = CACHE / f"traefik-{VERSION}"
+SIZES = (48, 177)  # MiB: to download, and on disk
 HASHES = (
     "1308728055151e4e6ab4e08826e865cd05ee4f438b25a010871117b133dced34",  # x86_64
     "cebbae96471182e15d59e9cf937314fd61a3351fa51337d07db411ee0357461d",  # aarch64
@@ -23,15 +25,14 @@ HASHES = (
 @cache
 def program() -> Path:
     """The program."""
-    path = CACHE / f"traefik-{VERSION}"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as aside:
+    if not PROGRAM.exists():
+        PROGRAM.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=PROGRAM.parent) as aside:
             fresh = Path(aside, "traefik")
             fresh.write_bytes(_fetched(Path(aside)))
             fresh.chmod(0o755)
-            fresh.replace(path)
-    return path
+            fresh.replace(PROGRAM)
+    return PROGRAM
 
 
 def _fetched(aside: Path) -> bytes:

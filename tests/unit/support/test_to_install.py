@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.support import to_install
+from tests.support import to_install, traefik
 from tests.support.daemon import REPOSITORY
 
 
@@ -21,7 +21,8 @@ def test_on_a_new_machine(tmp_path):
     shown = told(str(tmp_path))
     for name, (_, mib) in to_install.ENVIRONMENTS.items():
         assert f"{mib:5} MiB  {tmp_path}/.cache/llmux-test/runtimes/{name}\n" in shown
-    disk = sum(mib for _, mib in to_install.ENVIRONMENTS.values())
+    disk = sum(mib for _, mib in to_install.ENVIRONMENTS.values()) + traefik.SIZES[1]
+    assert f"{traefik.SIZES[1]:5} MiB  {tmp_path}/.cache/llmux-test/{traefik.PROGRAM.name}\n" in shown
     assert f"{disk} MiB on disk" in shown or f"{disk + to_install.TOOLS[1]} MiB on disk" in shown
     assert " minutes." in shown
 
