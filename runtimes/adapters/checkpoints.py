@@ -221,6 +221,11 @@ def chat_template(path: Path) -> str | None:
     return None
 
 
+def template_in(path: Path) -> str | None:
+    """As `Adapter.chat_template` tells it: empty for a folder without one, None where there is no folder."""
+    return (chat_template(path) or "") if path.is_dir() else None
+
+
 def weights(path: Path) -> Weights:
     """The folder's tensors: of the files in its index, else of all safetensors files, else the size of PyTorch's files.
 

@@ -147,7 +147,7 @@ class ServerProgramAdapter(Adapter[C]):
 
     def chat_template(self, config: C) -> str | None:
         """The folder's."""
-        return (checkpoints.chat_template(config.path) or "") if config.path.is_dir() else None
+        return checkpoints.template_in(config.path)
 
     def inputs(self, config: C) -> frozenset[Modality] | None:
         """From the model's config.json, and what the configuration adds."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, TypeVar
 
 from pydantic import Field, JsonValue
 
-from runtimes.base import Adapter, HealthCheck, LaunchContext, LaunchSpec, RuntimeNotInstalledError
+from runtimes.base import Adapter, HealthCheck, LaunchContext, LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.model_config import ModelConfig
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "sdk" / "bootstrap.py"
@@ -39,16 +39,29 @@ class WorkerAdapter(Adapter[C]):
     program: ClassVar[str]
 
     @abc.abstractmethod
+    def problems(self, config: C) -> Iterator[str]:
+        """What keeps the model from being started, each a sentence naming the key."""
+
+    @abc.abstractmethod
     def options(self, config: C, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """The settings of this worker beside the common ones. Raises ModelUnusableError."""
+        """The settings of this worker beside the common ones, where there are no problems.
+
+        Raises ModelUnusableError for what this place lacks.
+        """
 
     def module(self, config: C) -> str:
         """The worker program's name, as for `python -m`."""
         return self.program
 
+    def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """Its problems."""
+        return tuple(self.problems(config))
+
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """Raises RuntimeNotInstalledError, or ModelUnusableError for the first problem."""
         python = interpreter(self.name, context)
+        for problem in self.problems(config):
+            raise ModelUnusableError(problem)
         threads = {} if config.threads is None else {"OMP_NUM_THREADS": str(config.threads)}
         return worker_spec(
             python,

@@ -79,14 +79,12 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     prune = ("torchaudio/lib/*.so",)  # made for another torch, and only its Python is used
     config = ChatterboxConfig
 
-    def check(self, config: ChatterboxConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: ChatterboxConfig) -> Iterator[str]:
         """Missing files and voices."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def options(self, config: ChatterboxConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError for what `check` finds."""
-        for problem in _problems(config):
-            raise ModelUnusableError(problem)
         return {
             "path": str(config.path),
             "variant": config.variant,

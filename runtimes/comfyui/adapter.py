@@ -100,9 +100,9 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig]):
     config = ComfyConfig
     program = "runtimes.comfyui.worker"
 
-    def check(self, config: ComfyConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: ComfyConfig) -> Iterator[str]:
         """No checkout or interpreter, a file that is no workflow, places that it doesn't have."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def launch(self, config: ComfyConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
@@ -110,8 +110,6 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig]):
 
     def options(self, config: ComfyConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError for what `check` finds."""
-        for problem in _problems(config):
-            raise ModelUnusableError(problem)
         base = [] if config.base_directory is None else ["--base-directory", str(config.base_directory.absolute())]
         device = [] if context.device.kind.accelerates else ["--cpu"]
         return {

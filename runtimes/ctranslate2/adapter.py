@@ -13,10 +13,10 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes.adapters import checkpoints, ctranslate2_models
+from runtimes.adapters import chat_workers, checkpoints, ctranslate2_models
 from runtimes.adapters.ctranslate2_models import ComputeType, ModelFile
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError, Thinking
+from runtimes.base import Capabilities, LaunchContext, LaunchSpec, ModelUnusableError, Thinking
 from runtimes.ctranslate2.shared.language_tokens import BEFORE_SOURCE, BEGINNING
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
@@ -25,7 +25,6 @@ PROGRAM_MIB: Final = 66  # interpreter, CTranslate2, tokenizers and SentencePiec
 KINDS: Final = {"TransformerDecoderSpec": "generator", "TransformerSpec": "translator"}
 MAX_CONTEXT: Final = {"generator": 4096, "translator": 512}  # unless configured, or the model has fewer positions
 TOKENIZERS: Final = ("tokenizer.json", "source.spm", "*.model")
-SWITCH: Final = "enable_thinking"
 HALVES: Final = ("float16", "bfloat16", "int8_float16", "int8_bfloat16")
 
 
@@ -62,9 +61,7 @@ class CTranslate2Adapter(WorkerAdapter[CTranslate2Config]):
 
     name = "ctranslate2"
     summary = "Language and translation models on CTranslate2: single turns of text, beam search."
-    all_endpoints = frozenset(
-        map(Endpoint, ("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/completions"))
-    )
+    all_endpoints = chat_workers.ENDPOINTS
     requirements = Path(__file__).parent / "requirements.lock"
     config = CTranslate2Config
     overridable_keys = ("compute_type", "beam_size", "n_ctx", "parallel", "threads")
@@ -75,14 +72,12 @@ class CTranslate2Adapter(WorkerAdapter[CTranslate2Config]):
     }
     program = "runtimes.ctranslate2.worker"
 
-    def check(self, config: CTranslate2Config, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: CTranslate2Config) -> Iterator[str]:
         """A folder without such a model, or without a tokenizer."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def options(self, config: CTranslate2Config, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError without a model."""
-        for problem in _problems(config):
-            raise ModelUnusableError(problem)
         model = ctranslate2_models.read(config.path)
         return {
             "path": str(config.path),
@@ -125,7 +120,7 @@ class CTranslate2Adapter(WorkerAdapter[CTranslate2Config]):
         return Capabilities(
             modalities=("text",),
             tools=False,
-            thinking="think" in template,
+            thinking=chat_workers.thinks(template),
             multi_turn=False,
             context=_context(config, model),
             translates=KINDS.get(model.specification) == "translator" and _names_languages(config.path),
@@ -133,12 +128,11 @@ class CTranslate2Adapter(WorkerAdapter[CTranslate2Config]):
 
     def chat_template(self, config: CTranslate2Config) -> str | None:
         """The folder's."""
-        return (checkpoints.chat_template(config.path) or "") if config.path.is_dir() else None
+        return checkpoints.template_in(config.path)
 
     def thinking(self, config: CTranslate2Config) -> Thinking | None:
         """By an argument of the chat template, where it has it."""
-        template = self.chat_template(config)
-        return CHAT_TEMPLATE if template is None or SWITCH in template else None
+        return chat_workers.thinking(self.chat_template(config))
 
 
 def _problems(config: CTranslate2Config) -> Iterator[str]:

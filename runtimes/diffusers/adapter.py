@@ -151,9 +151,9 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
     requirements = Path(__file__).parent / "requirements.lock"
     config = DiffusersConfig
 
-    def check(self, config: DiffusersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: DiffusersConfig) -> Iterator[str]:
         """No pipeline, one that needs code of its own, or that lacks weights."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def launch(self, config: DiffusersConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
@@ -161,8 +161,6 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
 
     def options(self, config: DiffusersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError for what `check` finds, and for what this device doesn't support."""
-        for problem in _problems(config):
-            raise ModelUnusableError(problem)
         kind, pipeline = context.device.kind, _read(config.path)
         if config.offload != "none" and not kind.accelerates:
             raise ModelUnusableError(f"offload: {config.offload} moves parts off a GPU, and this worker has none")

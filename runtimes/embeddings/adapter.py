@@ -68,14 +68,12 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
     requirements = Path(__file__).parent / "requirements.lock"
     config = EmbeddingsConfig
 
-    def check(self, config: EmbeddingsConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: EmbeddingsConfig) -> Iterator[str]:
         """A missing folder, or one whose model can't be used for this task."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def options(self, config: EmbeddingsConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError for what `check` finds."""
-        for problem in _problems(config):
-            raise ModelUnusableError(problem)
         return {
             "path": str(config.path),
             "task": "vision" if config.type == "vision" else task(config),

@@ -8,21 +8,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes.adapters import checkpoints
+from runtimes.adapters import chat_workers, checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, LaunchContext, ModelUnusableError, Thinking
+from runtimes.base import Capabilities, LaunchContext, ModelUnusableError, Thinking
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 
 PAGE: Final = 256  # tokens; caches and chunks are whole pages
 PROGRAM_MIB: Final = 700  # CUDA's context, torch and the library's kernels, with a margin: no GPU has measured it yet
 SCALE_BITS: Final = 0.5  # of a quantised cache: a half float for 32 values
-SWITCH: Final = "enable_thinking"
 
 Bits = Annotated[int, Field(ge=2, le=8)]
 
@@ -79,9 +78,7 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
 
     name = "exllamav3"
     summary = "EXL3 models on ExLlamaV3: single turns of text, on NVIDIA GPUs."
-    all_endpoints = frozenset(
-        map(Endpoint, ("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/completions"))
-    )
+    all_endpoints = chat_workers.ENDPOINTS
     requirements = Path(__file__).parent / "requirements.lock"
     config = ExLlamaV3Config
     spreads = True
@@ -90,19 +87,14 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
         *("cache_size", "cache_quant", "max_batch_size", "max_chunk_size", "max_q_size", "max_rq_tokens", "parallel"),
         "tensor_parallel",
     )
-    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        name: (name,) for name in ("top_k", "min_p", "repetition_penalty")
-    }
     program = "runtimes.exllamav3.worker"
 
-    def check(self, config: ExLlamaV3Config, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: ExLlamaV3Config) -> Iterator[str]:
         """A folder without such a model, keys that contradict each other."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def options(self, config: ExLlamaV3Config, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError without a model, or without an NVIDIA GPU."""
-        for problem in _problems(config):
-            raise ModelUnusableError(problem)
         if context.device.kind.accelerator != "cuda":
             raise ModelUnusableError(
                 "ExLlamaV3 runs on NVIDIA GPUs alone. Set devices to one, or take the model's GGUF, with runtime llama_server"
@@ -166,19 +158,18 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
         return Capabilities(
             modalities=("text",),
             tools=False,
-            thinking="think" in template or "<|channel|>" in template,
+            thinking=chat_workers.thinks(template),
             multi_turn=False,
             context=context,
         )
 
     def chat_template(self, config: ExLlamaV3Config) -> str | None:
         """The folder's."""
-        return (checkpoints.chat_template(config.path) or "") if config.path.is_dir() else None
+        return checkpoints.template_in(config.path)
 
     def thinking(self, config: ExLlamaV3Config) -> Thinking | None:
         """By an argument of the chat template, where it has it."""
-        template = self.chat_template(config)
-        return CHAT_TEMPLATE if template is None or SWITCH in template else None
+        return chat_workers.thinking(self.chat_template(config))
 
 
 def _pair(bits: int | list[int]) -> tuple[float, float]:

@@ -12,8 +12,9 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, JsonValue
 
+from runtimes.adapters import chat_workers
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
-from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, LaunchContext, ModelUnusableError, Thinking
+from runtimes.base import Capabilities, LaunchContext, ModelUnusableError, Thinking
 from runtimes.build import Build
 from runtimes.estimate import Estimate
 from runtimes.llama_server.adapter import estimate, gguf_meta, size
@@ -25,8 +26,6 @@ from runtimes.sizing import Room, Sizing
 
 PYTHON_MIB: Final = 25  # Python, numpy and the HTTP server, beside what a llama.cpp program takes
 HALVES: Final = ("f32", "f16", "bf16")
-SWITCH: Final = "enable_thinking"
-_PATHS: Final = ("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/completions")
 
 ChatFormat = Literal[
     "alpaca",
@@ -94,26 +93,21 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
 
     name = "llama_cpp"
     summary = "GGUF models on llama-cpp-python: llama.cpp in the worker's process, text only."
-    all_endpoints = frozenset(map(Endpoint, _PATHS))
+    all_endpoints = chat_workers.ENDPOINTS
     requirements = Path(__file__).parent / "requirements.lock"
     builds: ClassVar[Mapping[str, Build]] = gpu_builds("llama_cpp", options="-DLLAVA_BUILD=OFF")
     config = LlamaCppConfig
     spreads = True
     divides = True
     overridable_keys = ("n_ctx", "n_gpu_layers", "flash_attn", "type_k", "type_v", "n_batch", "threads")
-    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        name: (name,) for name in ("top_k", "min_p", "repetition_penalty")
-    }
     program = "runtimes.llama_cpp.worker"
 
-    def check(self, config: LlamaCppConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: LlamaCppConfig) -> Iterator[str]:
         """A file that is missing or not GGUF, keys that contradict each other."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def options(self, config: LlamaCppConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError without a model."""
-        for problem in _problems(config):
-            raise ModelUnusableError(problem)
         on_gpu = context.device.kind.accelerates
         parts = context.parts_mib if config.gpus == "auto" else (1,) * len(context.devices)
         split: list[JsonValue] = [*map(float, parts)]
@@ -156,8 +150,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
 
     def prompt_cache(self, config: LlamaCppConfig) -> PromptCache:
         """Of the last prompt, in the library's one context."""
-        paths = frozenset({"/v1/chat/completions", "/v1/completions"})
-        return PromptCache(is_kept=True, paths=paths, reuse_field="cache_prompt")
+        return PromptCache(is_kept=True, paths=chat_workers.ANSWERS, reuse_field="cache_prompt")
 
     def inputs(self, config: LlamaCppConfig) -> frozenset[Modality]:
         """Text."""
@@ -172,8 +165,8 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
         template = self.chat_template(config) or ""
         return Capabilities(
             modalities=("text",),
-            tools="tools" in template and any(mark in template for mark in ("<|channel|>", "<tool_call>", "</think>")),
-            thinking="think" in template or "<|channel|>" in template,
+            tools="tools" in template and chat_workers.writes_calls(template),
+            thinking=chat_workers.thinks(template),
             multi_turn=bool(template) or config.chat_format is not None,
             context=_as_server(config).n_ctx or metadata.number("context_length") or None,
             architecture=metadata.architecture or None,
@@ -188,8 +181,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
 
     def thinking(self, config: LlamaCppConfig) -> Thinking | None:
         """By an argument of the chat template, where it has it."""
-        template = self.chat_template(config)
-        return CHAT_TEMPLATE if template is None or SWITCH in template else None
+        return chat_workers.thinking(self.chat_template(config))
 
     def memory_definition(self, config: LlamaCppConfig) -> str:
         """The configuration and the sizes of the files, since a replaced file takes other memory."""

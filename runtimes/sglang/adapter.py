@@ -130,11 +130,6 @@ class SglangAdapter(ServerProgramAdapter[SglangConfig]):
     config = SglangConfig
     requirements = Path(__file__).parent / "requirements.lock"
     spreads = True
-    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "top_k": ("top_k",),
-        "min_p": ("min_p",),
-        "repetition_penalty": ("repetition_penalty",),
-    }
     flags = FLAGS
     own_options = frozenset(_OWN.split())
     own_variables: ClassVar[Mapping[str, str]] = {KEY_VARIABLE: "is set by llmux"}

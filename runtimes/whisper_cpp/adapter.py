@@ -111,9 +111,9 @@ class WhisperCppAdapter(WorkerAdapter[WhisperCppConfig]):
     overridable_keys = ("threads", "beam_size", "default_language", "max_audio_s")
     program = "runtimes.whisper_cpp.worker"
 
-    def check(self, config: WhisperCppConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: WhisperCppConfig) -> Iterator[str]:
         """A file that is no such model, an unknown language, options that llmux sets."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def options(self, config: WhisperCppConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError without a program or a model."""

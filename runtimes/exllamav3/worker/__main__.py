@@ -70,7 +70,7 @@ class ExLlamaV3Worker(TextWorker[Prompt]):
         )
         task = Task(job, lambda: run.unwanted)
         self.runner.submit(task)
-        return task.results()
+        return iter(task.out)
 
 
 def _arguments(sampling: Sampling) -> dict[str, Any]:

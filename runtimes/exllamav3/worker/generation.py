@@ -8,13 +8,13 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from exllamav3 import Generator, Job
 
-from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tokens import Ending, Results, Token
 from runtimes.sdk.errors import WorkerError
 
 
@@ -24,17 +24,7 @@ class Task:
 
     job: Job
     unwanted: Callable[[], bool]
-    out: queue.SimpleQueue[Token | Ending | BaseException] = field(default_factory=queue.SimpleQueue)
-
-    def results(self) -> Iterator[Token | Ending]:
-        """Tokens as they come, then how it ended. Raises the job's error."""
-        while True:
-            item = self.out.get()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-            if isinstance(item, str):
-                return
+    out: Results = field(default_factory=Results)
 
 
 class Runner:

@@ -60,14 +60,13 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
     overridable_keys = ("compute_type", "beam_size", "vad", "parallel", "threads", "default_language", "max_audio_s")
     program = "runtimes.faster_whisper.worker"
 
-    def check(self, config: FasterWhisperConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: FasterWhisperConfig) -> Iterator[str]:
         """A folder without a Whisper model, an unknown language."""
-        return (*_path_problems(config.path), *speech_recognition.problems(config.default_language))
+        yield from _path_problems(config.path)
+        yield from speech_recognition.problems(config.default_language)
 
     def options(self, config: FasterWhisperConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError without a model."""
-        for problem in _path_problems(config.path):
-            raise ModelUnusableError(problem)
         return {
             "path": str(config.path),
             "device": context.device.kind.accelerator,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,3 +24,24 @@ class Reused:
     """Tokens of the prompt that were computed for an earlier request, told before the first token by runtimes that keep them."""
 
     tokens: int
+
+
+class Results:
+    """Tokens on their way from the thread that runs the model to the one that answers, then how they ended, or an error."""
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[Token | Ending | BaseException] = queue.SimpleQueue()
+
+    def put(self, item: Token | Ending | BaseException) -> None:
+        """The next one. Returns at once."""
+        self._items.put(item)
+
+    def __iter__(self) -> Iterator[Token | Ending]:
+        """As they come, to the end; blocks. Raises the error."""
+        while True:
+            item = self._items.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            if isinstance(item, str):
+                return

@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.adapters import checkpoints
+from runtimes.adapters import chat_workers, checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
-from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, LaunchContext, ModelUnusableError, Thinking, in_order
+from runtimes.base import Capabilities, LaunchContext, ModelUnusableError, Thinking, in_order
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 from runtimes.shared.kernel import Kernel
@@ -26,7 +25,6 @@ from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind
 from runtimes.transformers.shared.quantised import KERNELS
 
-SWITCH: Final = "enable_thinking"
 THOUGHTS: Final = frozenset({"reasoning_content", "reasoning", "thinking"})
 BUILT_IN: Final = {"gemma4": frozenset({"reasoning_content", "tool_calls", "content"})}
 """The types of model for which only transformers' own response templates are known, and their fields."""
@@ -44,18 +42,16 @@ class Language(Kind):
 
     program = "runtimes.transformers.worker.chat"
     summary = "Language models."
-    all_endpoints = frozenset(
-        map(Endpoint, ("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/completions"))
-    )
+    all_endpoints = chat_workers.ENDPOINTS
     keys = frozenset(
         {"n_ctx", "quantization", "device_map", "gpus", "attention", "prefill_tokens"}
         | {"chat_template_file", "tool_format", "image_pixels"}
     )
     overridable_keys = ("dtype", "parallel", "threads", "n_ctx", "quantization", "prefill_tokens", "image_pixels")
 
-    def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: TransformersConfig) -> Iterator[str]:
         """No model in the folder, or one that doesn't generate text."""
-        return tuple(_problems(config))
+        return _problems(config)
 
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError for what this device doesn't support."""
@@ -165,7 +161,7 @@ class Language(Kind):
         return Capabilities(
             modalities=modalities,
             tools="tools" in template and (_writes_calls(config, template) or "tool_calls" in described),
-            thinking="think" in template or "<|channel|>" in template or bool(described & THOUGHTS),
+            thinking=chat_workers.thinks(template) or bool(described & THOUGHTS),
             multi_turn=bool(template),
             context=_context(config, folder),
         )
@@ -179,11 +175,7 @@ class Language(Kind):
 
     def thinking(self, config: TransformersConfig) -> Thinking | None:
         """By an argument of the chat template, where it has it. gpt-oss only has levels of effort."""
-        try:
-            template = _template(config, checkpoints.read(config.path))
-        except ModelUnusableError:
-            template = SWITCH  # the folder isn't there yet
-        return CHAT_TEMPLATE if SWITCH in template else None
+        return chat_workers.thinking(self.chat_template(config))
 
 
 def _problems(config: TransformersConfig) -> Iterator[str]:
@@ -287,7 +279,7 @@ def _writes_calls(config: TransformersConfig, template: str) -> bool:
     """Whether the worker can parse its tool calls: by markers in the template, unless configured."""
     if config.tool_format != "auto":
         return config.tool_format != "none"
-    return any(mark in template for mark in ("<|channel|>", "<tool_call>", "</think>"))
+    return chat_workers.writes_calls(template)
 
 
 def _value_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int:

@@ -30,17 +30,17 @@ class Speech(Kind):
     keys = frozenset({"default_language", "max_audio_s"})
     overridable_keys = ("dtype", "parallel", "threads", "default_language", "max_audio_s")
 
-    def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+    def problems(self, config: TransformersConfig) -> Iterator[str]:
         """No speech recognition model in the folder, an unknown language."""
-        return (*_path_problems(config.path), *speech_recognition.problems(config.default_language))
+        yield from _path_problems(config.path)
+        yield from speech_recognition.problems(config.default_language)
 
     def target_inflight(self, config: TransformersConfig) -> int:
         """As many as it serves concurrently."""
         return _parallel(config) if config.target_inflight is None else config.target_inflight
 
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError."""
-        checkpoints.config(config.path)
+        """What the worker has to know beside the common settings."""
         return {
             "path": str(config.path),
             "device": context.device.kind.accelerator,

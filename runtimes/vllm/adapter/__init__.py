@@ -12,6 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from runtimes.adapters import chat_workers
 from runtimes.adapters.vllm import memory
 from runtimes.adapters.vllm.adapter import (
     OWN_VARIABLES,
@@ -25,9 +26,7 @@ from runtimes.adapters.vllm.adapter import (
 from runtimes.adapters.vllm.config import engine_settings
 from runtimes.adapters.worker_adapter import KEY_VARIABLE, interpreter, worker_spec
 from runtimes.base import (
-    CHAT_TEMPLATE,
     Capabilities,
-    Endpoint,
     LaunchContext,
     LaunchSpec,
     Thinking,
@@ -38,15 +37,10 @@ from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.vllm.adapter.config import VllmWorkerConfig
 
 PROGRAM: Final = "runtimes.vllm.worker"
-SWITCH: Final = "enable_thinking"
-CALL_MARKS: Final = ("<|channel|>", "<tool_call>", "</think>")
 GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 BITSANDBYTES: Final = "bitsandbytes"
 START_METHOD: Final = "VLLM_WORKER_MULTIPROCESSING_METHOD"  # of the engine's processes: the worker has threads already
 NOT_FOR_ENV: Final = {**OWN_VARIABLES, KEY_VARIABLE: "is set by llmux", START_METHOD: "is set by llmux"}
-
-_COUNT: Final = Endpoint("/v1/chat/completions/input_tokens")
-_ANSWERS: Final = frozenset(map(Endpoint, ("/v1/chat/completions", "/v1/completions")))
 
 
 class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
@@ -56,7 +50,7 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
     summary = (
         "Hugging Face models on vLLM's engine in llmux's own worker: thoughts and tool calls need no further keys."
     )
-    all_endpoints = _ANSWERS | {_COUNT}
+    all_endpoints = chat_workers.ENDPOINTS
     requirements = Path(__file__).parents[1] / "requirements.lock"
     config = VllmWorkerConfig
 
@@ -99,14 +93,11 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
         """Shared by requests with the same salt, unless it is switched off."""
         if config.enable_prefix_caching is False:
             return NO_CACHE
-        paths = frozenset(endpoint.path for endpoint in _ANSWERS)
-        return PromptCache(is_kept=True, paths=paths, salt_field="cache_salt")
+        return PromptCache(is_kept=True, paths=chat_workers.ANSWERS, salt_field="cache_salt")
 
     def thinking(self, config: VllmWorkerConfig) -> Thinking | None:
         """By an argument of the chat template, where it has it."""
-        if description(config) is None:
-            return CHAT_TEMPLATE  # its files aren't there yet
-        return CHAT_TEMPLATE if SWITCH in (template_of(config) or "") else None
+        return chat_workers.thinking(self.chat_template(config))
 
     def inputs(self, config: VllmWorkerConfig) -> frozenset[Modality] | None:
         """Text, and images where the model takes them; as configured while its files are missing."""
@@ -123,12 +114,12 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
         if found is None:
             return Capabilities(modalities, context=config.max_model_len)
         template = template_of(config) or ""
-        marked = any(mark in template for mark in CALL_MARKS)
+        marked = chat_workers.writes_calls(template)
         calls = config.tool_format != "none" and (marked or config.tool_format != "auto")
         return Capabilities(
             modalities=modalities,
             tools="tools" in template and calls,
-            thinking="think" in template or "<|channel|>" in template,
+            thinking=chat_workers.thinks(template),
             multi_turn=bool(template),
             context=memory.context(config, found),
         )

@@ -50,7 +50,7 @@ def leave(decoder: Decoder) -> list[int]:
     for length in (10, 2000):
         job = Job([65] * length, 1000, Sampling(temperature=0), Leaving(5), frozenset())
         decoder.submit(job)
-        made.append(sum(not isinstance(item, str) for item in job.results()))
+        made.append(sum(not isinstance(item, str) for item in job.out))
     return made
 
 
@@ -59,9 +59,9 @@ def fail(decoder: Decoder) -> list[object]:
     good, bad = (Job([65] * 20, 8, Sampling(temperature=heat), Cancel(), frozenset()) for heat in (0, 1e-300))
     for job in (good, bad):
         decoder.submit(job)
-    made = sum(not isinstance(item, str) for item in good.results())
+    made = sum(not isinstance(item, str) for item in good.out)
     try:
-        return [made, [*bad.results()]]
+        return [made, [*bad.out]]
     except RuntimeError as error:
         return [made, str(error)]
 
@@ -80,7 +80,7 @@ def same(loaded: Loaded, *, pictures: bool) -> dict[str, list[list[int]]]:
     decoder = Decoder(loaded.model, width=3, chunk=16)
     for job in jobs:
         decoder.submit(job)
-    together = [[item.id for item in job.results() if not isinstance(item, str)] for job in jobs]
+    together = [[item.id for item in job.out if not isinstance(item, str)] for job in jobs]
     alone = []
     for job in jobs:
         ids = torch.tensor([job.tokens])

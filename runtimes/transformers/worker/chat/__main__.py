@@ -48,7 +48,7 @@ class ChatWorker(TextWorker[Prompt]):
         self.decoder = Decoder(self.language.model, width=self.settings.parallel, chunk=chunk)
         trial = Job([min(self.language.ends, default=0)], 1, Sampling(temperature=0), Cancel(), self.language.ends)
         self.decoder.submit(trial)
-        list(trial.results())
+        list(trial.out)
 
     def prompt(self, conversation: Conversation) -> Prompt:
         """With the guide of an answer that isn't free."""
@@ -83,7 +83,7 @@ class ChatWorker(TextWorker[Prompt]):
         ends = self.language.ends
         job = Job(prompt.tokens, run.limit, sampling, run.cancel, ends, prompt.pictures, prompt.guide, run.enough)
         self.decoder.submit(job)
-        return job.results()
+        return iter(job.out)
 
 
 def _refuse_forced(tools: Tools, schema: Schema | None) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from runtimes.sdk.chat.request import Sampling
-from runtimes.sdk.chat.tokens import Ending, Token
+from runtimes.sdk.chat.tokens import Ending, Results
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.transformers.worker.chat.batch import Batch, can_be_batched
@@ -42,7 +42,7 @@ class Job:
     pictures: Mapping[str, Any] | None = None
     guide: Guide | None = None
     enough: Cancel = field(default_factory=Cancel)
-    out: queue.SimpleQueue[Token | Ending | BaseException] = field(default_factory=queue.SimpleQueue)
+    out: Results = field(default_factory=Results)
 
     @property
     def unwanted(self) -> bool:
@@ -54,16 +54,6 @@ class Job:
         if self.guide is not None:
             self.guide.close()
         self.out.put(how)
-
-    def results(self) -> Iterator[Token | Ending]:
-        """Tokens as they come, then how it ended. Raises the job's error."""
-        while True:
-            item = self.out.get()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-            if isinstance(item, str):
-                return
 
 
 @dataclass(slots=True, eq=False)

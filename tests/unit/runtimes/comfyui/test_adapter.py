@@ -88,10 +88,12 @@ class TestConfiguration:
         assert [path.name for path in ADAPTER.weights(config)] == ["one.safetensors"]
         assert ADAPTER.estimate(config).mib == 1202
 
-    def test_a_launch_names_the_problem(self, keys):
-        where = LaunchContext("m", "127.0.0.1", 1, "k", (DeviceAssignment("host", device_kind.HOST),), RUNTIMES)
+    def test_a_launch_names_the_problem(self, keys, tmp_path):
+        (python := tmp_path / "comfyui" / "bin" / "python").parent.mkdir(parents=True)
+        python.touch()
+        where = LaunchContext("m", "127.0.0.1", 1, "k", (DeviceAssignment("host", device_kind.HOST),), tmp_path)
         with pytest.raises(ModelUnusableError, match="folder: there is no main"):
-            ADAPTER.options(ADAPTER.config(**{**keys, "folder": "/nowhere"}), where)
+            ADAPTER.launch(ADAPTER.config(**{**keys, "folder": "/nowhere"}), where)
 
 
 USUAL = {
