@@ -14,6 +14,7 @@ import hmac
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -146,7 +147,7 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
             worker.ready = True
             print(f"{settings.model}: serving after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
-    threading.Thread(target=load, name="load", daemon=True).start()
+    server.when_started = threading.Thread(target=load, name="load", daemon=True).start
     try:
         await server.serve()
     except SystemExit:  # raised by uvicorn after it has logged why
@@ -157,6 +158,13 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
 
 class _Server(uvicorn.Server):
     """Uvicorn without its signal handlers, which would end the process by the signal instead of with our exit code."""
+
+    when_started: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Only once it listens, loading begins: beside the imports of that, it would come to listen seconds later."""
+        await super().startup(sockets)
+        self.when_started()
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +122,10 @@ class Worker:
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, headers=self.headers(), timeout=LIMIT_S, trust_env=False)
+
+    def listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((self.spec.host, self.spec.port)) == 0
 
     def wait_ready(self) -> Worker:
         deadline = time.monotonic() + LIMIT_S

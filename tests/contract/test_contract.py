@@ -139,8 +139,10 @@ class TestWorker:
     def test_ends_on_sigterm_while_it_starts(self, subject, start):
         worker = start(subject)
         deadline = time.monotonic() + 30
-        while not worker.log.read_bytes() and time.monotonic() < deadline:  # the program runs, whatever it is doing
-            time.sleep(0.001)
+        while time.monotonic() < deadline:  # until the program runs, whatever it is doing
+            if worker.log.read_bytes() or worker.listens():
+                break
+            time.sleep(0.005)
         worker.process.send_signal(signal.SIGTERM)
         worker.process.wait(LIMIT_S)
 

@@ -109,10 +109,12 @@ class TestHealth:
         assert "exiting" in text
 
     def test_a_taken_port(self, toy, start):
-        other = start(port=toy.port)
+        """It is told at once: nothing is loaded for it."""
+        other = start(port=toy.port, broken=True)
         _, text = other.process.communicate(timeout=LIMIT_S)
         assert other.process.returncode == 1
         assert "couldn't bind HTTP server socket" in text
+        assert "CUDA out of memory" not in text
 
     def test_sigterm_while_loading(self, start, tmp_path):
         toy = start(gate=str(tmp_path / "never"))
