@@ -10,9 +10,10 @@ SOURCES := supervisor runtimes tests bench docs tools
 
 # Pure and in-process tests.
 FAST := tests/unit
-# Those without the core, which imports nothing of others, and what meets their packages besides: uv, the hub's client, forms,
-# the log, a whole daemon.
-LOWEST := $(FAST) --ignore=tests/unit/core tests/installation/test_accelerator_builds.py tests/installation/test_compiling.py tests/e2e/cli/pull/test_pull.py::TestFetching \
+# Those without the core and developers' tools, which import nothing of others, and what meets their packages besides: uv, the
+# hub's client, forms, the log, a whole daemon.
+LOWEST := $(FAST) $(addprefix --ignore=tests/unit/,core docs support tools) \
+  $(addprefix tests/installation/test_,accelerator_builds.py compiling.py) tests/e2e/cli/pull/test_pull.py::TestFetching \
   $(addprefix tests/e2e/cli/test_,log.py show.py) $(addprefix tests/e2e/http/test_,errors.py forwarding.py metrics.py multipart.py) \
   tests/e2e/runtimes/test_sdk_server.py $(addprefix tests/security/test_,auth.py exposure.py)
 

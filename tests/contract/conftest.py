@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from tests.support import (
     tiny_ctranslate2,
     tiny_language,
 )
+from tests.support.daemon import wait_until
 from tests.support.limits import LIMIT_S
 from tests.support.ports import quiet_ports
 
@@ -128,16 +128,14 @@ class Worker:
             return probe.connect_ex((self.spec.host, self.spec.port)) == 0
 
     def wait_ready(self) -> Worker:
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                if all(self.get(path).is_success for path in (self.spec.health.path, self.spec.health.then) if path):
-                    return self
-            except httpx.TransportError:
-                pass
-            time.sleep(0.01)
-        raise AssertionError(f"not ready after {LIMIT_S} s:\n{self.log.read_text()}")
+        wait_until(self._is_ready, what=f"the worker is ready; its log: {self.log}")
+        return self
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(httpx.TransportError):
+            return all(self.get(path).is_success for path in (self.spec.health.path, self.spec.health.then) if path)
+        return False
 
 
 def llama(program: str) -> Subject:

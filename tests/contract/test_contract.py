@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from runtimes.adapters.worker_adapter import WorkerAdapter
 from runtimes.base import Endpoint
 from runtimes.endpoints import SMALLEST
+from tests.support.daemon import wait_until
 from tests.support.limits import LIMIT_S
 
 
@@ -138,11 +138,7 @@ class TestWorker:
 
     def test_ends_on_sigterm_while_it_starts(self, subject, start):
         worker = start(subject)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:  # until the program runs, whatever it is doing
-            if worker.log.read_bytes() or worker.listens():
-                break
-            time.sleep(0.005)
+        wait_until(lambda: worker.log.read_bytes() or worker.listens(), what="the program runs, whatever it is doing")
         worker.process.send_signal(signal.SIGTERM)
         worker.process.wait(LIMIT_S)
 

@@ -53,6 +53,7 @@ class Measured:
 
     subject: Callable[[pytest.TempPathFactory], Subject]
     largest: Callable[[], Question]
+    beside: bool = True  # measured beside a second one, too: once for each program, as they share its libraries
 
 
 def known(name: str) -> Callable[[pytest.TempPathFactory], Subject]:
@@ -68,7 +69,7 @@ def model(runtime: str, find: Callable[[], object], **keys: object) -> Callable[
 
 
 def chatting(kind: str) -> Measured:
-    return Measured(model("transformers", lambda: tiny_language.model(kind), n_ctx=1024), lambda: LETTERS)
+    return Measured(model("transformers", lambda: tiny_language.model(kind), n_ctx=1024), lambda: LETTERS, beside=False)
 
 
 SUBJECTS = {  # runtime, or runtime-kind
@@ -79,13 +80,15 @@ SUBJECTS = {  # runtime, or runtime-kind
     "transformers-qwen3_vl": chatting("qwen3_vl"),
     "transformers-asr": Measured(known("transformers-asr"), long_sound),
     "transformers-cohere": Measured(
-        model("transformers", hearing.cohere, type="asr", default_language="en"), long_sound
+        model("transformers", hearing.cohere, type="asr", default_language="en"), long_sound, beside=False
     ),
     "faster_whisper": Measured(known("faster_whisper"), long_sound),
     "llama_cpp": Measured(known("llama_cpp"), lambda: COMPLETION),
     "ctranslate2": Measured(known("ctranslate2"), lambda: LETTERS),
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
-    "embeddings-clip": Measured(model("embeddings", lambda: seeing.model("clip"), type="vision"), lambda: PICTURES),
+    "embeddings-clip": Measured(
+        model("embeddings", lambda: seeing.model("clip"), type="vision"), lambda: PICTURES, beside=False
+    ),
     "diffusers": Measured(model("diffusers", tiny_pictures.model, max_pixels=SIDE**2), lambda: PICTURE),
 }
 if fake_whisper_server.real() is not None:
@@ -107,9 +110,9 @@ ELSEWHERE = {
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.binary] * name.endswith("binary")) for name in SUBJECTS])
-def measured(request, tmp_path_factory) -> tuple[Subject, Question]:
+def measured(request, tmp_path_factory) -> tuple[Subject, Question, bool]:
     found = SUBJECTS[request.param]
-    return found.subject(tmp_path_factory), found.largest()
+    return found.subject(tmp_path_factory), found.largest(), found.beside
 
 
 def taken(*workers: Worker) -> list[int]:
@@ -122,7 +125,7 @@ def taken(*workers: Worker) -> list[int]:
 
 
 def test_estimate(measured, start, request, record_property):
-    subject, largest = measured
+    subject, largest, is_beside = measured
     estimate = subject.adapter.estimate(subject.config())
     assert estimate is not None
     worker = start(subject).wait_ready()
@@ -131,9 +134,11 @@ def test_estimate(measured, start, request, record_property):
         answer = worker.ask(largest)
         assert answer.status_code == 200, answer.text
     (alone,) = taken(worker)
-    other = start(subject, conftest.place()).wait_ready()
-    assert other.ask(largest).status_code == 200
-    beside = taken(worker, other)
+    beside = []
+    if is_beside:
+        other = start(subject, conftest.place()).wait_ready()
+        assert other.ask(largest).status_code == 200
+        beside = taken(worker, other)
     figures = {"estimate": estimate.mib, "loaded": loaded, "alone": alone, "beside": beside}
     for name, figure in figures.items():
         record_property(f"{name}_mib", figure)

@@ -17,7 +17,7 @@ import httpx
 import yaml
 
 from tests.support import tiny
-from tests.support.limits import LIMIT_S
+from tests.support.limits import LIMIT_S, pause_s
 from tests.support.ports import quiet_ports
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,13 +48,14 @@ def llama_command(**keys: object) -> dict[str, object]:
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = LIMIT_S, what: str = "") -> Any:
     """Poll until `condition()` is truthy, and return it."""
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while True:
         found = condition()
         if found:
             return found
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
-        time.sleep(0.02)
+        waited = time.monotonic() - began
+        assert waited < timeout_s, f"not within {timeout_s} s: {what or condition}"
+        time.sleep(pause_s(waited))
 
 
 class Daemon:

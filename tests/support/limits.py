@@ -4,3 +4,8 @@ Long enough for a machine that is busy with others; shorter only where something
 """
 
 LIMIT_S = 240.0
+
+
+def pause_s(waited_s: float) -> float:
+    """Until one asks again whether it is true: what takes long is asked for less often, for asking takes processors as well."""
+    return min(0.1, 0.01 + waited_s / 8)

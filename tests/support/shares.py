@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,11 @@ def scheduler(config: pytest.Config, log: object) -> object:
 
 
 def sort(items: list[pytest.Item]) -> None:
-    """Those of expensive shares first."""
+    """Those of expensive shares first, after new ones, of which nothing is known yet."""
     costs: dict[str, float] = defaultdict(float)
     for file, seconds in (json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}).items():
         costs[share_of(file)] += seconds
-    items.sort(key=lambda item: -costs[share_of(item.nodeid)])
+    items.sort(key=lambda item: -costs.get(share_of(item.nodeid), inf))
 
 
 def share_of(nodeid: str) -> str:

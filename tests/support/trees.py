@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from supervisor.io.spawn import SpawnOrder
-from tests.support.limits import LIMIT_S
+from tests.support.limits import LIMIT_S, pause_s
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 PYTHON = (sys.executable, "-I", "-S")
@@ -75,8 +75,9 @@ def wait_until(true: Callable[[], object], limit_s: float = LIMIT_S) -> float:
     """Seconds until it is true; fails after `limit_s`."""
     began = time.monotonic()
     while not true():
-        assert time.monotonic() - began < limit_s, f"still not true after {limit_s} s"
-        time.sleep(0.005)
+        waited_s = time.monotonic() - began
+        assert waited_s < limit_s, f"still not true after {limit_s} s"
+        time.sleep(pause_s(waited_s))
     return time.monotonic() - began
 
 
@@ -84,6 +85,7 @@ async def until(true: Callable[[], object], limit_s: float = LIMIT_S) -> float:
     """`wait_until` for coroutines."""
     began = time.monotonic()
     while not true():
-        assert time.monotonic() - began < limit_s, f"still not true after {limit_s} s"
-        await asyncio.sleep(0.005)
+        waited_s = time.monotonic() - began
+        assert waited_s < limit_s, f"still not true after {limit_s} s"
+        await asyncio.sleep(pause_s(waited_s))
     return time.monotonic() - began
