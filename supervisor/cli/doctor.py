@@ -155,8 +155,7 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
 def _amd(catalog: Catalog | None) -> Iterator[Check]:
     """AMD's GPUs, where there are any or the configuration wants some."""
     configured = catalog.devices if catalog is not None else "auto"
-    wanted = configured != "auto" and any(device.wanted.kind == ROCM for device in configured)
-    missing: Status = "fail" if wanted else "warn"
+    wanted = [] if configured == "auto" else [one.wanted for one in configured if one.wanted.kind == ROCM]
     fix = "load the kernel's amdgpu driver; `ls /sys/class/kfd/kfd/topology/nodes` must show more than 0"
     opened = "sudo usermod --append --groups render,video $USER, and log in again; a container needs --device /dev/kfd --device /dev/dri"
     try:
@@ -164,13 +163,15 @@ def _amd(catalog: Catalog | None) -> Iterator[Check]:
     except DriverUnavailableError as error:
         gpus = ()
         if wanted:
-            yield Check("gpu", missing, f"no AMD GPU can be used: {error}", fix)
+            yield Check("gpu", "fail", f"no AMD GPU can be used: {error}", fix)
     for gpu in gpus:
         name = f"{ROCM.device_id(gpu.index)} {gpu.name}"
-        if gpu.unusable:
-            yield Check("gpu", missing, f"{name} {gpu.unusable}", opened if "can't be used" in gpu.unusable else fix)
+        listed = any(one.index == gpu.index or (one.uuid and gpu.uuid.startswith(one.uuid)) for one in wanted)
+        if gpu.unusable and (listed or not gpu.only_listed):
+            status: Status = "fail" if listed else "warn"
+            yield Check("gpu", status, f"{name} {gpu.unusable}", opened if "can't be used" in gpu.unusable else fix)
         else:
-            why = f", {gpu.only_listed}" if gpu.only_listed and not wanted else ""
+            why = f", {gpu.only_listed}" if gpu.only_listed and not listed else ""
             yield Check("gpu", "ok", f"{name}, {output.mib(gpu.total_mib)}{why}")
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -115,18 +115,20 @@ class AmdDriver:
             vram, gtt = _number(folder / "mem_info_vram_total"), _number(folder / "mem_info_gtt_total")
         except OSError as error:
             return DeviceFound(index, uuid, name, unusable=f"can't be read: {error.strerror or error}")
+        card, listed = _Card(folder, folder.resolve().name), _LISTED if _is_apu(folder) else None
+        unusable = self._closed(render)
+        if listed is None or vram >= gtt:
+            return DeviceFound(index, uuid, name, vram // MIB, card, unusable=unusable, only_listed=listed)
+        pool_mib = min(gtt // MIB, int(self._host().physical_mib * BUDGET_SHARE))
+        card = replace(card, pool_mib=pool_mib)
+        return DeviceFound(index, uuid, name, pool_mib, card, unusable=unusable, only_listed=listed, unified=True)
+
+    def _closed(self, render: str) -> str | None:
+        """Which file keeps workers from computing on it."""
         for file in (self._dev / "kfd", self._dev / "dri" / render):
             if not os.access(file, os.R_OK | os.W_OK):
-                why = "may not be opened by this user" if file.exists() else "is not there"
-                return DeviceFound(index, uuid, name, unusable=f"can't be used: {file} {why}")
-        address = folder.resolve().name
-        if not _is_apu(folder):
-            return DeviceFound(index, uuid, name, vram // MIB, _Card(folder, address))
-        if vram >= gtt:
-            return DeviceFound(index, uuid, name, vram // MIB, _Card(folder, address), only_listed=_LISTED)
-        pool_mib = min(gtt // MIB, int(self._host().physical_mib * BUDGET_SHARE))
-        card = _Card(folder, address, pool_mib)
-        return DeviceFound(index, uuid, name, pool_mib, card, only_listed=_LISTED, unified=True)
+                return f"can't be used: {file} {'may not be opened by this user' if file.exists() else 'is not there'}"
+        return None
 
 
 class AmdReader:

@@ -112,7 +112,7 @@ def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
                 notes.append(f"{name} ({error})")
             continue
         notes += [
-            f"{kind.noun} {one.index} ({one.name}) {why}" for one in found if (why := one.unusable or one.only_listed)
+            f"{kind.noun} {one.index} ({one.name}) {why}" for one in found if (why := one.only_listed or one.unusable)
         ]
         if usable := [(one, margin_mib) for one in found if not (one.unusable or one.only_listed)]:
             readers.append(driver.reader(usable))

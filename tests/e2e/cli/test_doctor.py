@@ -321,6 +321,9 @@ class TestGpu:
         code, found = examined(alone, config, LLMUX_AMD_SYS=str(amd.sys))
         assert (code, found["gpu"][-1]["status"]) == (ExitCode.FAILED, "fail")
         assert "--groups render,video" in found["gpu"][-1]["fix"]
+        amd.gpu(2, vram_mib=512, apu=True)  # the processor's own, which nobody has listed
+        (_, card, small) = examined(alone, config, LLMUX_AMD_SYS=str(amd.sys))[1]["gpu"]
+        assert (card["status"], small["status"]) == ("fail", "ok")
         code, found = examined(alone, config, LLMUX_AMD_SYS=str(alone.home / "none"))
         assert (code, found["gpu"][-1]["status"]) == (ExitCode.FAILED, "fail")
         assert "amdgpu" in found["gpu"][-1]["fix"]

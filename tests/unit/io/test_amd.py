@@ -103,6 +103,14 @@ class TestFind:
         (found,) = driver().find()
         assert found.unusable == f"can't be used: {amd.dev / name} is not there"
 
+    def test_a_small_apu_that_nobody_wants_is_no_news(self, amd, driver):
+        """Most desktops have one, and their users are in no group for it."""
+        amd.gpu(1, vram_mib=512, apu=True)
+        (amd.dev / "kfd").unlink()
+        (found,) = driver().find()
+        assert found.unusable
+        assert found.only_listed == "computes in main memory; list it under devices to use it"
+
     def test_a_folder_that_cant_be_read(self, amd, driver, monkeypatch):
         """A container may hide it."""
         opened = driver()
