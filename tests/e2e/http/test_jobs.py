@@ -29,10 +29,22 @@ MODELS = {
 }
 
 
-@pytest.fixture
-def site(tmp_path) -> Iterator[Daemon]:
-    with running(tmp_path, {"models": MODELS}) as daemon:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("jobs"), {"models": MODELS}) as daemon:
         yield daemon
+
+
+@pytest.fixture
+def site(shared) -> Iterator[Daemon]:
+    """A daemon without jobs; no test leaves it any."""
+    yield shared
+    with shared.client() as client:
+        for each in client.get("/v1/jobs").json()["data"]:
+            client.post(f"/v1/jobs/{each['id']}/cancel")
+            client.delete(f"/v1/jobs/{each['id']}").raise_for_status()
+    wait_until(lambda: not shared.get("/v1/admin/requests").json()["data"])
+    assert not list((shared.state_dir / "jobs").iterdir())
 
 
 def submit(
