@@ -13,13 +13,13 @@ import ctranslate2
 from runtimes.ctranslate2.worker import tokenizer
 from runtimes.ctranslate2.worker.languages import Languages
 from runtimes.ctranslate2.worker.tokenizer import JsonTokenizer, Tokenizer
-from runtimes.sdk.chat.language import Format, format_of, markers_of
+from runtimes.sdk.chat.language import Format, defaults_of, format_of, markers_of
 
 _VOCABULARIES: Final = {
     "source": ("source_vocabulary", "shared_vocabulary", "vocabulary"),
     "target": ("target_vocabulary", "shared_vocabulary", "vocabulary"),
 }
-_DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
+_DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")  # the library has no min_p
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -105,7 +105,7 @@ def load(options: Options, parallel: int) -> Loaded:
     generation = _json(folder / "generation_config.json")
     ends = {end, *_ends(generation, read)}
     hidden = (read.special | languages.tokens) - markers_of(form)
-    sampled = generation if generation.get("do_sample") else {"temperature": 0.0} if translates else {}
+    greedy = translates and not generation.get("do_sample")
     return Loaded(
         engine=engine,
         tokenizer=read,
@@ -117,7 +117,7 @@ def load(options: Options, parallel: int) -> Loaded:
         after=after,
         ends=frozenset(targets[token] for token in ends if token in targets),
         hidden=frozenset(targets[token] for token in hidden if token in targets),
-        defaults={name: sampled[name] for name in _DEFAULTS if sampled.get(name) is not None},
+        defaults={"temperature": 0.0} if greedy else defaults_of(generation, _DEFAULTS),
         format=form,
         ids=ids,
         unknown=ids.get(str(described.get("unk_token") or "<unk>"), 0),

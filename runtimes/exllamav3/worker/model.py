@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from exllamav3 import Cache, CacheLayer_quant, Config, Generator, Model, Tokenizer
 
-from runtimes.sdk.chat.language import Format, format_of, markers_of
-
-DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+from runtimes.sdk.chat.language import Format, defaults_of, format_of, markers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +104,6 @@ def load(options: Options) -> Loaded:
     )
     form = format_of(options.chat_template)
     markers = markers_of(form)
-    generation = tokenizer.generation_config_dict or {}
-    sampled = generation if generation.get("do_sample") else {}
     return Loaded(
         generator=generator,
         tokenizer=tokenizer,
@@ -116,7 +112,7 @@ def load(options: Options) -> Loaded:
         format=form,
         ends=frozenset(config.eos_token_id_list),
         hidden=frozenset(token for token, text in tokenizer.extended_id_to_piece.items() if text not in markers),
-        defaults={name: sampled[name] for name in DEFAULTS if sampled.get(name) is not None},
+        defaults=defaults_of(tokenizer.generation_config_dict or {}),
         adds_bos=options.adds_bos,
     )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from runtimes.sdk.chat.formats.harmony import MARKERS
 
 Format = Literal["tagged", "harmony", "template", "none"]
 """How a model writes reasoning and tool calls: see `formats`; `template`: as a response template says, which its runtime reads."""
+
+DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The values of a generation_config.json that are defaults of requests."""
 
 _TAGS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
@@ -23,6 +26,13 @@ def format_of(template: str) -> Format:
 def markers_of(form: Format) -> frozenset[str]:
     """The special tokens that the format's parser reads; all others belong to no text."""
     return frozenset({"harmony": MARKERS, "tagged": _TAGS}.get(form, ()))
+
+
+def defaults_of(generation: Mapping[str, Any], names: Sequence[str] = DEFAULTS) -> dict[str, float]:
+    """Those of a generation_config.json, if it samples: otherwise its numbers are not meant for sampling."""
+    if not generation.get("do_sample"):
+        return {}
+    return {name: value for name in names if (value := generation.get(name)) is not None}
 
 
 class Language(Protocol):

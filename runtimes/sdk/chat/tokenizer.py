@@ -19,9 +19,6 @@ from runtimes.sdk.chat.messages import TakePicture, read, take_effort
 from runtimes.sdk.chat.template import ends_thinking, no_template
 from runtimes.sdk.errors import WorkerError, unsupported
 
-DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""The values of a generation_config.json that are defaults of requests."""
-
 _FORMATS: Final[Mapping[str, Format]] = {"qwen": "tagged", "harmony": "harmony", "none": "none"}
 
 
@@ -49,7 +46,7 @@ class TokenizerLanguage(abc.ABC):
     @property
     @abc.abstractmethod
     def defaults(self) -> Mapping[str, float]:
-        """Those of DEFAULTS that the model has."""
+        """The model's own values of sampling."""
 
     @property
     def template(self) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtimes.sdk.chat.tokenizer import DEFAULTS, TokenizerLanguage, facts
+from runtimes.sdk.chat.language import defaults_of
+from runtimes.sdk.chat.tokenizer import TokenizerLanguage, facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,8 @@ class Loaded(TokenizerLanguage):
 
     @property
     def defaults(self) -> Mapping[str, float]:
-        """Of its generation_config.json, if that samples: otherwise its numbers are not meant for sampling."""
-        own = self.generation
-        return {name: own[name] for name in DEFAULTS if name in own} if own.get("do_sample") else {}
+        """Of its generation_config.json."""
+        return defaults_of(self.generation)
 
 
 def loaded(config: Any, tokenizer: Any, *, chat_template: str | None, tool_format: str) -> Loaded:

@@ -18,7 +18,8 @@ from transformers.integrations.hub_kernels import get_kernel
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
 
-from runtimes.sdk.chat.tokenizer import DEFAULTS, TokenizerLanguage, facts
+from runtimes.sdk.chat.language import defaults_of
+from runtimes.sdk.chat.tokenizer import TokenizerLanguage, facts
 from runtimes.transformers.shared.quantised import KERNELS
 from runtimes.transformers.worker.chat.response_template import CALLS, marked, response_template
 
@@ -66,10 +67,8 @@ class Loaded(TokenizerLanguage):
 
     @property
     def defaults(self) -> Mapping[str, float]:
-        """Of its generation_config.json, if that samples: otherwise its numbers are not meant for sampling."""
-        own = self.model.generation_config
-        found = {name: getattr(own, name, None) for name in DEFAULTS} if own.do_sample else {}
-        return {name: value for name, value in found.items() if value is not None}
+        """Of its generation_config.json."""
+        return defaults_of(vars(self.model.generation_config))
 
 
 def load(options: Options) -> Loaded:
