@@ -175,10 +175,19 @@ def read(path: Path) -> Folder:
     return Folder(path, config(path), weights(path))
 
 
+def require_folder(path: Path) -> None:
+    """Raises ModelUnusableError where there is none, or the system doesn't let us see it."""
+    try:
+        is_there = path.is_dir()
+    except OSError as error:
+        raise ModelUnusableError(f"{path} can't be read: {error.strerror}") from error
+    if not is_there:
+        raise ModelUnusableError(f"{path}: there is no such folder")
+
+
 def config(path: Path) -> Config:
     """The folder's config.json. Raises ModelUnusableError."""
-    if not path.is_dir():
-        raise ModelUnusableError(f"{path}: there is no such folder")
+    require_folder(path)
     file = path / "config.json"
     try:
         values = _json(file)

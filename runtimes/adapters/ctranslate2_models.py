@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final, Literal
 
+from runtimes.adapters.checkpoints import require_folder
 from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.device_kind import HOST
 
@@ -70,8 +71,7 @@ class ModelFile:
 
 def read(folder: Path) -> ModelFile:
     """The model in this folder. Blocks on a seek for each variable. Raises ModelUnusableError with the reason."""
-    if not folder.is_dir():
-        raise ModelUnusableError(f"{folder}: there is no such folder")
+    require_folder(folder)
     file = folder / NAME
     try:
         with file.open("rb") as stream:

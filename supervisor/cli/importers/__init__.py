@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
 from typing import Final
@@ -19,12 +18,12 @@ from pydantic import JsonValue
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog.assembly import KEYS_NAME, Assembly, config_error
-from supervisor.catalog.document import Layer, Source, Table, dotted, parse, plain
+from supervisor.catalog.document import Layer, Place, Source, Table, dotted, parse, plain, tree_of
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.catalog.yaml_writer import to_yaml
 from supervisor.cli.configuration import LOCAL_VARIABLE, SETTINGS_VARIABLE
 from supervisor.cli.importers import first_llmux, llama_swap, llm_pool, presets
-from supervisor.cli.importers.draft import Draft
+from supervisor.cli.importers.draft import Draft, Values
 from supervisor.errors import ConfigError, InvalidRequestError
 from supervisor.io import files
 
@@ -140,18 +139,25 @@ def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
 
 def _rest(draft: Draft, folder: Path) -> None:
     """Switch off those models at rest that can't be used as they are: no daemon would start with them."""
-    draft.at_rest = {name: where for name, where in draft.at_rest.items() if name in draft.models}
-    if not draft.at_rest:
-        return
-    root, problems = parse(draft.text(()), Source(Layer.FILE, "imported", folder))
-    assert isinstance(root, Table), "we wrote it"
+    for name in list(draft.at_rest):
+        if name in draft.models and (why := _unusable(name, draft.models[name], folder)) is not None:
+            draft.switch_off(name, why)
+
+
+def _unusable(name: str, values: Values, folder: Path) -> str | None:
+    """The first thing that is wrong with a model, its files included, in a file in `folder`; None: nothing is."""
+    root = tree_of({"models": {name: values}}, Place(Source(Layer.FILE, "imported", folder)))
+    assert isinstance(root, Table)
     assembly = Assembly(root, folder / FILE_NAME, REGISTRY, check_files=True)
-    with suppress(ConfigError):
-        assembly.catalog(problems)
-    for problem in assembly.problems:
-        if len(problem.trail) > 1 and problem.trail[0] == "models" and problem.trail[1] in draft.at_rest:
-            key = dotted(problem.trail[2:])
-            draft.switch_off(str(problem.trail[1]), f"{key}: {problem.message}" if key else problem.message)
+    try:
+        assembly.catalog([])
+    except ConfigError:
+        problem = assembly.problems[0]
+        key = dotted(problem.trail[2:])
+        return f"{key}: {problem.message}" if key else problem.message
+    except OSError as error:  # files of somebody else's
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def _form(path: Path) -> str:

@@ -139,6 +139,9 @@ class TestCommand:
             for name in ("here", "gone", "broken")
         }
         models["here"]["enable_thinking"] = True
+        refused = "/" + "x" * 300  # by the system, as what another user owns
+        models["eyes"] = {**models["here"], "llama_server_mmproj_path": refused}
+        models["served"] = {"backend": "vllm_serve", "vllm_model": refused, "enabled": False}
         settings, out = tmp_path / "settings.json", tmp_path / "llmux.yaml"
         settings.write_text(json.dumps({"engine": {"models": models}}))
         told = llmux("config", "import", settings, "-o", out)
@@ -148,12 +151,16 @@ class TestCommand:
             "here": True,
             "gone": False,
             "broken": False,
+            "eyes": False,
+            "served": False,
         }
         assert "engine.models.here.enabled: it isn't loaded at the start" in told.stderr
         for name in ("gone", "broken"):
             (note,) = [line for line in told.stderr.splitlines() if f"models.{name}.enabled" in line]
             assert "it stays off" in note
             assert f"path: {tmp_path}/{name}.gguf" in note
+        assert told.stderr.count(f"{refused}: File name too long") == 1
+        assert told.stderr.count(f"{refused} can't be read: File name too long") == 1
         checked = llmux("config", "check", out)
         assert (checked.returncode, checked.stderr) == (0, "")
 

@@ -17,6 +17,15 @@ def folder(path: Path, config: dict[str, object] | None = None) -> Path:
     return path
 
 
+class TestFolder:
+    """A model's folder that can't be looked into."""
+
+    def test_one_that_the_system_refuses(self):
+        """As it would that of another user; this way, root as well."""
+        with pytest.raises(ModelUnusableError, match=r"^/x+ can't be read: File name too long$"):
+            checkpoints.read(Path("/" + "x" * 300))
+
+
 class TestWeights:
     """What the tensors take, in the files and once loaded in another type."""
 
