@@ -72,7 +72,7 @@ class LlmPool:
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
         """See Translation."""
         read = Request(fields, self.target)
-        return read.canonical, Answers(read.model, tuple(read.ignored), self.times, self.clock)
+        return read.canonical, Answers(read.model, tuple(read.ignored), self.times, self.clock, read.names)
 
 
 LLM_POOL: Final = LlmPool()

@@ -9,13 +9,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import Metrics, metrics_of
-from supervisor.dialects.llm_pool.request import NAMES
 from supervisor.proxy import frames
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import StreamTranslation, Times
@@ -32,7 +31,7 @@ class Answers:
     ignored: Sequence[str]
     times: Times | None
     clock: Callable[[], float]
-    names: ClassVar[Mapping[str, str]] = NAMES
+    names: Mapping[str, str]  # see `Request.names`
     content_type = b"application/json"
     stream_content_type = EVENTS
 

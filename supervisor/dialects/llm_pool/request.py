@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -47,6 +48,7 @@ NAMES: Final = {
     "reasoning_effort": "thinking",
 }
 """Canonical fields → what they are called here."""
+_NAMES_OF_ONE_TURN: Final = {**NAMES, "messages": "input"}
 _AT_LEAST_1: Final = frozenset({"beam_size", "max_tokens"})
 _OPENAIS: Final = frozenset({"top_p", "temperature", "max_tokens", "stop"})  # which chat completions have everywhere
 
@@ -63,6 +65,7 @@ class Request:
     def __init__(self, fields: Fields, target: TargetModel) -> None:
         self._fields = fields
         self._target = target
+        self.names: Mapping[str, str] = NAMES if given(fields, "input") is None else _NAMES_OF_ONE_TURN
         self.ignored: list[str] = sorted(fields.keys() - _KNOWN)
         model = given(fields, "model")
         self.model: str = target.name or ("" if model is None else _read(model, str, "model", "a text"))

@@ -227,6 +227,9 @@ class TestTranslation:
         assert answer.json()["output_text"] == GERMAN
         refused = daemon.post("/v1/responses", json={**body, "target_lang_code": None, "source_lang_code": "eng_Latn"})
         assert refused.json()["error"]["param"] == "target_lang_code"
+        refused = daemon.post("/v1/responses", json={**body, "input": "word " * 2000})
+        error = refused.json()["error"]
+        assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
 
     def test_a_language_that_is_needed_or_unknown(self, daemon):
         for codes, code in (({}, "missing_parameter"), ({"target_lang_code": "xx"}, "invalid_request")):

@@ -179,6 +179,12 @@ class TestPrompt:
         assert param == error.param
         assert f"`{param}`" in error.message or param in {"messages", "input"}
 
+    def test_what_a_worker_finds_wrong_has_the_clients_name(self):
+        for fields, name in (({"input": "a"}, "input"), ({"messages": [{"role": "user", "content": "a"}]}, "messages")):
+            _, answers = translated().request(raw({"model": "chat", **fields}))
+            assert answers.names.get("messages", "messages") == name
+            assert answers.names["top_k"] == "decoding.top_k"
+
     def test_several_turns_for_a_model_that_takes_one(self):
         error = refused({"multi_turn": False}, messages=[{"role": "user", "content": "a"}])
         assert (error.param, error.code) == ("messages", "multi_turn_unsupported")
