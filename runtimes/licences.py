@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Final, Literal, NotRequired, TypedDict
 
@@ -29,11 +30,12 @@ def known() -> dict[str, Licence]:
 
 
 def copyleft(folder: Path, *, built: bool = True) -> dict[str, str]:
-    """Packages under strong copyleft that any lock in a runtime's folder pins, with their licences.
+    """Packages under strong copyleft that any lock in a runtime's folder pins for this machine, with their licences.
 
     `built`: with what is only there where it was compiled.
     """
-    pinned = pins(lock for lock in folder.glob("requirements*.lock") if built or lock.stem != "requirements-build")
+    locks = (lock for lock in folder.glob("requirements*.lock") if built or lock.stem != "requirements-build")
+    pinned = pins(locks, machine=platform.machine())
     strong = {pin: told["licence"] for pin, told in known().items() if told.get("copyleft") == "strong"}
     return {pin.partition("==")[0]: licence for pin, licence in strong.items() if pin in pinned}
 

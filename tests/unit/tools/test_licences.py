@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 
 from runtimes.licences import copyleft, known, notice
@@ -115,6 +117,11 @@ class TestNotice:
 
     def test_a_wheel_that_holds_more_than_its_own_code(self):
         assert "GPL-2.0-or-later" in copyleft(self.folder("faster_whisper"))["av"]
+
+    @pytest.mark.parametrize(("machine", "packages"), [("x86_64", set()), ("aarch64", {"av"})])
+    def test_what_only_other_machines_get(self, monkeypatch, machine, packages):
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        assert copyleft(self.folder("sglang")).keys() == packages
 
     def test_none(self):
         assert notice("llama_server", self.folder("llama_server")) is None
