@@ -32,43 +32,52 @@ from supervisor.core.plans import (
 from supervisor.core.types import DeviceId, Eviction, ModelId, Policy
 
 TYPES = ("llm", "tts")
+NAMES = [f"m{number}" for number in range(7)]
+DEVICES = [DeviceId(f"d{number}") for number in range(3)]
+
+# Made once: Hypothesis takes longer to make a strategy than to draw from it.
+COUNT = st.integers(1, len(DEVICES))
+USABLE, FREE, BLOCKED = st.sampled_from([6, 12, 16]), st.integers(-2, 4), st.sampled_from([None] * 3 + ["busy loading"])
+ORDER, RESIDENTS = st.permutations(NAMES), st.sampled_from([7, 6, 5, 3, 1, 0])
+TYPE, PRIORITY, HELD = st.sampled_from(TYPES), st.sampled_from([100, 100, 200, 300]), st.integers(0, 6)
+BLOCK = st.sampled_from([EvictionBlock.NONE] * 8 + list(EvictionBlock))
+IDLE, RELOAD = st.sampled_from([0.0, 1.0, 4.0]), st.sampled_from([0.0, 1.0, 2.0])
+ASKED_PRIORITY, NEED, NEED_OF_EACH = st.sampled_from([100, 200, 300]), st.integers(2, 13), st.integers(1, 9)
+LIMITS, EVICTION = st.dictionaries(TYPE, st.sampled_from([1, 2, 3, 4, 0])), st.sampled_from(Eviction)
+SPOTS, PLACES = {}, {}  # by the number of devices
+for count in range(1, len(DEVICES) + 1):
+    known = DEVICES[:count]
+    SPOTS[count] = st.sampled_from([(device,) for device in known] * 3 + list(combinations(known, 2)))
+    PLACES[count] = st.one_of(st.just(known), st.lists(st.sampled_from([*known, DeviceId("gone")]), unique=True))
 
 
 @st.composite
 def cases(draw) -> tuple[LoadDemand, Snapshot]:
     """Few small numbers, so that ties and exact fits are common; free may be negative (promised beyond)."""
     devices = []
-    for number in range(draw(st.integers(1, 3))):
-        usable = draw(st.sampled_from([6, 12, 16]))
-        blocked = draw(st.sampled_from([None, None, None, "busy loading"]))
-        devices.append(DeviceView(DeviceId(f"d{number}"), usable + 1, usable, draw(st.integers(-2, 4)), blocked))
-    known = [device.id for device in devices]
-    spots = [(device,) for device in known] * 3 + list(combinations(known, 2))
-    names = draw(st.permutations([f"m{number}" for number in range(7)]))
+    for device in DEVICES[: draw(COUNT)]:
+        usable = draw(USABLE)
+        devices.append(DeviceView(device, usable + 1, usable, draw(FREE), draw(BLOCKED)))
+    names = draw(ORDER)
     residents = tuple(
         Resident(
             model=ModelId(name),
-            type=draw(st.sampled_from(TYPES)),
-            priority=draw(st.sampled_from([100, 100, 200, 300])),
-            devices=(spot := draw(st.sampled_from(spots))),
-            held_mib=tuple(draw(st.integers(0, 6)) for _ in spot),
-            block=draw(st.sampled_from([EvictionBlock.NONE] * 8 + list(EvictionBlock))),
-            idle_s=draw(st.sampled_from([0.0, 1.0, 4.0])),
-            reload_s=draw(st.sampled_from([0.0, 1.0, 2.0])),
+            type=draw(TYPE),
+            priority=draw(PRIORITY),
+            devices=(spot := draw(SPOTS[len(devices)])),
+            held_mib=tuple(draw(HELD) for _ in spot),
+            block=draw(BLOCK),
+            idle_s=draw(IDLE),
+            reload_s=draw(RELOAD),
         )
-        for name in names[: draw(st.sampled_from([7, 6, 5, 3, 1, 0]))]
+        for name in names[: draw(RESIDENTS)]
     )
-    places = draw(st.one_of(st.just(known), st.lists(st.sampled_from([*known, DeviceId("gone")]), unique=True)))
+    places = draw(PLACES[len(devices)])
     demand = LoadDemand(
-        ModelId("new"),
-        draw(st.sampled_from(TYPES)),
-        draw(st.sampled_from([100, 200, 300])),
-        tuple(Option((place,), (draw(st.integers(2, 13)),)) for place in places),
+        ModelId("new"), draw(TYPE), draw(ASKED_PRIORITY), tuple(Option((place,), (draw(NEED),)) for place in places)
     )
-    limits = draw(st.dictionaries(st.sampled_from(TYPES), st.sampled_from([1, 2, 3, 4, 0])))
-    return demand, Snapshot(
-        tuple(devices), residents, AdmissionPolicy(policy=Policy(draw(st.sampled_from(Eviction)), limits))
-    )
+    limits = draw(LIMITS)
+    return demand, Snapshot(tuple(devices), residents, AdmissionPolicy(policy=Policy(draw(EVICTION), limits)))
 
 
 class Oracle:
@@ -305,7 +314,7 @@ class TestProofs:
 def spread_cases(draw) -> tuple[LoadDemand, Snapshot]:
     """A model that two devices share, among others that one or two hold."""
     demand, snapshot = draw(cases())
-    need = draw(st.integers(1, 9))
+    need = draw(NEED_OF_EACH)
     pairs = combinations([view.id for view in snapshot.devices], 2)
     return replace(demand, options=tuple(Option(pair, (need, need)) for pair in pairs)), snapshot
 
