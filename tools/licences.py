@@ -46,7 +46,7 @@ BY_HAND: Final[Mapping[str, tuple[str, str]]] = {
     "opencv-python-headless": ("Apache-2.0 AND LGPL-2.1-or-later", "its wheels hold FFmpeg (LGPL)"),
     "oss-harmony": ("Apache-2.0", "from its LICENSE file"),
     "quack-kernels": ("Apache-2.0", "from its LICENSE file"),
-    "sentencepiece": ("Apache-2.0", "from its project's page; metadata of older versions tells none"),
+    "sentencepiece": ("Apache-2.0", "from its LICENSE file; metadata of older versions tells none"),
     "setuptools": ("MIT", "from its LICENSE file; metadata of older versions tells none"),
     "sgl-deep-ep": ("Apache-2.0", "from its LICENSE file"),
     "sigstore-models": ("MIT", "from its LICENSE file"),
