@@ -32,7 +32,7 @@ def measured(card: Card, name: str, folder: Path, runtimes: Path, *, swaps: int)
         "limits": subjects.LIMITS,
     }
     with daemons.running(folder, config) as daemon:
-        before_mib = card.free_mib()
+        before_mib = measures.settled(card)
         load_s = measures.load(daemon, "a")
         measures.answered(daemon, subject, "a")  # the first answer compiles
         speed = measures.speed(daemon, subject, "a")

@@ -23,6 +23,7 @@ from tests.support.daemon import Daemon, wait_until
 
 LOAD_S = 600.0
 BACK_S = 60.0
+SETTLED_S = 1.0
 LOG_LINES = 15
 LOOSE_MIB = 64  # the driver's own use may change by that much
 
@@ -107,9 +108,20 @@ def load_beside(daemon: Daemon, model: str, outsider: Outsider) -> Beside:
     return Beside(during, None if error is None else str(error))
 
 
+def settled(card: Card) -> int:
+    """MiB that are free, once they have stayed the same for a second: memory comes back a while after its process has ended."""
+    began = since = time.monotonic()
+    free_mib = card.free_mib()
+    while (now := time.monotonic()) - since < SETTLED_S and now - began < BACK_S:
+        time.sleep(SETTLED_S / 10)
+        if (found := card.free_mib()) != free_mib:
+            since, free_mib = now, found
+    return free_mib
+
+
 def footprint(daemon: Daemon, card: Card, model: str, before_mib: int) -> Footprint:
     """Of a loaded model; `before_mib` was free before it."""
-    return Footprint(daemon.model(model)["memory"]["estimate"]["mib"], before_mib - card.free_mib())
+    return Footprint(daemon.model(model)["memory"]["estimate"]["mib"], before_mib - settled(card))
 
 
 def answered(daemon: Daemon, subject: Subject, model: str) -> None:
@@ -157,13 +169,13 @@ def swaps(daemon: Daemon, card: Card, subject: Subject, models: Sequence[str], c
     """Ask the models in turn, of which only one may be loaded."""
     for model in models:  # both have been loaded once
         answered(daemon, subject, model)
-    before_mib, seconds = card.free_mib(), []
+    before_mib, seconds = settled(card), []
     for turn in range(count):
         began = time.monotonic()
         answered(daemon, subject, models[turn % len(models)])
         seconds.append(time.monotonic() - began)
     wait_until(lambda: not any(daemon.model(model)["in_flight"] for model in models))
-    return Swaps(count, statistics.median(seconds), before_mib - card.free_mib())
+    return Swaps(count, statistics.median(seconds), before_mib - settled(card))
 
 
 class Outsider:

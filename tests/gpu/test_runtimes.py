@@ -54,7 +54,7 @@ def daemon(name, tmp_path):
 
 def test_a_life(daemon, name, record_property):
     """Load, footprint, answer, no context of the supervisor's, kill, memory back."""
-    subject, before_mib = subjects.SUBJECTS[name], CARD.free_mib()
+    subject, before_mib = subjects.SUBJECTS[name], measures.settled(CARD)
     load_s = measures.load(daemon, "a")
     measures.answered(daemon, subject, "a")
     found = measures.footprint(daemon, CARD, "a", before_mib)

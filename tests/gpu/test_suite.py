@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,15 @@ class TestMeasures:
         assert measures.contexts(daemon, card) == []
         measures.kill(daemon, card, "a", before_mib)
         assert card.free_mib() == before_mib
+
+    def test_memory_that_comes_back_late(self, scripted, card):
+        """The driver's figure is taken when it doesn't change any more."""
+        scripted.write(first={"processes": [{"pid": 1, "mib": 100}]})
+        taken_mib = card.free_mib()
+        with ThreadPoolExecutor(1) as threads:
+            found = threads.submit(measures.settled, card)
+            scripted.write()
+            assert found.result() == taken_mib + 100
 
     def test_a_stream_that_breaks(self, tmp_path, scripted):
         """What the daemon writes at its end is told."""
@@ -257,6 +267,7 @@ class TestSubjects:
     def test_a_kernel_of_the_hub(self, tmp_path, monkeypatch):
         """FP8 needs one, which `llmux pull` gets."""
         folder = hf_folder.write(tmp_path / "model", {"quantization_config": {"quant_method": "fp8"}})
+        (folder / "tokenizer.json").write_text("{}")
         python = tmp_path / "transformers" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.touch()
