@@ -226,9 +226,9 @@ class World:
         heapq.heappush(self._due, (self.now + delay, next(self._seq), action))
 
     def run(self, seconds: float) -> None:
-        """Let time pass: due actions, ticks when the scheduler asks for them, a sample every quarter second."""
-        end = self.now + seconds
-        sample_at = self.now + 0.25
+        """Let time pass: due actions, ticks when the scheduler asks for them, a sample every quarter second or, of minutes, more."""
+        end, sample_s = self.now + seconds, max(0.25, min(1.0, seconds / 100))
+        sample_at = self.now + sample_s
         while True:
             deadline = self.scheduler.deadline(self.now)
             at = min(sample_at, max(self.now, deadline), self._due[0][0] if self._due else end, end)
@@ -244,7 +244,7 @@ class World:
                     self.now += 1e-6  # a tick that changes nothing must not stop the clock
             else:
                 self.sample()
-                sample_at = at + 0.25
+                sample_at = at + sample_s
 
     # what the scheduler orders
 
