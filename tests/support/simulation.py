@@ -57,6 +57,7 @@ from supervisor.core.types import (
 )
 from supervisor.core.waiting import awaited, forecast
 from supervisor.daemon.recording import Recording, replay
+from supervisor.daemon.sampling import IDLE_S, IMPATIENT_S
 
 SEGMENT = 200  # events after which a recording begins anew, from the state as it is then
 _WORDS = {"a", "large"}  # names that messages use as words
@@ -226,10 +227,11 @@ class World:
         heapq.heappush(self._due, (self.now + delay, next(self._seq), action))
 
     def run(self, seconds: float) -> None:
-        """Let time pass: due actions, ticks when the scheduler asks for them, a sample every quarter second or, of minutes, more."""
-        end, sample_s = self.now + seconds, max(0.25, min(1.0, seconds / 100))
-        sample_at = self.now + sample_s
+        """Let time pass: due actions, ticks when the scheduler asks for them, samples as often as a daemon takes them."""
+        end, sample_at = self.now + seconds, self.now + IMPATIENT_S
         while True:
+            if self.scheduler.is_impatient():
+                sample_at = min(sample_at, self.now + IMPATIENT_S)
             deadline = self.scheduler.deadline(self.now)
             at = min(sample_at, max(self.now, deadline), self._due[0][0] if self._due else end, end)
             self.now = max(self.now, at)
@@ -244,7 +246,7 @@ class World:
                     self.now += 1e-6  # a tick that changes nothing must not stop the clock
             else:
                 self.sample()
-                sample_at = at + sample_s
+                sample_at = at + IDLE_S
 
     # what the scheduler orders
 
