@@ -350,7 +350,7 @@ class TestImporters:
     FORMS = (("llama-swap", "llama-swap.yaml"), ("llama.cpp", "presets.ini"), ("llm-pool", "settings.json"))
 
     def imports(self, path: Path, form: str, data: bytes) -> None:
-        found = outcome(lambda: importers.read([of_data(path, data)], form).text(("x",)), ConfigError)
+        found = outcome(lambda: importers.read([of_data(path, data)], form, path.parent).text(("x",)), ConfigError)
         assert isinstance(found, str) or found.problems
 
     @pytest.mark.parametrize(("form", "name"), FORMS)

@@ -24,7 +24,7 @@ def test_comments_are_one_line(place):
 def test_a_title_is_a_comment(tmp_path: Path):
     source = tmp_path / "config.yaml"
     source.write_text(yaml.safe_dump({"models": {"a": {"cmd": "srv --port ${PORT}", "name": EVIL}}}))
-    draft = read([source], "llama-swap")
+    draft = read([source], "llama-swap", tmp_path)
     document = yaml.safe_load(draft.text([f"From {EVIL}"]))
     assert {"models"} == document.keys()
     assert {"a"} == document["models"].keys()
