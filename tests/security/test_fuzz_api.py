@@ -41,7 +41,7 @@ JOB = {
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory) -> Iterator[Daemon]:
-    own = {"/messages", "/responses", "/audio/transcriptions"}  # which are translated, or echoed
+    own = {"/messages", "/responses", "/audio/transcriptions", "/images/generations"}  # which are translated, or echoed
     runs = {each.path for each in TRIED if each.method == "POST" and "default" in each.said["responses"]}
     endpoints = sorted(path for path in runs if path.removeprefix("/v1") not in own and not path.startswith("/api/"))
     endpoints += ["GET /props", "GET /slots", "GET /lora-adapters"]
