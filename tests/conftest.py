@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import ssl
 import sys
 from functools import cache
@@ -19,6 +20,10 @@ settings.load_profile("shared")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # pytest-xdist's, for its own reports
+
+# What a script runs in the background ignores Ctrl-C, and so would all that the tests start, and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every call of httpx makes a context anew, also for plain HTTP: reading the authorities' certificates takes 30 ms.
 ssl.create_default_context = cache(ssl.create_default_context)
