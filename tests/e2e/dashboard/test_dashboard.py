@@ -15,6 +15,12 @@ PIXEL = bytes.fromhex(
     "78da6360f8cf00000301010018dd8db00000000049454e44ae426082"
 )
 
+ASK_LATE = """async () => {
+    const load = (name) => import(new URL(`js/${name}.js`, document.baseURI));
+    const [{ get }, { state }] = await Promise.all([load("api"), load("state")]);
+    get("/v1/admin/models?late").catch((error) => (window.late = [error.status, state.link]));
+}"""
+
 
 class TestOperator:
     def test_loads_sees_the_bar_grow_chats_unloads_and_reads_why(self, empty, open_page):
@@ -243,6 +249,24 @@ class TestKey:
         expect(page.get_by_label("curl", exact=True)).not_to_contain_text(KEY)
         page.get_by_role("button", name="Forget the key").click()
         expect(prompt).to_be_visible()
+
+    def test_a_late_refusal_of_the_last_key_asks_for_none(self, locked, open_page):
+        page = open_page(locked)
+        prompt = page.get_by_role("dialog", name="API key")
+        prompt.get_by_label("Key", exact=True).fill("sk-llmux-not-this-one-0123456789")
+        page.keyboard.press("Enter")
+        expect(prompt.get_by_role("alert")).to_contain_text("not known")
+        asked = []
+        page.route("**/v1/admin/models?late", lambda route: asked.append(route))  # it wants a function in Python
+        with page.expect_request("**/v1/admin/models?late"):
+            page.evaluate(ASK_LATE)
+        prompt.get_by_label("Key", exact=True).fill(KEY)
+        page.keyboard.press("Enter")
+        expect(row(page, "plain")).to_be_visible()
+        wait_until(lambda: page.evaluate("true") and asked)
+        asked[0].continue_()
+        wait_until(lambda: page.evaluate("window.late") is not None)
+        assert page.evaluate("window.late") == [401, "live"]
 
     def test_stays_in_the_tab_unless_it_is_to_be_remembered(self, locked, open_page):
         for remember, kept in [(False, False), (True, True)]:
