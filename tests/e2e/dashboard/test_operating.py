@@ -49,8 +49,10 @@ class TestRequests:
         expect(phases).to_contain_text("The worker answered.")
         expect(request.locator(".decisions")).to_contain_text("qwen-small")
         request.locator(".facts").get_by_role("link", name="qwen-small").click()
-        expect(page.get_by_role("dialog", name="qwen-small")).to_be_visible()
+        model = page.get_by_role("dialog", name="qwen-small")
+        expect(model).to_be_visible()
         page.keyboard.press("Escape")
+        expect(model).to_have_count(0)  # it has links to its own pages
         expect(page.locator("nav [aria-current=page]")).to_have_text("Requests")
 
     def test_one_is_copied_without_its_key(self, locked, open_page):
