@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -154,8 +155,11 @@ def speed(daemon: Daemon, subject: Subject, model: str) -> Speed | None:
 
 def kill(daemon: Daemon, card: Card, model: str, before_mib: int) -> float:
     """Seconds from the kill of its worker until the card has what was free before it."""
-    os.kill(daemon.model(model)["worker"]["pid"], signal.SIGKILL)
-    return back(card, before_mib)
+    pid = daemon.model(model)["worker"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    took_s = back(card, before_mib)
+    wait_until(lambda: (daemon.model(model)["worker"] or {}).get("pid") != pid, what="the daemon knows of it")
+    return took_s
 
 
 def back(card: Card, before_mib: int, *, limit_s: float = BACK_S) -> float:
@@ -207,11 +211,13 @@ def contexts(daemon: Daemon, card: Card) -> list[str]:
     """The supervisor's own processes that use the card, or could: there should be none."""
     assert daemon.process is not None
     own = psutil.Process(daemon.process.pid)
-    shims = [child for child in own.children() if "shim" in " ".join(child.cmdline())]
     used = card.pids()
     found = []
-    for process in (own, *shims):
-        maps = Path(f"/proc/{process.pid}/maps").read_text()
-        if process.pid in used or "libcuda.so" in maps:
-            found.append(f"{process.pid} {process.name()}")
+    for process in (own, *own.children()):
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):  # a child that has ended
+            if process != own and "shim" not in " ".join(process.cmdline()):
+                continue
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            if process.pid in used or "libcuda.so" in maps:
+                found.append(f"{process.pid} {process.name()}")
     return found

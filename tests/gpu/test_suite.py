@@ -173,7 +173,7 @@ class TestBench:
 
     def test_one_that_fails_leaves_the_others_running(self, tell):
         failed, figures, lines = tell()
-        assert failed == ["crashes", "on the processor"]
+        assert failed == ["crashes", "on the processor"], lines
         assert [(one.subject, one.taken_mib, one.swaps, one.leak_mib) for one in figures] == [("works", TAKES, 2, 0)]
         assert "crashes: failed: AssertionError: " in lines[0]
         assert any("for the processor alone" in line for line in lines)
