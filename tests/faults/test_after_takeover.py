@@ -51,7 +51,8 @@ def test_jobs_go_on(tmp_path):
     """What ran is run again by the successor, what waited waits there, and what is made meanwhile is lost by nobody."""
     hang = tmp_path / "hang"
     hang.touch()
-    models = {"chat": fake(), "wait": fake("--hang-while", str(hang))}
+    came = tmp_path / "came"
+    models = {"chat": fake(), "wait": fake("--hang-while", str(hang), "--ids-to", str(came))}
     old = Upgraded(tmp_path, {"models": models, "limits": {"jobs_running": 2}}).start()
 
     def submit(model: str) -> str:
@@ -68,6 +69,8 @@ def test_jobs_go_on(tmp_path):
         wait_until(lambda: state(done) == "completed")
         held = [submit("wait") for _ in range(2)]
         wait_until(lambda: {state(job) for job in held} == {"running"})
+        wait_until(lambda: came.exists() and len(came.read_text().split()) == 2)
+        hang.unlink()  # those two are never answered; what comes again is, however soon
         queued = submit("chat")
         with ThreadPoolExecutor(3) as pool, old.client() as client:
             watching = pool.submit(client.get, f"/v1/jobs/{held[0]}/events")
@@ -75,7 +78,6 @@ def test_jobs_go_on(tmp_path):
             old.upgrade()
             jobs = [done, *held, queued, *(each.result() for each in made)]
             assert watching.result(LIMIT_S).status_code == 200, "it ends with the old daemon"
-        hang.unlink()
         wait_until(lambda: {state(job) for job in jobs} == {"completed"})
         assert all(old.get(f"/v1/jobs/{job}/result").status_code == 200 for job in jobs)
         assert {path.suffix for path in (old.state_dir / "jobs").iterdir()} == {".result"}
