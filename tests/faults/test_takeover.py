@@ -224,10 +224,11 @@ class TestNobodyNotices:
     def test_responses_are_kept_and_those_in_the_background_go_on(self, make, tmp_path):
         """Also what a stream of the old one ends with when the new one serves already."""
         (done := tmp_path / "done").touch()
+        hang, came = tmp_path / "hang", tmp_path / "came"
         daemon = make(
             {
                 "a": fake("--goes-on-until", str(done), endpoints=["/v1/chat/completions"]),
-                "b": fake("--hang-while", str(hang := tmp_path / "hang"), endpoints=["/v1/chat/completions"]),
+                "b": fake("--hang-while", str(hang), "--ids-to", str(came), endpoints=["/v1/chat/completions"]),
             }
         )
         before = daemon.post("/v1/responses", json={"model": "a", "input": "Hi"}).json()["id"]
@@ -242,8 +243,9 @@ class TestNobodyNotices:
             body = {"model": "b", "input": "Hi", "background": True}
             made = daemon.post("/v1/responses", json=body).json()["id"]
             wait_until(lambda: daemon.get(f"/v1/responses/{made}").json()["status"] == "in_progress")
+            wait_until(came.exists)
+            hang.unlink()  # this one is never answered; what comes again is, however soon
             daemon.upgrade()
-            hang.unlink()
             assert daemon.get(f"/v1/responses/{begun}").status_code == 404
             done.touch()
             assert "response.completed" in [*lines][-2]
