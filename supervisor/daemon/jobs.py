@@ -4,6 +4,9 @@ A job waits until one of `jobs_running` places is free; then its request goes th
 and limits. The next place is for the key that has the fewest. What was running when the daemon ended is run again, unless the
 daemon died of it, or with it, `DEATHS` times. What is refused for now, by a full queue or a rate limit, gives its place back and
 is tried again. An ended job goes after `jobs_keep_s`, or when the disk that jobs may take is full, the oldest first.
+
+A job is over when that is on disk, and not before: clients never see an end that a restart takes back. One whose end can't be
+written down waits, and is sent again.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ import contextlib
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import structlog
@@ -189,18 +192,25 @@ class Jobs:
             raise NotFoundError(f"The result of {job.id} is gone.", code="job_result_gone") from error
 
     async def cancel(self, job: Job) -> None:
-        """End it, wherever it stands; one that is over, or has its answer already, stays as it is."""
+        """End it, wherever it stands; one that is over, or has its answer already, stays as it is.
+
+        Raises NotSavedError where that can't be written down: then it waits, and is sent again.
+        """
         running = self._running.get(job.id)
         if running is not None:
             running.is_cancelled = True
             running.stop()
             assert running.task is not None
             await asyncio.wait([running.task])  # which leaves it alone if this one is cancelled
+            if not job.is_over:
+                raise NotSavedError(
+                    f"{job.id} can't be cancelled: that can't be written down now, so it is sent again."
+                )
         elif not job.is_over:
             await self._end(job, "cancelled")
 
     async def remove(self, job: Job) -> None:
-        """End it, and forget it with its result."""
+        """End it, and forget it with its result. Raises NotSavedError."""
         await self.cancel(job)
         await self._forget([job])
 
@@ -242,6 +252,9 @@ class Jobs:
                 self._rest(job, min(pause_s or 0.0, LONGEST_PAUSE_S))
             else:
                 await self._keep(job, answer)
+        except NotSavedError as error:
+            log.warning("job.not_kept", job=job.id, reason=error.message, consequence="it is sent again")
+            self._rest(job, LONGEST_PAUSE_S)
         finally:
             if answer is not None and answer.held is not None:
                 answer.held.release()
@@ -290,33 +303,48 @@ class Jobs:
         asyncio.get_running_loop().call_later(pause_s, over)
 
     async def _keep(self, job: Job, answer: Answer) -> None:
-        """It has ended with this."""
-        job.status, job.content_type, job.error = answer.status, answer.content_type, answer.error
-        if answer.error is None:
+        """It has ended with this. Raises NotSavedError."""
+        error = answer.error
+        if error is None:
             try:
                 self._make_room(len(answer.body))
                 job.result_bytes = len(answer.body)  # at once: others look for room while it is written
                 await self._write(job, "result", answer.body)
-            except (NotSavedError, JobFullError, TooLargeError) as error:
+            except (NotSavedError, JobFullError, TooLargeError) as refused:
                 job.result_bytes = None
-                message = f"Its result can't be kept: {error.message}"[:MESSAGE_LIMIT]
-                job.error = {"message": message, "code": "job_not_kept"}
-        await self._end(job, "completed" if job.error is None else "failed")
+                message = f"Its result can't be kept: {refused.message}"[:MESSAGE_LIMIT]
+                error = {"message": message, "code": "job_not_kept"}
+        try:
+            await self._end(job, "completed" if error is None else "failed", answer, error)
+        except NotSavedError:
+            self._drop_result(job)
+            raise
 
-    async def _end(self, job: Job, state: State) -> None:
-        job.state, job.ended_at = state, round(time.time(), 3)
-        log.info("job.ended", job=job.id, state=state, endpoint=job.endpoint, model=job.model, tries=job.tries)
+    async def _end(
+        self, job: Job, state: State, answer: Answer | None = None, error: dict[str, Any] | None = None
+    ) -> None:
+        """It is over once that is on disk. Raises NotSavedError: it isn't, and nothing has changed."""
+        over = replace(job, state=state, ended_at=round(time.time(), 3), request_bytes=0, error=error)
+        if answer is not None:
+            over.status, over.content_type = answer.status, answer.content_type
         for listener in self.on_end:
-            await listener(job)
-        if job.response is not None:
-            await self._forget([job])
-            return
-        size, job.request_bytes = job.request_bytes, 0
-        if await self._saved(job):
+            await listener(over)
+        if job.response is None:
+            await self._save(over)
             self._path(job, "request").unlink(missing_ok=True)
-        else:
-            job.request_bytes = size  # after a restart it is run again
-        self._tell()
+        for changed in ("state", "ended_at", "request_bytes", "error", "status", "content_type"):
+            setattr(job, changed, getattr(over, changed))
+        log.info("job.ended", job=job.id, state=state, endpoint=job.endpoint, model=job.model, tries=job.tries)
+        if job.response is None:
+            self._tell()
+            return
+        del self._all[job.id]  # at once: who follows its response looks for it
+        try:
+            await self._forget([job])
+        except NotSavedError as refused:
+            log.warning(
+                "job.not_kept", job=job.id, reason=refused.message, consequence="its response says how it ended"
+            )
 
     def _tell(self) -> None:
         self._places = None
@@ -335,7 +363,13 @@ class Jobs:
         before = time.time() - self.config.jobs_keep_s
         over = [job for job in self._all.values() if job.ended_at is not None]
         surplus = len(over) - MOST_ENDED
-        await self._forget([job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before])
+        old = [job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before]
+        try:
+            await self._forget(old)
+        except NotSavedError as error:
+            log.warning("job.not_kept", reason=error.message)
+            for job in old:  # perhaps the disk is full of them
+                self._drop_result(job)
 
     def _make_room(self, size: int) -> None:
         """Raises JobFullError where there is none (what waits and runs stays), TooLargeError where there can't be any."""
@@ -349,8 +383,12 @@ class Jobs:
         for job in old:
             if missing <= 0:
                 return
-            self._path(job, "result").unlink(missing_ok=True)
-            missing, job.result_bytes = missing - (job.result_bytes or 0), None
+            missing -= job.result_bytes or 0
+            self._drop_result(job)
+
+    def _drop_result(self, job: Job) -> None:
+        self._path(job, "result").unlink(missing_ok=True)
+        job.result_bytes = None
 
     async def _write(self, job: Job, kind: str, data: Bytes) -> None:
         def write() -> None:
@@ -379,22 +417,18 @@ class Jobs:
     async def _save(self, job: Job) -> None:
         await self._change({(_COLLECTION, job.id): msgspec.to_builtins(job)})
 
-    async def _change(self, entries: dict[Entry, JsonValue]) -> None:
+    async def _change(self, entries: Mapping[Entry, JsonValue]) -> None:
         assert self._store is not None
         async with self._store.transaction() as changes:
             changes.update(entries)
 
-    async def _forget(self, jobs: Iterable[Job]) -> None:
-        changed: dict[Entry, JsonValue] = {}
+    async def _forget(self, jobs: Sequence[Job]) -> None:
+        """Raises NotSavedError: then they stay."""
+        if not jobs:
+            return
+        await self._change({(_COLLECTION, job.id): None for job in jobs})
         for job in jobs:
             self._all.pop(job.id, None)
             for kind in ("request", "result"):
                 self._path(job, kind).unlink(missing_ok=True)
-            changed[_COLLECTION, job.id] = None
-        if not changed:
-            return
-        try:
-            await self._change(changed)
-        except NotSavedError as error:
-            log.warning("job.not_kept", reason=error.message)
         self._tell()

@@ -29,6 +29,7 @@ from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
+from supervisor.dialects.responses.background import is_answered
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import Bytes, HeldBody
@@ -232,6 +233,8 @@ async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
 
 async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     """See `daemon.jobs.Send`."""
+    if job.response is not None and await is_answered(daemon, job.response):
+        return Answer(200, "", b"")
     content_type = b"application/json"
     if job.endpoint in FORMS:
         try:

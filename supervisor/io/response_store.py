@@ -1,8 +1,9 @@
 """Responses that clients may refer to later: a folder with a file for each, bounded by bytes, count and age.
 
 The folder is the store: what a process wrote, another one finds, so nothing is handed over. Of the files, only sizes and ages
-are in memory. A response can be found as soon as `keep` returns; a thread writes it. One that can't be written, or is pushed
-out by newer ones, is gone.
+are in memory. A response can be found as soon as `keep` returns; a thread writes it. One of the background can be found only
+when it is written: else it would be told, and after a crash generated again. One that can't be written, or is pushed out by
+newer ones, is gone.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ class ResponseStore:
                 del self._pending[name]
             if (error := done.exception()) is not None:
                 log.warning("response.not_kept", response=name, reason=str(error))
-                self._drop(name)
+                if not replaces:  # else the earlier one is there still
+                    self._drop(name)
 
         writing = asyncio.get_running_loop().run_in_executor(self._writer, write)
         writing.add_done_callback(written)
@@ -180,7 +182,11 @@ class ResponseStore:
             return None
         self._make_room()
         path = self._folder / f"{name}{_RECORD}"
-        kept = self._pending.get(name) or await asyncio.to_thread(_read, path, time.time() - self._keep_s)
+        kept = self._pending.get(name)
+        if kept is not None and kept.is_background:
+            await self.flushed()
+            kept = None
+        kept = kept or await asyncio.to_thread(_read, path, time.time() - self._keep_s)
         return kept if kept is not None and (is_admin or kept.owner == owner) else None
 
     async def events(self, name: str) -> list[bytes]:

@@ -291,4 +291,12 @@ TABLE: Final = (
         "`cli/own_process` has the C library give back what it keeps.",
         ("tests/faults/test_bodies_memory.py",),
     ),
+    Fault(
+        38,
+        "kill -9 between an answer and its place on disk; a disk that is full then",
+        "Each job and each response in the background is found after the restart. What was told as over stays as it was told.",
+        "`daemon/jobs`, `dialects/responses/background`: a job is over, and its response is told, when that is on disk; only "
+        "then its request is forgotten.",
+        ("tests/unit/daemon/test_jobs.py::TestDurable",),
+    ),
 )

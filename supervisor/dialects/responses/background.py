@@ -21,7 +21,7 @@ from supervisor.dialects.responses.create import CreateResponse, echo_of
 from supervisor.dialects.responses.kept import earlier, is_running, joined, response_of
 from supervisor.dialects.responses.request import Asked
 from supervisor.dialects.responses.state import OFF, wish_of
-from supervisor.dialects.responses.turn import event, log_of
+from supervisor.dialects.responses.turn import FINAL, event, log_of
 from supervisor.errors import InvalidRequestError
 from supervisor.io.response_store import Kept
 from supervisor.io.store import NotSavedError
@@ -85,8 +85,17 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
     return JSONResponse(begun)
 
 
+async def is_answered(daemon: Daemon, name: str) -> bool:
+    """Is this response over, on disk? Then its job has nothing left to do: the daemon died before it forgot that."""
+    kept = await daemon.responses.find(name, None, is_admin=True)
+    return kept is not None and not is_running(kept)
+
+
 async def end(daemon: Daemon, job: Job) -> None:
-    """Keep how a job ended, if no response tells it; see `Jobs.on_end`."""
+    """Keep how a job ended, if no response tells it, and return when that is on disk; see `Jobs.on_end`.
+
+    Raises NotSavedError.
+    """
     name, store = job.response, daemon.responses
     if name is None:
         return
@@ -105,9 +114,14 @@ async def end(daemon: Daemon, job: Job) -> None:
             # `ResponseStreamEvent`), and says nowhere how such a stream ends. Microsoft's server of the same API
             # (azure-ai-agentserver-responses, `_TERMINAL_TYPE_STATUS`) ends it so, with the status and without an error.
             log.add(event("response.failed", len(log.events), response=response))
-        store.keep(name, msgspec.structs.replace(kept, response=msgspec.Raw(_encode(response))), replaces=True)
+        over = msgspec.structs.replace(kept, response=msgspec.Raw(_encode(response)))
+        writing = store.keep(name, over, replaces=True)
+        try:
+            if writing is not None:  # else it can't be kept, now or later; that it is running and has no job says so
+                await writing
+        except OSError as error:
+            raise NotSavedError(f"How {name} ended can't be kept: {error.strerror or error}") from error
     if log is not None:
-        await store.flushed()
         store.logs.pop(name, None)
         log.tell()
 
@@ -150,9 +164,16 @@ async def _events(daemon: Daemon, name: str, kept: Kept, after: int) -> AsyncGen
         log = log_of(store.logs, name, kept) if is_coming else store.logs.get(name)
         events = (await store.events(name)) if log is None else log.events
         for told in events[at:]:
+            if is_coming and _is_last(told):
+                break
             yield told
             at += 1
         if not is_coming or log is None or daemon.jobs.is_paused:
             return
-        if at >= len(log.events) and not await log.changed(KEEPALIVE_S):
+        if (at >= len(log.events) or _is_last(log.events[at])) and not await log.changed(KEEPALIVE_S):
             yield b""
+
+
+def _is_last(event: bytes) -> bool:
+    """Does the response end with it? Then it is told once the response is on disk: it won't be generated again."""
+    return event.partition(b"\n")[0].removeprefix(b"event: ").decode() in FINAL

@@ -33,7 +33,7 @@ _FRAME: Final = b"\n\n"
 _DATA: Final = b"data:"
 _RESPONSE: Final = b'"response"'  # as a name; within a text its quotes are escaped
 _TOLD: Final = re.compile(rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed)"')
-_FINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+FINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _BEGUN: Final = "response.created"
 _DELTA: Final = b'.delta"'
 
@@ -250,10 +250,10 @@ class ResponseTurn:
             changed: Fields = {}
             if response is not None:
                 whole = bytes(response)
-                changed, data = self._changed(_fields(whole), whole, is_over=kind in _FINAL)
+                changed, data = self._changed(_fields(whole), whole, is_over=kind in FINAL)
                 if data is not whole:
                     event["response"] = msgspec.Raw(data)
-                if kind in _FINAL:
+                if kind in FINAL:
                     self._finish(changed, data)
             if self._log is not None:
                 if kind == _BEGUN:  # which it has

@@ -263,21 +263,115 @@ class TestTrouble:
                 await add(jobs)
 
 
-class TestRestart:
-    async def test_an_end_that_was_not_saved_is_run_again(self, tmp_path):
+class TestDurable:
+    """A job is over when that is on disk, and never before."""
+
+    async def ended_but_not_saved(self, jobs: Jobs, worker: Worker) -> Job:
+        """A job that has its answer, while nothing can be saved."""
+        job = await add(jobs)
+        await until(lambda: job.state == "running")
+        await jobs._store.lend()
+        worker.open.set()
+        await until(lambda: job.id in jobs._resting)
+        return job
+
+    async def test_one_whose_end_cannot_be_saved_waits(self, tmp_path):
         worker = Worker()
         async with opened(tmp_path, worker) as jobs:
-            job = await add(jobs)
-            await until(lambda: job.state == "running")
-            await jobs._store.lend()
-            worker.open.set()
-            await until(lambda: job.is_over)
+            job = await self.ended_but_not_saved(jobs, worker)
+            assert (job.state, job.status, job.result_bytes, job.error) == ("queued", None, None, None)
+            assert files(tmp_path) == {".request"}
         async with opened(tmp_path, worker) as jobs:
             again = jobs.find(job.id, None, is_admin=True)
             await until(lambda: again.is_over)
             assert (again.state, len(worker.sent)) == ("completed", 2)
         assert files(tmp_path) == {".result"}
 
+    async def test_it_is_sent_again_without_a_restart(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.01)
+        worker = Worker()
+        async with opened(tmp_path, worker) as jobs:
+            job = await self.ended_but_not_saved(jobs, worker)
+            await jobs._store.take_back()
+            await until(lambda: job.is_over)
+            assert (job.state, job.result_bytes) == ("completed", 2)
+
+    async def test_what_is_seen_as_over_stays_so(self, tmp_path, monkeypatch):
+        """Whatever is told of a job, the store has it by then."""
+        worker, save, seen = Worker(), Jobs._change, []
+
+        async def saving(self, entries):
+            seen.extend(job.state for job in self._all.values())
+            await save(self, entries)
+
+        monkeypatch.setattr(Jobs, "_change", saving)
+        worker.open.set()
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+        assert "completed" not in seen
+
+    @pytest.mark.parametrize("began", [True, False])
+    async def test_cancelling_says_that_it_failed(self, tmp_path, began):
+        worker = Worker()
+        async with opened(tmp_path) as jobs:
+            job = await add(jobs)
+            if began:
+                jobs.start(worker)
+                await until(lambda: job.state == "running")
+            await jobs._store.lend()
+            with pytest.raises(NotSavedError):
+                await jobs.cancel(job)
+            assert job.state == "queued"
+            with pytest.raises(NotSavedError):
+                await jobs.remove(job)
+            assert jobs.listing(None, is_admin=True) == [job]
+
+    async def test_old_results_make_room_even_if_nothing_can_be_saved(self, tmp_path):
+        worker = Worker()
+        worker.open.set()
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+            await jobs._store.lend()
+            jobs.configure(JobsConfig(jobs_keep_s=1e-6))
+            await jobs.expire()
+            assert (job.result_bytes, files(tmp_path)) == (None, set())
+
+    async def test_its_response_is_kept_before_it_is_forgotten(self, tmp_path):
+        """Whoever keeps what came of it (`on_end`) is waited for, and may refuse."""
+        worker, kept = Worker(), asyncio.Event()
+        worker.open.set()
+
+        async def keep(_job: Job) -> None:
+            await kept.wait()
+
+        async with opened(tmp_path, worker) as jobs:
+            jobs.on_end.append(keep)
+            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, response="resp_1")
+            await until(lambda: job.tries)
+            assert jobs.generating("resp_1") is job
+            assert jobs._store.items("jobs")
+            kept.set()
+            await until(lambda: not jobs._store.items("jobs"))
+            assert not files(tmp_path)
+
+    async def test_a_response_that_cannot_be_kept_leaves_its_job(self, tmp_path):
+        worker = Worker()
+        worker.open.set()
+
+        async def refuse(_job: Job) -> None:
+            raise NotSavedError("the disk is full")
+
+        async with opened(tmp_path, worker) as jobs:
+            jobs.on_end.append(refuse)
+            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, response="resp_1")
+            await until(lambda: job.id in jobs._resting)
+            assert (job.state, jobs.generating("resp_1")) == ("queued", job)
+            assert files(tmp_path) == {".request"}
+
+
+class TestRestart:
     async def test_not_for_ever_if_the_daemon_dies_of_it(self, tmp_path):
         worker = Worker()
         async with opened(tmp_path) as jobs:
