@@ -5,9 +5,9 @@ replaced within one turn. A model with a changed definition gets a new worker af
 model stops, and all others don't notice. Settings that only a start can change (addresses, directories, devices) stay as
 they are and are reported.
 
-Reloads run one after another, whether the API, SIGHUP or the file watch asks for them. Files count once they hold still,
-so that nobody sees one that is half written; and what looks like a lost file, one that takes away every model or every key,
-is refused unless an operator insists.
+Reloads run one after another, whether the API, SIGHUP or the file watch asks for them. While one runs, all who ask share the
+next, which reads the files after they asked. Files count once they hold still, so that nobody sees one that is half written;
+and what looks like a lost file, one that takes away every model or every key, is refused unless an operator insists.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -96,6 +96,14 @@ class _Prepared:
     warnings: Warnings
 
 
+@dataclass(slots=True)
+class _Wish:
+    """What those want who share a reload that has not begun."""
+
+    causes: dict[str, None] = field(default_factory=dict)
+    force: bool = False
+
+
 class Reloader:
     """One for each daemon. Use from the event loop's thread."""
 
@@ -108,6 +116,7 @@ class Reloader:
             daemon.catalog.server.host: "server.host",
         }
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
+        self._wish: _Wish | None = None  # of `_last`, until it begins
         self._read = self._stamps()
 
     def files(self) -> tuple[Path, ...]:
@@ -115,9 +124,10 @@ class Reloader:
         return self._configuration.files(self._daemon.catalog)
 
     async def reload(self, cause: str, *, force: bool = False) -> Difference:
-        """Reload, after the reloads that were requested earlier. It continues if the caller is cancelled.
+        """The outcome of a reload that begins after this call. It continues if the caller is cancelled.
 
-        `force`: also where no model or no key is left. Raises ConfigError with every problem; then nothing was changed.
+        `force`: also where no model or no key is left; who shares a reload with one who insists gets the same. Raises
+        ConfigError with every problem; then nothing was changed.
         Raises UnavailableError while shutting down.
         """
         outcome = await asyncio.shield(self.begin(cause, force=force))
@@ -126,8 +136,12 @@ class Reloader:
         return outcome
 
     def begin(self, cause: str, *, force: bool = False) -> asyncio.Task[Difference | LlmuxError]:
-        """Begin a reload; its result is logged."""
-        self._last = asyncio.create_task(self._reload_after(self._last, cause, force=force), name=f"reload: {cause}")
+        """Begin a reload, or share the one that waits for its turn; its result is logged."""
+        if self._wish is None or self._last is None:
+            self._wish = _Wish()
+            self._last = asyncio.create_task(self._reload_after(self._last), name="reload")
+        self._wish.causes[cause] = None
+        self._wish.force |= force
         return self._last
 
     async def preview(self, *, force: bool = False) -> Difference:
@@ -149,17 +163,18 @@ class Reloader:
                 await asyncio.gather(self.begin("a file changed"), return_exceptions=True)  # which is logged
             before = now
 
-    async def _reload_after(
-        self, previous: asyncio.Task[Difference | LlmuxError] | None, cause: str, *, force: bool
-    ) -> Difference | LlmuxError:
+    async def _reload_after(self, previous: asyncio.Task[Difference | LlmuxError] | None) -> Difference | LlmuxError:
         if previous is not None:
             await asyncio.wait({previous})
+        wish, self._wish = self._wish, None
+        assert wish is not None
+        cause = ", ".join(wish.causes)
         if self._is_stopping():
             return UnavailableError("llmux is shutting down.", code="shutting_down")
         notify.reloading()
         refused = ""
         try:
-            outcome, self._read = await self._when_still(force=force)
+            outcome, self._read = await self._when_still(force=wish.force)
             if self._is_stopping():
                 return UnavailableError("llmux is shutting down.", code="shutting_down")
             if isinstance(outcome, ConfigError):

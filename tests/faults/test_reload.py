@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,27 @@ class TestAFileThatIsBeingWritten:
         assert answer.status_code == 400
         assert "something keeps writing to it" in answer.json()["error"]["detail"][0]
         assert listed(daemon) == set(NAMES)
+
+
+class TestManyAtOnce:
+    """Whoever asks is told of a reload that saw what he wrote, however many ask; those that wait are one."""
+
+    def test_each_sees_its_own_change(self, daemon):
+        writing = threading.Lock()
+
+        def change(name: str) -> set[str]:
+            with writing:
+                daemon.config["models"][name] = fake()
+                replace_file(daemon.config_path, yaml.safe_dump(daemon.config))
+            daemon.signal(signal.SIGHUP)
+            daemon.post("/v1/admin/reload").raise_for_status()
+            return listed(daemon)
+
+        names = [f"more-{number}" for number in range(40)]
+        with ThreadPoolExecutor(8) as pool:
+            for name, served in zip(names, pool.map(change, names), strict=True):
+                assert name in served
+        assert len(daemon.events("reload.finished")) < len(names), "80 asked"
 
 
 class TestALostFile:
