@@ -7,8 +7,8 @@
 4. Each shim is told to `keep`. Then nothing is scheduled any more, and the successor gets what runs now.
 5. The successor serves. Only now the old daemon lets go; the successor tells the shims whose death counts from now on.
 
-Whatever fails before 5 ends the successor and leaves the old daemon as it was. After 5 it answers what runs here, and
-sends everything else to the successor.
+Whatever fails before 5 ends the successor and leaves the old daemon as it was; so does a successor that says nothing for
+`ANSWER_S` where it is its turn. After 5 the old daemon answers what runs here, and sends everything else to the successor.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import structlog
 from pydantic import JsonValue
@@ -46,13 +48,15 @@ OPTION: Final = "--takeover"
 STDERR: Final = "TAKEOVER_STDERR"
 """The variable that names the descriptor of the old daemon's stderr: the successor's own is a pipe until it serves."""
 
+START_S: Final = 60.0  # for a successor that we start to connect; nothing is held for it until then
 MEET_S: Final = 10.0
 CALM_S: Final = 300.0  # for loads that are under way
-PREPARE_S: Final = 120.0  # for the successor to open the stores
-KEEP_S: Final = 10.0  # from the last word to the shims until the successor serves and has told them
-END_S: Final = 2.0  # for a successor that failed to end by itself
-UPGRADE_S: Final = MEET_S + CALM_S + PREPARE_S + 2 * KEEP_S + 60.0
+ANSWER_S: Final = 8.0
+"""For the successor to open the stores, and later to serve: with the ends, a hung one holds everything for at most 10 s."""
+KEEP_S: Final = 10.0  # for the shims to hear that the successor's death will count
+END_S: Final = 1.0  # for a successor that failed to end by itself, and as much for the system to end it
 TOLD_LINES: Final = 20  # of a successor that can't start
+TOLD_CHARACTERS: Final = 300  # of what one says who is refused
 
 
 @dataclass(slots=True)
@@ -67,6 +71,16 @@ class Holdings:
     answers_at: tuple[str, int]  # where this machine reaches the listener
 
 
+@dataclass(slots=True)
+class _Child:
+    """The successor that we started ourselves."""
+
+    pid: int
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # it serves, or `why` says why not
+    why: str = ""
+
+
 class Handover:
     """Waits for a successor. Make it in the event loop's thread; `done` is set once there is one."""
 
@@ -77,6 +91,7 @@ class Handover:
         self._daemon = daemon
         self._holdings = holdings
         self._attempt: asyncio.Task[None] | None = None
+        self._child: _Child | None = None
         self._finished: deque[TicketId] = deque()
         self._has_finished = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,39 +120,46 @@ class Handover:
         return await asyncio.shield(asyncio.create_task(self._upgrade(), name="upgrade"))
 
     async def _upgrade(self) -> dict[str, JsonValue]:
-        if self._attempt is not None or self.done.is_set():
+        if self._attempt is not None or self._child is not None or self.done.is_set():
             raise TakeoverError("Another upgrade is under way already.")
-        options = [] if OPTION in sys.orig_argv else [OPTION]
-        stderr = os.dup(2)
-        env = {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"} | {STDERR: str(stderr)}
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *sys.orig_argv[1:],
-                *options,
-                env=env,
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                pass_fds=(stderr,),
-            )
+            process = _start()
         except OSError as error:
             raise TakeoverError(f"The new llmux can't be started: {error}") from error
-        finally:
-            os.close(stderr)
-        assert process.stderr is not None
         said: deque[str] = deque(maxlen=TOLD_LINES)
         copying = asyncio.create_task(_copy(process.stderr, said))
-        ended, done = asyncio.create_task(process.wait()), asyncio.create_task(self.done.wait())
-        await asyncio.wait({ended, done}, timeout=UPGRADE_S, return_when=asyncio.FIRST_COMPLETED)
-        done.cancel()
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            why = await self._outcome(_Child(process.pid), pidfd)
+            if not self.done.is_set():
+                await _end(pidfd)
+        finally:
+            if not self.done.is_set():
+                _kill(pidfd)
+            os.close(pidfd)
         if self.done.is_set():
             return {"pid": self.successor, "running": self.running}
-        if not ended.done():
-            process.kill()
-        code = await ended
-        await copying
-        why = said[-1] if said else f"exit code {code}"
+        with contextlib.suppress(TimeoutError):  # what it has started may hold its stderr
+            async with asyncio.timeout(END_S):
+                await copying
+        why = why or (said[-1] if said else f"exit code {process.poll()}")
         raise TakeoverError(f"The new llmux did not take over, this one goes on: {why}", detail=tuple(said))
+
+    async def _outcome(self, child: _Child, pidfd: int) -> str:
+        """Until the process that we started serves, has ended by itself, or was refused; then why, where we know."""
+        self._child = child
+        begins = {asyncio.create_task(each) for each in (_ended(pidfd), child.connected.wait())}
+        try:
+            ended, _ = await asyncio.wait(begins, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if child.connected.is_set():
+                await child.over.wait()  # `_meet` has limits
+            elif not ended:
+                return f"it did not come within {START_S:.0f} s"
+            return child.why
+        finally:
+            self._child = None
+            for each in begins:
+                each.cancel()
 
     # -------------------------------------------------------------------------------------------------- the hand-over
 
@@ -148,26 +170,33 @@ class Handover:
 
     async def _meet(self, channel: FdChannel) -> None:
         """One who wants to be the successor, to the end of the connection."""
+        is_ours = self._child is not None and channel.pid == self._child.pid
+        child = self._child if self._child is not None and is_ours else _Child(channel.pid)
+        child.connected.set()
         try:
-            async with asyncio.timeout(MEET_S):
-                hello = (await channel.receive()).content
-            self._check(hello)
-        except (LlmuxError, ChannelClosedError, TimeoutError) as error:
-            await _refuse(channel, str(error))
+            await self._admit(channel)
+        except (LlmuxError, ChannelClosedError, OSError) as error:
+            child.why = (str(error) or repr(error))[:TOLD_CHARACTERS]
+            log.error("upgrade.failed", successor=channel.pid, reason=child.why)  # noqa: TRY400  # theirs
+            await _send_off(channel, child.why)
             return
+        finally:
+            child.over.set()
+        await self._tell_ends(channel)
+
+    async def _admit(self, channel: FdChannel) -> None:
+        """Returns when it is our successor. Raises LlmuxError, ChannelClosedError or OSError; then nothing has changed."""
+        async with _within(MEET_S, f"it did not say who it is within {MEET_S:.0f} s"):
+            self._check((await channel.receive()).content)
         attempt = self._attempt = asyncio.current_task()
         self._daemon.settled.clear()
         log.info("upgrade.began", successor=channel.pid)
         try:
             await self._hand_over(channel)
-        except (LlmuxError, ChannelClosedError, TimeoutError, OSError) as error:
-            log.error("upgrade.failed", successor=channel.pid, reason=str(error) or repr(error))  # noqa: TRY400  # theirs
         finally:
             assert attempt is self._attempt
             self._attempt = None
             self._daemon.settled.set()
-        if self.done.is_set():
-            await self._tell_ends(channel)
 
     def _check(self, hello: Json) -> None:
         """Raises TakeoverError for what can never work."""
@@ -179,11 +208,11 @@ class Handover:
             raise TakeoverError(
                 f"The running llmux hands over in version {VERSION}, not {hello.get('version')}: restart it instead."
             )
-        ours, theirs = self._holdings.address, tuple(hello.get("address", ()))
-        if ours != theirs:
+        (host, port), theirs = self._holdings.address, hello.get("address")
+        if theirs != [host, port]:
+            wanted = ":".join(map(str, theirs)) if isinstance(theirs, list) else theirs
             raise TakeoverError(
-                f"The running llmux listens on {ours[0]}:{ours[1]}, which only a restart can change to "
-                f"{':'.join(map(str, theirs))}."
+                f"The running llmux listens on {host}:{port}, which only a restart can change to {wanted}."
             )
 
     async def _hand_over(self, channel: FdChannel) -> None:
@@ -191,17 +220,16 @@ class Handover:
         pidfd = os.pidfd_open(channel.pid)
         engine.post(HandoverAsked())
         try:
-            async with asyncio.timeout(CALM_S):
-                await engine.calm()
+            await self._calm(pidfd)
             await self._daemon.jobs.close()  # its successor runs them
             for store in stores:
                 await store.lend()
-            await self._give(channel)
-            async with asyncio.timeout(CALM_S):
-                await engine.calm()
+            async with _within(ANSWER_S, f"it did not get ready within {ANSWER_S:.0f} s"):
+                await self._give(channel)
+            await self._calm(pidfd)
             processes = await self._commit(channel, pidfd)
         except BaseException as error:
-            await _refuse(channel, _reason(error))
+            await _send_off(channel, str(error) or repr(error))
             await asyncio.shield(_end(pidfd))
             for store in stores:
                 await store.take_back()
@@ -228,10 +256,20 @@ class Handover:
         for adopted in adoptions:
             process, spec = running[adopted.model, adopted.generation]
             await channel.send(worker_message(adopted, process, spec), process.descriptors)
-        async with asyncio.timeout(PREPARE_S):
-            answer = (await channel.receive()).content
-        if "prepared" not in answer:
-            raise TakeoverError(str(answer.get("failed", "it did not say why")))
+        await _hear(channel, "prepared")
+
+    async def _calm(self, pidfd: int) -> None:
+        """Until nothing starts or stops, while the successor lives. Raises LlmuxError."""
+        calm, gone = asyncio.create_task(self._daemon.engine.calm()), asyncio.create_task(_ended(pidfd))
+        try:
+            await asyncio.wait({calm, gone}, timeout=CALM_S, return_when=asyncio.FIRST_COMPLETED)
+            if not calm.done():
+                late = f"what was starting or stopping did not end within {CALM_S:.0f} s"
+                raise TakeoverError("it ended meanwhile" if gone.done() else late)
+            await calm
+        finally:
+            calm.cancel()
+            gone.cancel()
 
     async def _commit(self, channel: FdChannel, pidfd: int) -> list[WorkerProcess]:
         """Everything is the successor's; returns the workers' processes. Nothing is scheduled here for as long as it needs to begin to listen."""
@@ -239,9 +277,8 @@ class Handover:
         kept = [process for process, _ in self._holdings.launcher.running().values()]
         processes: list[WorkerProcess] = []
         try:
-            async with asyncio.timeout(KEEP_S):
+            async with _within(KEEP_S, f"the workers were not ready to be kept within {KEEP_S:.0f} s"):
                 await asyncio.gather(*(process.keep(3 * KEEP_S) for process in kept))
-            async with asyncio.timeout(KEEP_S):
                 await engine.calm()
             engine.freeze()
             adoptions = engine.adoptions()
@@ -249,11 +286,11 @@ class Handover:
             processes += (running[adopted.model, adopted.generation][0] for adopted in adoptions)
             for process in processes:
                 process.pause()
-            async with asyncio.timeout(KEEP_S):
+            async with _within(ANSWER_S, f"it did not begin to serve within {ANSWER_S:.0f} s"):
                 for adopted, process in zip(adoptions, processes, strict=True):
                     await channel.send(last_message(adopted, process.heard))
                 await channel.send({"commit": True})
-                await channel.receive()  # it serves
+                await _hear(channel, "serving")
         except BaseException:
             _kill(pidfd)  # it must not go on with what stays here
             for process in kept:
@@ -302,28 +339,49 @@ class Handover:
             channel.close()
 
 
-def _reason(error: BaseException) -> str:
-    return "it took too long" if isinstance(error, TimeoutError) else str(error) or repr(error)
+@contextlib.asynccontextmanager
+async def _within(limit_s: float, late: str) -> AsyncIterator[None]:
+    """Raises TakeoverError with these words when the block takes longer."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise TakeoverError(late) from error
 
 
-async def _refuse(channel: FdChannel, why: str) -> None:
-    with contextlib.suppress(ChannelClosedError):
-        await channel.send({"refused": why})
+async def _hear(channel: FdChannel, word: str) -> None:
+    """Until the successor says so. Raises TakeoverError with what it says instead."""
+    said = (await channel.receive()).content
+    if word not in said:
+        raise TakeoverError(str(said.get("failed", f"it did not say that it is {word}")))
+
+
+async def _send_off(channel: FdChannel, why: str) -> None:
+    with contextlib.suppress(ChannelClosedError, TimeoutError):
+        async with asyncio.timeout(END_S):  # who doesn't read doesn't learn it
+            await channel.send({"refused": why})
     channel.close()
 
 
-async def _end(pidfd: int) -> None:
-    """Until the process is gone; it has a moment to say why it failed."""
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(pidfd, ended.set)
+async def _ended(pidfd: int, within_s: float | None = None) -> bool:
+    """Wait until the process is gone, and say whether it is. A loop waits by a descriptor once, so this takes its own."""
+    ended, own = asyncio.Event(), os.dup(pidfd)
+    asyncio.get_running_loop().add_reader(own, ended.set)
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(within_s):
                 await ended.wait()
-        _kill(pidfd)
-        await ended.wait()
     finally:
-        asyncio.get_running_loop().remove_reader(pidfd)
+        asyncio.get_running_loop().remove_reader(own)
+        os.close(own)
+    return ended.is_set()
+
+
+async def _end(pidfd: int) -> None:
+    """End the process. It has a moment to say why it failed, and the system as much to end it."""
+    if not await _ended(pidfd, END_S):
+        _kill(pidfd)
+        await _ended(pidfd, END_S)
 
 
 def _kill(pidfd: int) -> None:
@@ -331,8 +389,30 @@ def _kill(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
-async def _copy(stderr: asyncio.StreamReader, said: deque[str]) -> None:
-    """To our own, and the last lines for who asked."""
+def _start() -> subprocess.Popen[bytes]:
+    """The program that is installed now, with our own arguments. Raises OSError.
+
+    Not by the loop: that would leave it copies of its standard streams, and so to all that come after it.
+    """
+    options = [] if OPTION in sys.orig_argv else [OPTION]
+    stderr = os.dup(2)
+    env = {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"} | {STDERR: str(stderr)}
+    try:
+        return subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:], *options],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(stderr,),
+        )
+    finally:
+        os.close(stderr)
+
+
+async def _copy(pipe: IO[bytes] | None, said: deque[str]) -> None:
+    """To our own stderr, and the last lines for who asked."""
+    stderr = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stderr), pipe)
     while line := await stderr.readline():
         with contextlib.suppress(OSError):
             os.write(2, line)

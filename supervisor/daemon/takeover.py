@@ -31,7 +31,7 @@ from supervisor.daemon.estate import (
 )
 from supervisor.errors import InvalidRequestError
 from supervisor.fleet.local import LocalLauncher
-from supervisor.io.fd_channel import ChannelClosedError, FdChannel, Message
+from supervisor.io.fd_channel import DESCRIPTORS, ChannelClosedError, FdChannel, Message
 from supervisor.io.process import WorkerProcess
 
 log = structlog.get_logger("llmux.upgrade")
@@ -55,9 +55,9 @@ class Takeover:
         """
         try:
             await self._channel.send({"version": VERSION, "address": address})
-            self._inheritance, count = read_general(await self._receive())
+            self._inheritance, count = read_general(await self._receive(DESCRIPTORS))
             for _ in range(count):
-                worker = read_worker(await self._receive())
+                worker = read_worker(await self._receive(DESCRIPTORS))
                 self._inheritance.workers[worker.adopted.model, worker.adopted.generation] = worker
         except ChannelClosedError as error:
             raise TakeoverError("The running llmux ended before it handed anything over.") from error
@@ -91,8 +91,8 @@ class Takeover:
         except ChannelClosedError as error:
             raise TakeoverError("The running llmux did not hand over, or has ended.") from error
 
-    async def _receive(self) -> Message:
-        message = await self._channel.receive()
+    async def _receive(self, descriptors: int = 0) -> Message:
+        message = await self._channel.receive(descriptors)
         if "refused" in message.content:
             raise TakeoverError(str(message.content["refused"]))
         return message
@@ -168,4 +168,5 @@ class Takeover:
             for ticket in self._running:
                 daemon.engine.post(RequestFinished(ticket))
             self._running.clear()
+        self._channel.close()
         log.info("upgrade.predecessor_ended", predecessor=self._channel.pid)

@@ -2,7 +2,8 @@
 
 SOCK_SEQPACKET keeps messages apart. A descriptor is passed as it is (SCM_RIGHTS): sender and receiver share one open file,
 so a listening socket goes on listening, a lock stays held, and a pipe has no end while either holds it, or the message.
-The socket lies in the state directory, which only its user may enter; who connects must be the same user.
+The socket lies in the state directory, which only its user may enter; who connects must be the same user. What is not such a
+message is taken for the end of the connection.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Json = dict[str, Any]
 
 
 class ChannelClosedError(Exception):
-    """The other side is gone, or has nothing more to say."""
+    """The other side is gone, has nothing more to say, or said what is no message."""
 
 
 class Message(NamedTuple):
@@ -59,12 +60,12 @@ class FdChannel:
             else:
                 return
 
-    async def receive(self) -> Message:
-        """The next message. Cancelling it loses none. Raises ChannelClosedError."""
-        space = socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize)
+    async def receive(self, most: int = 0) -> Message:
+        """The next message, which has at most `most` descriptors. Cancelling it loses none. Raises ChannelClosedError."""
+        space = socket.CMSG_SPACE(most * array.array("i").itemsize) if most else 0
         while True:
             try:
-                data, passed, _flags, _ = self._socket.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+                data, passed, flags, _ = self._socket.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 await self._ready(asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
             except OSError as error:
@@ -74,9 +75,12 @@ class FdChannel:
         descriptors = array.array("i")
         for _, _, packed in passed:
             descriptors.frombytes(packed[: len(packed) // descriptors.itemsize * descriptors.itemsize])
-        if not data:
-            raise ChannelClosedError("end of messages")
-        return Message(json.loads(data), tuple(descriptors))
+        try:
+            return Message(_content(data, flags, len(descriptors) <= most), tuple(descriptors))
+        except ChannelClosedError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
 
     async def _ready(self, watch: Callable[..., object], unwatch: Callable[[int], object]) -> None:
         ready = asyncio.Event()
@@ -89,6 +93,21 @@ class FdChannel:
     def close(self) -> None:
         """Harmless when repeated."""
         self._socket.close()
+
+
+def _content(data: bytes, flags: int, has_room: bool) -> Json:
+    """Raises ChannelClosedError for what is no message."""
+    if not data:
+        raise ChannelClosedError("end of messages")
+    if flags & socket.MSG_TRUNC or flags & socket.MSG_CTRUNC or not has_room:
+        raise ChannelClosedError("a message is too large, or has descriptors that nobody asked for")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ChannelClosedError("what was sent is not a JSON object")
+    return content
 
 
 def connect(path: Path) -> socket.socket | None:

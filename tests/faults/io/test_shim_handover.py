@@ -42,7 +42,7 @@ class Lent:
         with theirs:
             self.parent = subprocess.Popen([*program, str(theirs.fileno()), *lines], pass_fds=(theirs.fileno(),))
         channel = FdChannel(ours)
-        facts, self.descriptors = await channel.receive()
+        facts, self.descriptors = await channel.receive(3)
         channel.close()
         self.pid, self.shim = facts["pid"], facts["shim"]
         await until(lambda: len(self.tree()) == 4)  # shim, leader, child and detached grandchild
@@ -225,7 +225,7 @@ class TestChannel:
         long = {"text": "x" * 300_000}
         await here.send(long, (write,))
         await here.send({"second": 1})
-        content, (passed,) = await there.receive()
+        content, (passed,) = await there.receive(1)
         assert content == long
         assert not os.get_inheritable(passed)
         os.write(passed, b"through")
