@@ -7,6 +7,11 @@ token has `signatures`, one for each of its signers, instead.
 
 Besides those four, `opToken` has every field of the request that has an effect, with the same value. Whoever sends a token that
 is refused learns nothing but that; the log says why.
+
+Whether a token was used must not depend on the clock, which may be set back. So what takes the place of forgotten nonces is
+the time until which their tokens were good: tokens that were good until then are refused whatever the clock says. These times
+are kept as a few spans, of which the nearest become one. A year in which the clock went wrong is a span of its own, and keeps
+nobody from signing in the years before it.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import itertools
 import json
 import math
 import secrets
@@ -35,12 +41,16 @@ VALID_S: Final = 300.0
 """A token is good for so long after it was issued, and clocks may differ by as much."""
 NONCE_LENGTH: Final = 8, 256
 TOKEN_LIMIT: Final = 64 * 1024
+MOST_SPANS: Final = 8
 _COLLECTION: Final = "op_nonces"
+_FORGOTTEN: Final[Entry] = "op_tokens", "forgotten"
 _OWN: Final = frozenset({"operation", "issuedAt", "signers", "nonce"})
 
 log = structlog.get_logger("llmux.governance")
 
 Json = Mapping[str, JsonValue]
+Span = tuple[float, float]
+"""The first and the last time."""
 
 
 class RefusedError(ValueError):
@@ -179,10 +189,6 @@ def _is_signed(signature: JsonValue, op_token: Json, key: bytes) -> bool:
     return hmac.compare_digest(expected, said.lower())
 
 
-def _is_number(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name[:100]) for name in sorted(names))
 
@@ -192,7 +198,13 @@ class OpTokens:
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
-        self._used: dict[str, float] = {}  # nonce → until when its token would be good
+        self._used: dict[str, float] = {}  # nonce → until when its token is good
+        self._forgotten: list[Span] = []  # until when those of forgotten nonces were good
+        self._began = 0.0 if store is None else math.floor(store.began)  # tokens have whole seconds
+        if store is not None:
+            self._used = {nonce: _time(until) for nonce, until in store.items(_COLLECTION).items()}
+            spans = store.get(*_FORGOTTEN)
+            self._forgotten = [(_time(first), _time(last)) for first, last in spans] if isinstance(spans, list) else []
 
     async def check(
         self, config: GovernanceConfig | None, token: JsonValue, operation: str, fields: Json, now: float
@@ -211,18 +223,39 @@ class OpTokens:
             raise ForbiddenError("The operation token was refused.", code="op_token_refused", param=FIELD) from None
 
     async def _use(self, nonce: str, good_until: float, now: float) -> None:
-        kept = {} if self._store is None else self._store.items(_COLLECTION)
-        if nonce in self._used or nonce in kept:
+        if nonce in self._used:
             raise RefusedError("its nonce was used before")
-        self._used = {name: until for name, until in self._used.items() if until >= now}
+        if any(first <= good_until <= last for first, last in self._forgotten):
+            raise RefusedError("it is as old as tokens whose nonces are forgotten")
+        if good_until < self._began + VALID_S:
+            raise RefusedError(
+                "it was issued before the state that llmux has now, which can't tell whether it was used"
+            )
+        over = {name: until for name, until in self._used.items() if until < now}
+        for name, until in over.items():
+            del self._used[name]
+            self._forgotten = _joined(self._forgotten, until)
         self._used[nonce] = good_until  # at once: another request may come while it is saved
         if self._store is None:
             return
-        changed: dict[Entry, JsonValue] = {
-            (_COLLECTION, name): None
-            for name, until in kept.items()
-            if not _is_number(until) or float(str(until)) < now
-        }
+        changed: dict[Entry, JsonValue] = {(_COLLECTION, name): None for name in over}
         changed[_COLLECTION, nonce] = good_until
+        changed[_FORGOTTEN] = [[first, last] for first, last in self._forgotten] or None
         async with self._store.transaction() as entries:
             entries.update(changed)
+
+
+def _joined(spans: Iterable[Span], time: float) -> list[Span]:
+    """The spans with one more time: at most MOST_SPANS, the nearest joined, none within another."""
+    joined = sorted([*spans, (time, time)])
+    while len(joined) > 1:
+        gap, at = min((after[0] - before[1], at) for at, (before, after) in enumerate(itertools.pairwise(joined)))
+        if gap > 0 and len(joined) <= MOST_SPANS:
+            break
+        joined[at : at + 2] = [(joined[at][0], max(joined[at][1], joined[at + 1][1]))]
+    return joined
+
+
+def _time(value: JsonValue) -> float:
+    """Of the state; what is none was never good."""
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -67,6 +67,7 @@ _RAISED: Final = "raised "
 """Before a device: the collection of what to lease there at least."""
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
+_BEGAN: Final[Entry] = "store", "began"
 
 log = structlog.get_logger(__name__)
 
@@ -144,6 +145,11 @@ class Store:
         """A collection, by key."""
         return {key: json.loads(text) for (name, key), text in sorted(self._entries.items()) if name == collection}
 
+    @property
+    def began(self) -> float:
+        """Since when (Unix seconds) all that was kept is here: the file was new then, or an older copy took its place."""
+        return float(self._entries.get(_BEGAN, "0"))
+
     async def put(self, collection: str, key: str, value: JsonValue) -> None:
         """Change one value, or delete it (None). Raises NotSavedError; then nothing has changed."""
         async with self.transaction() as changes:
@@ -190,12 +196,16 @@ class Store:
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        is_lost = self.keeps_backup and not _begun(self.path) and _begun(self._backup)
+        is_whole = _begun(self.path)
         try:
-            file = self._restored() if is_lost else self._connect()
+            file = self._connect() if is_whole else self._restored()
         except _DamagedError as error:
             _set_aside(self.path, error)
-            file = self._restored()
+            is_whole, file = False, self._restored()
+        if self.keeps_backup and not is_whole:
+            self._entries[_BEGAN] = json.dumps(time.time())
+            with file:
+                file.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (*_BEGAN, self._entries[_BEGAN]))
         self._copy(file)
         return file
 

@@ -254,9 +254,13 @@ TABLE: Final = (
     Fault(
         29,
         "A signed token is replayed, stale or altered",
-        "It is refused, also after a restart.",
-        "–",
-        missing="There are no signed tokens yet.",
+        "It is refused, also after a restart, after a clock that was wrong for a while, and where the state was lost.",
+        "`daemon/op_tokens`: nonces are kept, and of forgotten ones the times until which they were good; `io/store` says since "
+        "when nothing was lost.",
+        (
+            "tests/unit/daemon/test_op_tokens.py::TestOnce",
+            "tests/e2e/dialects/test_governance.py",
+        ),
     ),
     Fault(
         30,
@@ -271,10 +275,11 @@ TABLE: Final = (
     ),
     Fault(
         31,
-        "The daemon is replaced by a successor, or either is killed meanwhile",
-        "No request fails, no stream breaks, no model loads again. After a kill one of the two serves, or every tree is gone within 2 s.",
-        "`daemon/handover`, `daemon/takeover`: descriptors are passed on; `io/shim` confirms whose death counts.",
-        ("tests/faults/test_takeover.py", "tests/faults/io/test_shim_handover.py"),
+        "The daemon is replaced by a successor, or either is killed or hangs meanwhile",
+        "No request fails, no stream breaks, no model loads again. After a kill one of the two serves, or every tree is gone within 2 s. "
+        "A successor that hangs holds loads back for at most 10 s.",
+        "`daemon/handover`, `daemon/takeover`: descriptors are passed on, and each step has its time; `io/shim` confirms whose death counts.",
+        ("tests/faults/test_takeover.py", "tests/faults/test_hung_successor.py", "tests/faults/io/test_shim_handover.py"),
     ),
     Fault(
         32,

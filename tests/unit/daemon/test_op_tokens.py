@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,22 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from supervisor.catalog.governance import GovernanceConfig
-from supervisor.daemon.op_tokens import VALID_S, OpTokens, RefusedError, begin, packed, sign, signed, verify
+from supervisor.daemon.op_tokens import (
+    MOST_SPANS,
+    VALID_S,
+    OpTokens,
+    RefusedError,
+    begin,
+    packed,
+    sign,
+    signed,
+    verify,
+)
 from supervisor.errors import ForbiddenError
 from supervisor.io.store import Store
 
-NOW = 1_800_000_000.0
+NOW = 4_000_000_000.0
+YEAR_S = 365 * 24 * 3600.0
 SHARED = GovernanceConfig(signers=("ann", "bob", "cid"), required=2)
 EACH = GovernanceConfig(signer_keys={name: Path(name) for name in ("ann", "bob", "cid")}, required=2)
 FIELDS = {"modelId": "chat", "maxContextLength": 4096, "evictModel": None}
@@ -208,6 +221,72 @@ class TestOnce:
             await ask(tokens, config, token_for(config, now), now)
         assert len(store.items("op_nonces")) == len(tokens._used) == 1
         await store.close()
+
+    async def test_nor_when_the_clock_went_wrong_in_between(self, config, tmp_path):
+        """Whatever is signed at the right time is good again at once."""
+        store = await Store.open(tmp_path / "state")
+        used = token_for(config)
+        await ask(OpTokens(store), config, used)
+        for hours in (0, 1, 2):  # it is a year ahead, and its nonces are forgotten, too
+            now = NOW + YEAR_S + 3600 * hours
+            await ask(OpTokens(store), config, token_for(config, now), now)
+        await store.close()
+        store = await Store.open(tmp_path / "state")
+        assert await refused(OpTokens(store), config, used) == "it is as old as tokens whose nonces are forgotten"
+        await ask(OpTokens(store), config, token_for(config, NOW + 1), NOW + 1)
+        assert len(store.items("op_nonces")) == 2, "and of the wrong year one that may still be good then"
+        await store.close()
+
+    @given(
+        st.lists(st.tuples(st.sampled_from([0, 100, 700, 5000, YEAR_S, 2 * YEAR_S]), st.integers(0, 20)), max_size=60)
+    )
+    def test_whatever_the_clock_says(self, moves):
+        """Of two days, one is a whole year off; and all that was forgotten is a few numbers."""
+
+        async def use():
+            tokens, done, drift = OpTokens(), set(), 0.0
+            for moved, number in moves:
+                drift += 7
+                now = NOW + moved + drift
+                nonce = f"number {number}", now
+                for each in {nonce, *done}:  # whoever listened sends everything again
+                    with contextlib.suppress(RefusedError):
+                        if abs(each[1] - now) <= VALID_S:  # as `verify` has it
+                            await tokens._use(str(each), each[1] + VALID_S, now)
+                            assert each not in done
+                            done.add(each)
+                assert len(tokens._forgotten) <= MOST_SPANS
+
+        asyncio.run(use())
+
+    async def test_a_steady_clock_refuses_no_new_token(self):
+        tokens, now = OpTokens(), NOW
+        for number in range(200):
+            now += (number * 37 % 400) + 1
+            await tokens._use(f"number {number}", now - 250 + VALID_S, now)
+        assert len(tokens._forgotten) <= MOST_SPANS
+
+    @pytest.mark.parametrize("lost", ["removed", "damaged", "all of it"])
+    async def test_nor_when_the_state_was_lost(self, config, tmp_path, lost):
+        """Then nobody knows what was used before; also after the next start."""
+        path, before = tmp_path / "state", time.time() - 10
+        store = await Store.open(path)
+        unused = token_for(config, before)
+        assert "issued before the state" in await refused(OpTokens(store), config, unused, before + 10)
+        await store.close()
+        if lost == "damaged":
+            path.write_bytes(b"damaged" * 1000)
+        else:
+            path.unlink()
+        if lost == "all of it":
+            path.with_name("state.backup").unlink()
+        for _ in range(2):
+            store = await Store.open(path)
+            now = store.began + 1
+            assert "issued before the state" in await refused(OpTokens(store), config, unused, now)
+            assert "issued before the state" in await refused(OpTokens(store), config, token_for(config, now - 3), now)
+            await ask(OpTokens(store), config, token_for(config, now), now)
+            await store.close()
 
     async def test_without_a_key_file_nothing_is_allowed(self, config):
         token = token_for(config)

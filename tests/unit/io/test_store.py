@@ -360,7 +360,7 @@ class TestADamagedState:
         await state.put("a", "b", 2)
         await state.put("a", "b", 3)  # in the same thread, after the backup
         with sqlite3.connect(backup) as file:
-            assert file.execute("SELECT value FROM entries").fetchall() in ([("2",)], [("3",)])
+            assert file.execute("SELECT value FROM entries WHERE key = 'b'").fetchall() in ([("2",)], [("3",)])
         file.close()
         await state.close()
 
