@@ -203,8 +203,8 @@ class OpTokens:
         self._began = 0.0 if store is None else math.floor(store.began)  # tokens have whole seconds
         if store is not None:
             self._used = {nonce: _time(until) for nonce, until in store.items(_COLLECTION).items()}
-            spans = store.get(*_FORGOTTEN)
-            self._forgotten = [(_time(first), _time(last)) for first, last in spans] if isinstance(spans, list) else []
+            times = [_time(each) for each in kept] if isinstance(kept := store.get(*_FORGOTTEN), list) else []
+            self._forgotten = [*zip(times[::2], times[1::2], strict=False)]
 
     async def check(
         self, config: GovernanceConfig | None, token: JsonValue, operation: str, fields: Json, now: float
@@ -240,7 +240,7 @@ class OpTokens:
             return
         changed: dict[Entry, JsonValue] = {(_COLLECTION, name): None for name in over}
         changed[_COLLECTION, nonce] = good_until
-        changed[_FORGOTTEN] = [[first, last] for first, last in self._forgotten] or None
+        changed[_FORGOTTEN] = [*itertools.chain.from_iterable(self._forgotten)]
         async with self._store.transaction() as entries:
             entries.update(changed)
 
