@@ -279,7 +279,11 @@ TABLE: Final = (
         "No request fails, no stream breaks, no model loads again. After a kill one of the two serves, or every tree is gone within 2 s. "
         "A successor that hangs holds loads back for at most 10 s.",
         "`daemon/handover`, `daemon/takeover`: descriptors are passed on, and each step has its time; `io/shim` confirms whose death counts.",
-        ("tests/faults/test_takeover.py", "tests/faults/test_hung_successor.py", "tests/faults/io/test_shim_handover.py"),
+        (
+            "tests/faults/test_takeover.py",
+            "tests/faults/test_hung_successor.py",
+            "tests/faults/io/test_shim_handover.py",
+        ),
     ),
     Fault(
         32,
