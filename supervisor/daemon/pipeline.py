@@ -160,8 +160,8 @@ class Pipeline:
             if not context.answering:
                 raise
             if not context.outcome.started:  # the keep-alive began a stream
-                assert context.keepalive is not None
-                context.outcome.stream_type = context.keepalive.content_type
+                assert context.begun is not None
+                context.outcome.stream_type = context.begun
             await break_off(send, context.outcome, error, context.dialect)
         except ClientDisconnectedError:
             context.failure, context.failed_message = "client_gone", "The client closed its connection."
@@ -221,7 +221,7 @@ class Pipeline:
         """
         if context.demand.accounts:
             self._tell_limits(context, taking=1)
-        keepalive = context.keepalive = self._keepalive(scope, send, context, target)
+        keepalive = self._keepalive(scope, send, context, target)
         following: Target | None = target
         try:
             while following is not None:
@@ -231,6 +231,8 @@ class Pipeline:
                 raise
             context.fail(error)
             await keepalive.fail(error)
+        finally:
+            context.begun = keepalive.content_type if keepalive.started else None
 
     async def _try(
         self,

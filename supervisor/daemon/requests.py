@@ -32,7 +32,6 @@ from supervisor.io.upstream import Headers
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.forward import NO_USAGE, Outcome, Usage
-from supervisor.proxy.keepalive import Keepalive
 from supervisor.proxy.translation import shown
 
 logger = structlog.get_logger("llmux.request")
@@ -42,7 +41,10 @@ Json = dict[str, JsonValue]
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request: its client, what its response carries, and what the canonical log line contains."""
+    """One request: its client, what its response carries, and what the canonical log line contains.
+
+    What serves the request may refer to it; it refers to none of that, which has what is kept of bodies and answers.
+    """
 
     request_id: bytes
     arrived_at: float  # loop time
@@ -65,7 +67,7 @@ class RequestContext:
     ticket: Ticket | None = None  # once it is admitted
     step: Step | None = None  # as last told by its worker, see `steps`
     waits: list[Wait] = field(default_factory=list)  # for a worker, in order; not where one took it at once
-    keepalive: Keepalive | None = None
+    begun: bytes | None = None  # the content type of the stream that its keep-alive has begun
     outcome: Outcome = field(default_factory=Outcome)
     ended_at: float = 0.0  # loop time; this and the usage once it has ended
     usage: Usage = NO_USAGE
@@ -81,7 +83,7 @@ class RequestContext:
     @property
     def answering(self) -> bool:
         """Has the client seen the beginning of a response?"""
-        return self.outcome.started or (self.keepalive is not None and self.keepalive.started)
+        return self.outcome.started or self.begun is not None
 
     def fail(self, error: LlmuxError) -> None:
         """It ended with this error, which isn't kept: it would keep the frames that it passed."""

@@ -131,19 +131,22 @@ class Loading:
             raise InvalidRequestError(message, code=code, param=param)
         times = Counter(one.source for one in wanted)
         missing = {one.source: one.reference for one in wanted if one.source not in self._contents}
+        loads = [
+            asyncio.create_task(self._load(source, reference, times[source])) for source, reference in missing.items()
+        ]
         try:
-            async with asyncio.timeout(self._config.timeout_s), asyncio.TaskGroup() as group:
-                for source, reference in missing.items():
-                    group.create_task(self._load(source, reference, times[source]))
+            async with asyncio.timeout(self._config.timeout_s):
+                await asyncio.gather(*loads)  # a TaskGroup keeps its errors in a frame that they passed
         except TimeoutError as error:
             message = f"The request's media took longer than {self._config.timeout_s:g} s (server.media.timeout_s)."
             self._failed = message, "media_unreachable", None
             raise InvalidRequestError(message, code="media_unreachable") from error
-        except BaseExceptionGroup as errors:
-            if isinstance(first := errors.exceptions[0], InvalidRequestError):
-                self._failed = first.message, first.code, first.param
-            del first  # it would keep the frames that it passes
-            raise errors.exceptions[0] from None
+        except InvalidRequestError as error:
+            self._failed = error.message, error.code, error.param
+            raise
+        finally:
+            while loads:
+                loads.pop().cancel()
         return self._contents
 
     async def _load(self, source: Address | Path, reference: Reference, times: int) -> None:

@@ -18,7 +18,8 @@ The usual suspects:
   ignores SIGTERM and keeps our stdout open), `--respawn` (that grandchild forks away from whoever looks at it);
   `--leader-exits-after 1` leaves them behind; `--thread-outlives` ends the main thread only (state Z, not dead)
 - `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
-- `--die-after 2`: SIGKILL itself after two SSE chunks; `--hang`: accept requests but never answer them;
+- `--die-after 2`: SIGKILL itself after two SSE chunks; `--break-after 2`: close that connection alone;
+  `--hang`: accept requests but never answer them;
   `--hang-up`: close the connection instead; `--hang-while FILE`: hang while that file is there
 - `--one-at-a-time`: another request waits
 - `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers; `--mute-while PATH`: while it is there
@@ -66,6 +67,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--log-text", default="", help="printed at start; \\n separates lines")
     flags.add_argument("--log-env", action="store_true", help="print the environment as JSON at start")
     flags.add_argument("--die-after", type=int, default=-1, help="SIGKILL itself after this many SSE chunks")
+    flags.add_argument("--break-after", type=int, default=-1, help="close the connection after this many SSE chunks")
     flags.add_argument("--hang", action="store_true")
     flags.add_argument("--hang-up", action="store_true", help="close the connection instead of an answer")
     flags.add_argument("--hang-while", help="never answer requests that come while this file is there")
@@ -207,6 +209,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.send_json(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
             return
         while options.hang or (options.hang_while and os.path.exists(options.hang_while)):
+            raw, request = b"", {}  # for nobody: they would be kept for ever
             time.sleep(3600)
         if options.hang_up:
             raise ConnectionResetError
@@ -269,6 +272,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
         for i, word in enumerate(() if options.deltas else words):
             if i == options.die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if i == options.break_after:
+                raise ConnectionResetError
             self.event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
             time.sleep(options.chunk_delay)
         while options.goes_on_until and not os.path.exists(options.goes_on_until):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import tracemalloc
+import weakref
 from contextlib import contextmanager
 
 import h11
@@ -397,6 +399,54 @@ class TestContent:
             with pytest.raises(InvalidRequestError):
                 await load(common, f"https://{HOST}/slow")
         assert common.places._value == 1
+
+
+class Place(dict):
+    """What a reference stands in; a dict can't be referred to weakly, this can."""
+
+
+async def told(loading, wanted):
+    """Was there an error? As whoever serves the request, who tells it."""
+    try:
+        await loading.load(wanted)
+    except InvalidRequestError:
+        return True
+    return False
+
+
+class TestLettingGo:
+    """With the last reference, whatever came of it: no collection is needed."""
+
+    @pytest.mark.parametrize("end", ["loaded", "refused", "timed out", "left"])
+    async def test_nothing_is_in_a_cycle(self, source, server, end):
+        server.pages["/slow"] = Page(dripping=True)
+        urls = {"loaded": (URL, URL), "refused": (URL, f"{URL}?no", f"{URL}?nor")}.get(
+            end, (URL, f"https://{HOST}/slow")
+        )
+        loading = loader(source, timeout_s=0.3 if end == "timed out" else 60.0).loading()
+        places = [Place(url=url) for url in urls]
+        gone = [weakref.ref(place) for place in places]
+        gc.collect()
+        gc.disable()
+        try:
+            wanted = [
+                loading.wanted(Reference("messages", place, "url", "url", place["url"]), place["url"], number)
+                for number, place in enumerate(places)
+            ]
+            del places
+            doing = asyncio.create_task(told(loading, wanted))
+            if end == "left":
+                while "/slow" not in server.paths():
+                    await asyncio.sleep(0.01)
+                doing.cancel()
+            await asyncio.wait([doing])
+            assert doing.cancelled() if end == "left" else doing.result() == (end != "loaded")
+            del doing, wanted, loading
+            async with asyncio.timeout(LIMIT_S):
+                while any(place() is not None for place in gone):  # a load that was cancelled takes a turn or two
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 class TestFiles:
