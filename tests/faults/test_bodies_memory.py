@@ -94,6 +94,7 @@ def configuration(folder: Path, far: StandIn, **limits: object) -> dict[str, obj
             "stopped": fake(),
             "sounds": fake(type="asr", endpoints=[FORMS]),
             "painter": fake(type="image", endpoints=[PAINTED]),
+            "narrow": fake(endpoints=[CHAT], target_inflight=1),
             "two": fake(endpoints=[CHAT], replicas=2),
             "far": {**remote, "allow_remote": True},
             "program": {
@@ -225,8 +226,10 @@ async def _answered(daemon: Daemon, count: int, data: bytes, status: int = 200) 
     return [rest for _, rest in told]
 
 
-async def _left(daemon: Daemon, count: int, data: bytes, when: Callable[[], object]) -> None:
-    """Send it, and leave once `when()` is true."""
+async def _left(
+    daemon: Daemon, count: int, data: bytes, when: Callable[[], object], then: Callable[[], object] | None = None
+) -> None:
+    """Send it, leave once `when()` is true, and wait until `then()` is."""
     async with asyncio.TaskGroup() as group:
         ready = asyncio.Event()
 
@@ -239,7 +242,7 @@ async def _left(daemon: Daemon, count: int, data: bytes, when: Callable[[], obje
             group.create_task(one())
         await until(when)
         ready.set()
-    await until(lambda: not requests(daemon))
+    await until(then or (lambda: not requests(daemon)))
 
 
 async def _leaves(daemon: Daemon, count: int, data: bytes, **wanted: object) -> None:
@@ -551,26 +554,23 @@ async def test_a_request_holds_nothing_once_it_has_gone(request, way, measured):
 
 
 async def test_nor_does_one_that_a_successor_answers(tmp_path):
-    """Neither in the daemon that hands over, which a slow stream keeps, nor in the one that takes over."""
+    """Neither in the daemon that hands over, which a stream keeps, nor in the one that takes over."""
     with started(tmp_path) as daemon:
         assert daemon.process is not None
         old = daemon.process.pid
-        daemon.post("/v1/admin/models/plain/load").raise_for_status()
         before, _ = await asyncio.to_thread(daemon.collected)
-        async with client(daemon) as slow:
-            await slow.send(post(CHAT, {"model": "endless", "messages": [], "stream": True}))
-            assert await slow.status() == 200
+        async with client(daemon) as stream:
+            fields = {"messages": [], "stream": True, "fake": {"goes_on_until": str(tmp_path / "never")}}
+            await stream.send(post(CHAT, {"model": "narrow", **fields}))
+            assert await stream.status() == 200
 
-            async def handed_over() -> bool:
-                await until(lambda: len(requests(daemon, model="cold")) == AT_ONCE)
-                await asyncio.to_thread(daemon.upgrade)
-                return True
+            def waiting() -> bool:
+                return len(requests(daemon, state="queued")) == AT_ONCE
 
-            over = asyncio.create_task(handed_over())
-            await _left(
-                daemon, AT_ONCE, chat("cold"), lambda: over.done() and len(requests(daemon, model="cold")) == AT_ONCE
-            )
-            assert await over
+            def handed_over() -> bool:
+                return waiting() and daemon.upgrade() != old and wait_until(waiting)
+
+            await _left(daemon, AT_ONCE, chat("narrow"), handed_over, then=lambda: not waiting())
             await until(lambda: rss_mib(old) - before < GROWTH_MIB)
             for pid in (old, daemon.serving):
                 _, garbage = await asyncio.to_thread(daemon.collected, pid)
