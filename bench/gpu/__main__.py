@@ -31,7 +31,7 @@ def measured(card: Card, name: str, folder: Path, runtimes: Path, *, swaps: int)
         "models": {"a": model, "b": model},
         "limits": subjects.LIMITS,
     }
-    with daemons.running(folder, config) as daemon:
+    with daemons.running(folder, config, by_exec=True) as daemon:
         before_mib = measures.settled(card)
         load_s = measures.load(daemon, "a")
         measures.answered(daemon, subject, "a")  # the first answer compiles

@@ -102,7 +102,9 @@ class TestLivingDaemon:
 
     def test_one_that_was_started_with_marks_of_another(self, daemons):
         first = daemons("first", {"tree": TREE}).start()
-        second = daemons("second", {"tree": TREE}, env={"LLMUX_INSTANCE": first.instance}).start()
+        second = daemons("second", {"tree": TREE}, env={"LLMUX_INSTANCE": first.instance})
+        second.by_exec = True  # the mark is in its `environ`
+        second.start()
         load(second, "tree")
         workers = set(second.workers())
         first.kill()

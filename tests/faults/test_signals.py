@@ -40,7 +40,9 @@ def test_a_storm_of_signals(tmp_path, measured):
 @pytest.mark.parametrize("moment", ["program", "lock"])
 def test_a_signal_while_it_starts(tmp_path, moment):
     """SIGTERM before it serves is a clean end, too."""
-    daemon = Daemon(tmp_path, MODELS).start(wait=False)
+    daemon = Daemon(tmp_path, MODELS)
+    daemon.by_exec = True  # else it starts too soon
+    daemon.start(wait=False)
     pid = daemon.process.pid
     try:
         lock = daemon.state_dir / "instance.lock"
@@ -53,7 +55,9 @@ def test_a_signal_while_it_starts(tmp_path, moment):
 
 def test_reloads_that_are_asked_for_while_it_starts(tmp_path):
     """SIGHUP ends nothing: the last one is obeyed when there is something to reload."""
-    daemon = Daemon(tmp_path, MODELS).start(wait=False)
+    daemon = Daemon(tmp_path, MODELS)
+    daemon.by_exec = True  # else it starts too soon
+    daemon.start(wait=False)
     try:
         wait_until((daemon.state_dir / "instance.lock").exists)
         while "daemon.listening" not in daemon.log_text():

@@ -32,7 +32,7 @@ class Test27SlowReader:
 
     def test_memory_is_bounded(self, tmp_path, measured):
         count = times(20, 200)
-        with running(tmp_path, {"models": {"m": fake()}}) as daemon, ExitStack() as clients:
+        with running(tmp_path, {"models": {"m": fake()}}, by_exec=True) as daemon, ExitStack() as clients:
             process = psutil.Process(daemon.process.pid)
             assert daemon.chat("m").status_code == 200
             assert daemon.chat("m", stream=True, fake={"chunks": 20, "chunk_bytes": 1 << 16}).status_code == 200

@@ -40,6 +40,8 @@ SLOW = {"chunks": 60, "chunk_delay": 0.05}  # a stream that lasts longer than an
 class Upgraded(Daemon):
     """A daemon that may be succeeded by others on the same state directory."""
 
+    by_exec = True  # as its successors are
+
     @property
     def serving(self) -> int:
         """The pid of the one that holds the lock."""

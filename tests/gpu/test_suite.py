@@ -161,7 +161,7 @@ class TestBench:
         subject = {name: replace(SUBJECT, model=None, keys=model) for name, model in stand_ins.items()}
         monkeypatch.setattr(subjects, "SUBJECTS", subject)
         start = daemons.running
-        monkeypatch.setattr(daemons, "running", lambda *words: start(*words, env=scripted.env))
+        monkeypatch.setattr(daemons, "running", lambda *words, **keys: start(*words, env=scripted.env, **keys))
         lines: list[str] = []
 
         def measured() -> tuple[list[str], tuple[page.Figures, ...], list[str]]:

@@ -33,7 +33,9 @@ def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow-and-many")
     endpoints = ["/echo", "/v1/chat/completions"]
     models = {"plain": fake(endpoints=endpoints), "slow": held(folder / GATE, endpoints=endpoints)}
-    with running(folder, {"models": models, "limits": {"bodies_mib": BUDGET_MIB, "loads_per_device": 8}}) as daemon:
+    with running(
+        folder, {"models": models, "limits": {"bodies_mib": BUDGET_MIB, "loads_per_device": 8}}, by_exec=True
+    ) as daemon:
         daemon.post("/v1/admin/models/plain/load").raise_for_status()
         yield daemon
 

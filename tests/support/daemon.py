@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.support import tiny
+from tests.support import forker, tiny
 from tests.support.limits import LIMIT_S, pause_s
 from tests.support.ports import quiet_ports
 
@@ -62,6 +62,7 @@ class Daemon:
     """One state directory, and at most one daemon on it. `start()` may be called again after the daemon ended."""
 
     program: tuple[str, ...] = ("-m", "supervisor.cli")
+    by_exec = False  # true: not forked (`forker`), for a test of what a fork doesn't share with a start from nothing
 
     def __init__(self, folder: Path, config: dict[str, Any], env: dict[str, str] | None = None) -> None:
         self.folder = folder
@@ -83,7 +84,7 @@ class Daemon:
         self.config["server"] = server | config.get("server", {})
         if "runtimes_dir" not in self.config["server"]:  # else its environments need not be installed
             self.config["server"]["runtimes_dir"] = str(tiny.runtimes_dir())
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | forker.Forked | None = None
 
     # life
 
@@ -92,13 +93,13 @@ class Daemon:
         self.config_path.write_text(yaml.safe_dump(self.config, sort_keys=False))
         env = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")}
         env |= {"XDG_RUNTIME_DIR": str(self.folder)} | self.env  # no command finds it there unasked
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *self.program, "serve", "--config", str(self.config_path)],
-                cwd=REPOSITORY,
-                env=env,
-                **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, **streams},
-            )
+        argv = [*self.program, "serve", "--config", str(self.config_path)]
+        with self.log_path.open("ab") as log, open(os.devnull) as nothing:
+            streams = {"stdin": nothing, "stdout": log, "stderr": log, **streams}
+            if self.by_exec or not forker.can_start(self.program, env, streams):
+                self.process = subprocess.Popen([sys.executable, *argv], cwd=REPOSITORY, env=env, **streams)
+            else:
+                self.process = forker.start(argv, cwd=REPOSITORY, env=env, **streams)
         if wait:
             wait_until(self._answers, what=f"the daemon listens; its log: {self.log_path}")
         return self
@@ -219,9 +220,10 @@ def _is_zombie(entry: Path) -> bool:
 
 
 @contextlib.contextmanager
-def running(folder: Path, config: dict[str, Any], **keys: Any) -> Iterator[Daemon]:
+def running(folder: Path, config: dict[str, Any], *, by_exec: bool = False, **keys: Any) -> Iterator[Daemon]:
     """A started daemon, which is stopped at the end and must then have left no process behind."""
     daemon = Daemon(folder, config, **keys)
+    daemon.by_exec = by_exec
     try:
         daemon.start()
         yield daemon
