@@ -17,8 +17,9 @@ import yaml
 
 from supervisor.catalog.keys import new_key
 from supervisor.daemon.reload import STILL_S
+from tests.support import shell
 from tests.support.clients import SOAK, Stream
-from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
+from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.held import frozen
 from tests.support.limits import LIMIT_S
 
@@ -61,10 +62,8 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def llmux(daemon: Daemon, *words: str, url: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "supervisor.cli", *words, *(["--url", daemon.url] if url else [])]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY, env=os.environ | env, check=False
-    )
+    where = ["--url", daemon.url] if url else []
+    return shell.llmux(*words, *where, env=os.environ | env, timeout=LIMIT_S)
 
 
 class TestAFileThatIsBeingWritten:

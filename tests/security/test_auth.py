@@ -6,7 +6,6 @@ import hashlib
 import json
 import socket
 import subprocess
-import sys
 
 import httpx
 import pytest
@@ -14,8 +13,9 @@ import yaml
 
 from tests.e2e.http.conftest import site as site  # a fixture
 from tests.support import raw
-from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
+from tests.support.shell import llmux
 
 HOST = "Host: 127.0.0.1"
 USER, ADMIN, METRICS, OLD = (f"sk-test-{name}-{'0' * 16}" for name in ("user", "admin", "metrics", "old"))
@@ -202,12 +202,7 @@ class TestNewKeys:
     """`llmux keys add` makes a key that the daemon takes."""
 
     def llmux(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "supervisor.cli", "keys", "new", *words],
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-        )
+        return llmux("keys", "new", *words)
 
     def test_into_an_existing_file(self, tmp_path):
         path = tmp_path / "api_keys.yaml"

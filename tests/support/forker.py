@@ -31,6 +31,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,6 +85,24 @@ def start(argv: Iterable[str], *, cwd: Path, env: Mapping[str, str], **streams: 
     return Forked(["python", *order["argv"]], pid, pidfd)
 
 
+def run(
+    argv: Iterable[str], *, cwd: Path, env: Mapping[str, str], stdin: str | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` with `capture_output` and `text`; its output goes to files."""
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        given.write(stdin or "")
+        given.seek(0)
+        process = start(argv, cwd=cwd, env=env, stdin=given, stdout=stdout, stderr=stderr)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+            process.wait()
+        for written in (stdout, stderr):
+            written.seek(0)
+        return subprocess.CompletedProcess(process.args, code, stdout.read(), stderr.read())
+
+
 class Forked:
     """A child of the forker: what the tests use of `Popen`."""
 
@@ -126,8 +145,9 @@ class Forked:
 
 
 def _early(env: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment is used before `main` runs."""
-    return {name: value for name, value in env.items() if name.startswith(READ_EARLY)}
+    """What of an environment is used before `main` runs. The forker has the repository on its path anyway."""
+    known = ("PYTHONPATH", str(REPOSITORY))
+    return {name: value for name, value in env.items() if name.startswith(READ_EARLY) and (name, value) != known}
 
 
 def _number(stream: FileDescriptorLike) -> int:

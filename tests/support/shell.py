@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from tests.support import forker
 from tests.support.daemon import REPOSITORY
 from tests.support.limits import LIMIT_S
 
@@ -34,6 +35,23 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def llmux(
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = REPOSITORY,
+    stdin: str | None = None,
+    timeout: float = 60,
+) -> subprocess.CompletedProcess[str]:
+    """The command with these words, forked where it can be. `env`: else this process's own."""
+    env = os.environ if env is None else env
+    if forker.can_start(tuple(LLMUX[1:]), env, {}):
+        return forker.run([*LLMUX[1:], *words], cwd=cwd, env=env, stdin=stdin, timeout=timeout)
+    source = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    return subprocess.run(
+        [*LLMUX, *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, **source
+    )
+
+
 class Shell:
     """Runs commands against one daemon, or none."""
 
@@ -49,16 +67,8 @@ class Shell:
     def __call__(
         self, *words: str, stdin: str | None = None, timeout: float = 60, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*LLMUX, *words],
-            env=self.env(PYTHONPATH=str(REPOSITORY), **variables),
-            cwd=self.home,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        env = self.env(PYTHONPATH=str(REPOSITORY), **variables)
+        return llmux(*words, env=env, cwd=self.home, stdin=stdin, timeout=timeout)
 
     def terminal(self, *words: str, columns: int = 120, stdout: Path | None = None, **variables: str) -> Terminal:
         return Terminal(words, self.env(PYTHONPATH=str(REPOSITORY), **variables), self.home, columns, stdout)

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
 from supervisor.cli.exit_codes import ExitCode
-from tests.support import tiny
-from tests.support.daemon import REPOSITORY, Daemon, fake, running
+from tests.support import shell, tiny
+from tests.support.daemon import Daemon, fake, running
 from tests.support.limits import LIMIT_S
 
 ADMIN = "sk-test-admin-0000000000000000"
@@ -38,8 +37,7 @@ def llmux(daemon):
     def run(*words: str, url: str | None = daemon.url, **env: str) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")}
         clean |= ({"LLMUX_URL": url} if url is not None else {}) | env
-        command = [sys.executable, "-m", "supervisor.cli", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=clean, timeout=LIMIT_S)
+        return shell.llmux(*words, env=clean, timeout=LIMIT_S)
 
     return run
 

@@ -20,7 +20,7 @@ from supervisor.catalog import load
 from supervisor.catalog.keys import Scope, load_keys
 from supervisor.cli.importers.draft import Draft
 from supervisor.errors import ConfigError
-from tests.support import tiny
+from tests.support import shell, tiny
 from tests.support.daemon import REPOSITORY, gguf, running
 from tests.support.importing import notes, swap
 from tests.support.limits import LIMIT_S
@@ -36,10 +36,7 @@ SOURCES = {
 
 
 def llmux(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "supervisor.cli", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY, env=os.environ | env, check=False
-    )
+    return shell.llmux(*map(str, words), env=os.environ | env, timeout=LIMIT_S)
 
 
 class TestWholeFiles:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from tests.support.daemon import fake, running, wait_until
-from tests.support.shell import heed_ctrl_c
-
-LLMUX = (sys.executable, "-m", "supervisor.cli")
+from tests.support.shell import LLMUX, heed_ctrl_c, llmux
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def file(site, tmp_path_factory):
 
 
 def replay(path, *words):
-    return subprocess.run([*LLMUX, "replay", str(path), *words], capture_output=True, text=True, check=False)
+    return llmux("replay", str(path), *words)
 
 
 class TestReplay:
@@ -95,9 +92,7 @@ class TestRecord:
 
     def test_nothing_is_overwritten(self, site, file):
         before = file.read_text()
-        told = subprocess.run(
-            [*LLMUX, "record", str(file), "--url", site.url], capture_output=True, text=True, check=False
-        )
+        told = llmux("record", str(file), "--url", site.url)
         assert told.returncode == 1
         assert "Name a file that is not there" in told.stderr
         assert file.read_text() == before

@@ -7,15 +7,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 import yaml
 
 from supervisor.catalog.keys import new_key
+from tests.support import shell
 from tests.support.clients import Stream
-from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
+from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.held import frozen
 from tests.support.limits import LIMIT_S
 
@@ -48,10 +48,7 @@ def reload(daemon: Daemon) -> dict[str, Any]:
 
 
 def llmux(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "supervisor.cli", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY, env=os.environ | env, check=False
-    )
+    return shell.llmux(*words, env=os.environ | env, timeout=LIMIT_S)
 
 
 def pid(daemon: Daemon, model: str) -> int | None:

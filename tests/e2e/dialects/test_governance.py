@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,8 +13,9 @@ import httpx
 import pytest
 
 from supervisor.daemon.op_tokens import begin, packed, signed
-from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
+from tests.support.shell import llmux
 
 KEYS = {name: f"the key of {name}, long enough".encode() for name in ("ann", "bob", "cid")}
 SHARED = b"the key that all share, long enough"
@@ -293,14 +293,7 @@ class TestCommand:
     """`llmux token sign` makes what the daemon takes."""
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "supervisor.cli", "token", "sign", *words],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        return llmux("token", "sign", *words, timeout=LIMIT_S)
 
     def test_two_sign_one_after_the_other(self, daemon, folder):
         both = ("--signer", "ann", "--signer", "bob")

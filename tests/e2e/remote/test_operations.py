@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 
 from tests.e2e.remote.conftest import VARIABLE, remote
-from tests.support.daemon import REPOSITORY, fake, wait_until
+from tests.support import shell
+from tests.support.daemon import fake, wait_until
 from tests.support.fake_remote import KEY, MODEL, Reply, StandIn, serving
 from tests.support.limits import LIMIT_S
 
@@ -18,15 +17,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 def llmux(daemon, *words: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "supervisor.cli", *words],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env=clean | {"LLMUX_URL": daemon.url},
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = shell.llmux(*words, env=clean | {"LLMUX_URL": daemon.url}, timeout=LIMIT_S)
     return done.stdout + done.stderr
 
 

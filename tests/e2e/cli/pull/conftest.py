@@ -17,6 +17,7 @@ import yaml
 from tests.support.daemon import REPOSITORY
 from tests.support.fake_hub import Hub, Repo
 from tests.support.limits import LIMIT_S
+from tests.support.shell import llmux
 
 MIB = 1 << 20
 
@@ -89,9 +90,7 @@ class Pull:
         )
 
     def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        with self.start(*words, **variables) as process:
-            stdout, stderr = process.communicate(timeout=LIMIT_S)
-        return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
+        return llmux("pull", *words, env=self.environment(**variables), cwd=self.home, timeout=LIMIT_S)
 
     def rows(self, *words: str, **variables: str) -> list[dict]:
         done = self(*words, "--json", **variables)
