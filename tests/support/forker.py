@@ -164,6 +164,7 @@ class _Client:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {name: value for name, value in os.environ.items() if not name.startswith(("LLMUX_", *READ_EARLY))}
+        self._said = TemporaryFile("w+")  # noqa: SIM115  # closed when the forker is
         with theirs:
             command = [sys.executable, "-m", "tests.support.forker", str(theirs.fileno())]
             self._process = subprocess.Popen(
@@ -173,19 +174,25 @@ class _Client:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,
+                stderr=self._said,
+                process_group=0,  # Ctrl-C isn't meant for it. A session of its own would make it a stray of the tests' workers
             )
         atexit.register(self._close)
 
     def ask(self, order: dict[str, Any], descriptors: Iterable[int] = ()) -> tuple[list[int], int | None]:
-        socket.send_fds(self._socket, [json.dumps(order).encode()], list(descriptors))
-        answer, given, _, _ = socket.recv_fds(self._socket, _MESSAGE, 1)
-        assert answer, "the forker has ended; it said why on stderr"
+        answer, given = b"", []
+        with contextlib.suppress(BrokenPipeError):
+            socket.send_fds(self._socket, [json.dumps(order).encode()], list(descriptors))
+            answer, given, _, _ = socket.recv_fds(self._socket, _MESSAGE, 1)
+        if not answer:
+            self._said.seek(0)
+            raise AssertionError(f"the forker ended with {self._process.wait(END_S)}: {self._said.read()}")
         return json.loads(answer), (given[0] if given else None)
 
     def _close(self) -> None:
         self._socket.close()
         self._process.wait()
+        self._said.close()
 
 
 _EARLY = _early(os.environ)  # before a test has changed it

@@ -44,7 +44,9 @@ def shell(site: Daemon, tmp_path: Path) -> Shell:
 
 @pytest.fixture
 def gate(site: Daemon) -> Iterator[Path]:
-    """Until this file is there the model `slow` goes on starting."""
+    """Until this file is there the model `slow` goes on starting. It is unloaded, whatever an earlier test left."""
+    assert site.post("/v1/admin/models/slow/unload").is_success
+    site.wait_state("slow", "stopped")
     path = site.folder / GATE
     path.unlink()
     yield path
