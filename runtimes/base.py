@@ -218,6 +218,12 @@ class ModelUnusableError(Exception):
     """The model can't be launched as configured (file missing, option the found program lacks); says what to change."""
 
 
+class Contradiction(str):
+    """A problem in the text of a configuration: no other file and no other machine would mend it."""
+
+    __slots__ = ()
+
+
 C = TypeVar("C", bound=ModelConfig)
 
 
@@ -248,7 +254,8 @@ class Adapter(abc.ABC, Generic[C]):
     def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Problems of this configuration that can be known without starting it, each a sentence naming the key.
 
-        Reads files' existence and metadata only. An empty tuple means it should start.
+        Reads files' existence and metadata only. An empty tuple means it should start. A configuration with a
+        `Contradiction` is refused; every other problem is about this machine, and only this model can't run until it is mended.
         """
         return ()
 

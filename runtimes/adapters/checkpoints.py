@@ -22,6 +22,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.base import ModelUnusableError
+from runtimes.shared.regular import open_regular
 
 HEADER_LIMIT: Final = 100 * 1024 * 1024  # what the safetensors format allows
 JSON_LIMIT: Final = 64 * 1024 * 1024  # the largest files that come with models have some 30 MiB
@@ -272,7 +273,7 @@ def _listed(path: Path) -> list[Path]:
 def tensor_sizes(file: Path) -> list[tuple[str, int]]:
     """Type and bytes of each tensor of a safetensors file. Raises ModelUnusableError."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
             if not 2 <= length <= HEADER_LIMIT:
                 raise ModelUnusableError(f"{file} is not a safetensors file")
@@ -304,7 +305,7 @@ def json_object(file: Path) -> Mapping[str, JsonValue]:
 
 def _json(file: Path) -> JsonValue:
     """Raises OSError, ValueError and RecursionError."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         text = stream.read(JSON_LIMIT + 1)
     if len(text) > JSON_LIMIT:
         raise ValueError(f"it is larger than {JSON_LIMIT >> 20} MiB")

@@ -20,6 +20,7 @@ from typing import BinaryIO, Final, Literal
 from runtimes.adapters.checkpoints import require_folder
 from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.device_kind import HOST
+from runtimes.shared.regular import open_regular
 
 ComputeType = Literal[
     "default",
@@ -74,7 +75,7 @@ def read(folder: Path) -> ModelFile:
     require_folder(folder)
     file = folder / NAME
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             return _read(stream, file)
     except FileNotFoundError as error:
         hint = ""

@@ -26,6 +26,7 @@ from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
     Capabilities,
+    Contradiction,
     Endpoint,
     HealthCheck,
     LaunchContext,
@@ -181,9 +182,9 @@ class ServerProgramAdapter(Adapter[C]):
         yield from self.own_problems(config)
         keys = {option: key for option, key in keys_of(self.flags).items() if option not in self.own_options}
         for problem in refused_options(config.extra_args, self.own_options, keys):
-            yield f"extra_args: {problem}"
+            yield Contradiction(f"extra_args: {problem}")
         for variable in sorted({*self.own_variables, *visibility_variables()} & config.env.keys()):
-            yield f"env: {variable} {self.own_variables.get(variable, 'is set by llmux')}"
+            yield Contradiction(f"env: {variable} {self.own_variables.get(variable, 'is set by llmux')}")
 
 
 def usual_context(config: ServerProgramConfig) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, JsonValue
 
-from runtimes.base import Capabilities, Endpoint
+from runtimes.base import Capabilities, Contradiction, Endpoint
 from runtimes.shared.languages import NAMES, code_of
 
 ENDPOINTS: Final = frozenset({Endpoint("/v1/audio/transcriptions"), Endpoint("/v1/audio/translations")})
@@ -37,4 +37,4 @@ def options(default_language: str | None, max_audio_s: float) -> Mapping[str, Js
 def problems(default_language: str | None) -> Iterator[str]:
     """An unknown language."""
     if default_language is not None and code_of(default_language, NAMES) is None:
-        yield f"default_language: {default_language!r} is no language code such as en, de, zh"
+        yield Contradiction(f"default_language: {default_language!r} is no language code such as en, de, zh")

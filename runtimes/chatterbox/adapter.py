@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, Endpoint, LaunchContext, ModelUnusableError
+from runtimes.base import Capabilities, Contradiction, Endpoint, LaunchContext, ModelUnusableError
 from runtimes.chatterbox.shared import languages, voices
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import ModelType
@@ -126,7 +126,9 @@ def _problems(config: ChatterboxConfig) -> Iterator[str]:
     known = languages.LANGUAGES if config.variant == "multilingual" else ("en",)
     if code_of(config.default_language, known) is None:
         which = languages.expected(config.default_language, known)
-        yield f"default_language: {config.default_language!r} can't be spoken by variant {config.variant}; it must be {which}"
+        yield Contradiction(
+            f"default_language: {config.default_language!r} can't be spoken by variant {config.variant}; it must be {which}"
+        )
     if not config.path.is_dir():
         yield f"path: {config.path}: there is no such folder"
         return

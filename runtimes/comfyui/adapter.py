@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, JsonValue
 from runtimes.adapters.options import refused_options
 from runtimes.adapters.server_program import FilePath, runnable
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.base import Capabilities, Contradiction, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.comfyui.shared import workflow
 from runtimes.comfyui.shared.workflow import NAMES, Workflow, WorkflowError
 from runtimes.estimate import MIB, Estimate
@@ -201,4 +201,4 @@ def _problems(config: ComfyConfig) -> Iterator[str]:
         if not found.saves:
             yield "workflow: it saves no picture: it needs a node with a filename_prefix, such as SaveImage"
     for problem in refused_options(config.extra_args, OWN_OPTIONS, KEYS):
-        yield f"extra_args: {problem}"
+        yield Contradiction(f"extra_args: {problem}")

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field
 from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
+    Contradiction,
     Endpoint,
     HealthCheck,
     LaunchContext,
@@ -274,10 +275,10 @@ def _port_problem(config: CommandConfig) -> str | None:
 def _problems(config: CommandConfig) -> Iterator[str]:
     sample = {"port": "8100", "host": "127.0.0.1", "model": "model", "parts": "1"}
     if (problem := _port_problem(config)) is not None:
-        yield problem
+        yield Contradiction(problem)
     words = _filled(config.cmd, sample)
     if containers.is_container(words):
-        yield from (f"cmd: {problem}" for problem in containers.problems(words, sample["port"]))
+        yield from (Contradiction(f"cmd: {problem}") for problem in containers.problems(words, sample["port"]))
     for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd), ("kill_cmd", config.kill_cmd)):
         try:
             if command is not None:
@@ -287,4 +288,4 @@ def _problems(config: CommandConfig) -> Iterator[str]:
     if config.cwd is not None and not config.cwd.is_dir():
         yield f"cwd: {config.cwd}: there is no such folder"
     if KEY_VARIABLE in config.env:
-        yield f"env: {KEY_VARIABLE} is set by llmux"
+        yield Contradiction(f"env: {KEY_VARIABLE} is set by llmux")

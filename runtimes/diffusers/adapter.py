@@ -17,7 +17,7 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.base import Capabilities, Contradiction, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.diffusers.shared.schedulers import Scheduler
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import ModelType
@@ -339,4 +339,6 @@ def _problems(config: DiffusersConfig) -> Iterator[str]:
     if config.lora is not None and not (config.lora.is_file() and config.lora.suffix == ".safetensors"):
         yield f"lora: {config.lora}: there is no such .safetensors file"
     if config.offload != "none" and config.equal_gpus > 1:
-        yield f"offload: {config.offload} is for one GPU, and gpus is {config.gpus}; remove one of the two"
+        yield Contradiction(
+            f"offload: {config.offload} is for one GPU, and gpus is {config.gpus}; remove one of the two"
+        )

@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, Endpoint, LaunchContext, ModelUnusableError
+from runtimes.base import Capabilities, Contradiction, Endpoint, LaunchContext, ModelUnusableError
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, ModelType
 
@@ -159,7 +159,7 @@ def _problems(config: EmbeddingsConfig) -> Iterator[str]:
     elif config.type != "vision" and sees is not None:
         yield f"type: {config.path} has a {sees}, for pictures and texts: say type: vision"
     if config.type == "vision" and config.task == "rerank":
-        yield "task: a model of type vision gives vectors and zero-shot scores; leave task out"
+        yield Contradiction("task: a model of type vision gives vectors and zero-shot scores; leave task out")
     labels = folder.config.values.get("id2label")
     if task(config) == "rerank" and isinstance(labels, dict) and len(labels) > 1:
         yield f"task: {config.path} tells {len(labels)} classes apart; a reranker gives one score"

@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue
 from runtimes.adapters import chat_workers, checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, LaunchContext, ModelUnusableError, Thinking
+from runtimes.base import Capabilities, Contradiction, LaunchContext, ModelUnusableError, Thinking
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 
@@ -192,12 +192,14 @@ def _problems(config: ExLlamaV3Config) -> Iterator[str]:
     if not (config.path / "tokenizer.json").is_file():
         yield f"path: there is no tokenizer.json in {config.path}"
     if isinstance(config.cache_quant, list) and len(config.cache_quant) != 2:
-        yield "cache_quant: one number of bits, or two: of keys and of values"
+        yield Contradiction("cache_quant: one number of bits, or two: of keys and of values")
     several = config.gpus == "auto" or config.equal_gpus > 1
     if config.tensor_parallel and not several:
-        yield "tensor_parallel: the worker has one GPU; set gpus"
+        yield Contradiction("tensor_parallel: the worker has one GPU; set gpus")
     if config.gpu_split is not None:
         if config.gpus == "auto":
-            yield "gpus: auto, but gpu_split says what each GPU takes; remove one of the two"
+            yield Contradiction("gpus: auto, but gpu_split says what each GPU takes; remove one of the two")
         elif len(config.gpu_split) > config.equal_gpus:
-            yield f"gpu_split: {len(config.gpu_split)} GPUs, and the worker has {config.equal_gpus}; set gpus"
+            yield Contradiction(
+                f"gpu_split: {len(config.gpu_split)} GPUs, and the worker has {config.equal_gpus}; set gpus"
+            )

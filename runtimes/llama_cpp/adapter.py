@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import chat_workers
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, LaunchContext, ModelUnusableError, Thinking
+from runtimes.base import Capabilities, Contradiction, LaunchContext, ModelUnusableError, Thinking
 from runtimes.build import Build
 from runtimes.estimate import Estimate
 from runtimes.llama_server.adapter import estimate, gguf_meta, size
@@ -195,9 +195,9 @@ def _problems(config: LlamaCppConfig) -> Iterator[str]:
     except ModelUnusableError as error:
         yield f"path: {error}"
     if config.type_v not in HALVES and config.flash_attn == "off":
-        yield f"type_v: {config.type_v} needs flash_attn on or auto"
+        yield Contradiction(f"type_v: {config.type_v} needs flash_attn on or auto")
     if config.chat_format is not None and config.prompt_format is not None:
-        yield "chat_format: prompt_format is set as well; keep one"
+        yield Contradiction("chat_format: prompt_format is set as well; keep one")
 
 
 def _as_server(config: LlamaCppConfig) -> LlamaServerConfig:

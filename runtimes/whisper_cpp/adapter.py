@@ -23,9 +23,10 @@ from runtimes.adapters.server_program import FilePath, runnable
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
 from runtimes.adapters.whisper_sizes import Size
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.base import Capabilities, Contradiction, LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, Source
+from runtimes.shared.regular import open_regular
 
 PROGRAM: Final = "whisper-server"
 MAGIC: Final = 0x67676D6C
@@ -200,7 +201,7 @@ class Header:
 def read(path: Path) -> Header:
     """Blocks on a few bytes. Raises ModelUnusableError with the reason."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             magic, vocabulary, frames, width, _, layers, positions, text_width, _, text_layers = struct.unpack(
                 "<10i", file.read(40)
             )
@@ -240,4 +241,4 @@ def _problems(config: WhisperCppConfig) -> Iterator[str]:
         yield f"vad_model: {config.vad_model}: there is no such file"
     yield from speech_recognition.problems(config.default_language)
     for problem in refused_options(config.extra_args, OWN_OPTIONS, KEYS):
-        yield f"extra_args: {problem}"
+        yield Contradiction(f"extra_args: {problem}")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel
 
+from runtimes.base import Contradiction
 from runtimes.endpoints import SMALLEST
 from runtimes.model_config import ModelConfig
 from runtimes.registry import AnyAdapter, Registry
@@ -63,7 +64,6 @@ class Assembly(PublicNames):
         """`vllm_defaults`: keys of every vllm_serve model that leaves them open."""
         self.root = root
         self.vllm_defaults = vllm_defaults or replace(root, entries={})
-        self.allow_pull = False
         self.base_path: Path | None = None
         self.origins: dict[Trail, Place] = {}  # of what variables say of models
         self.base = base
@@ -93,7 +93,7 @@ class Assembly(PublicNames):
                 self._problem(node, trail, problem)
         self.models_dir = server.models_dir if server else models_dir()
         if server is not None:
-            self.allow_pull, self.base_path = server.allow_pull, server.model_base_path
+            self.base_path = server.model_base_path
         models = with_keep_alives(limits, self._models(devices, own_runtimes_dir))
         virtual = self._virtual_models(models)
         self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
@@ -230,14 +230,31 @@ class Assembly(PublicNames):
             self._check_prompt_format(model, node, trail)
             if self.check_files and model.config.enabled:
                 self._check_place(model, node, trail)
-                for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
-                    if self.allow_pull and sources.is_missing(model.config, message):
-                        continue
-                    remedy = sources.remedy(model.id, model.config)
-                    if message.startswith("path") and isinstance(node, Table):
-                        remedy = remedy or sources.hub_name(node)
-                    self._adapter_problem(message + remedy, node, trail)
+                models[name] = self._looked_at(model, node, trail, own_runtimes_dir)
         return models
+
+    def _looked_at(self, model: CatalogModel, node: Node, trail: Trail, own_runtimes_dir: Path) -> CatalogModel:
+        """The model with what is wrong about it on this machine; what is wrong about its text is a problem."""
+
+        def found() -> tuple[str, ...]:
+            try:
+                return model.adapter.check(model.config, runtimes_dir=own_runtimes_dir)
+            except OSError as error:  # a folder that this user may not look into, say
+                return (f"{error.filename}: {error.strerror}",)
+
+        def troubles(messages: Iterable[str]) -> tuple[Problem, ...]:
+            remedy = sources.remedy(model.id, model.config)
+            hub_name = sources.hub_name(node) if isinstance(node, Table) else ""
+            return tuple(
+                _placed(message + (remedy or hub_name * message.startswith("path")), node, trail)
+                for message in messages
+            )
+
+        messages = found()
+        for message in messages:
+            if isinstance(message, Contradiction):
+                self._adapter_problem(message, node, trail)
+        return replace(model, troubles=troubles(messages), look=lambda: troubles(found()))
 
     def _check_name(self, name: str, node: Node, trail: Trail) -> None:
         if not is_name(name):
@@ -342,13 +359,7 @@ class Assembly(PublicNames):
             self._adapter_problem(message, node, trail)
 
     def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:
-        """Adapters' messages begin with the key; the problem's place is that of the key, where the file has it."""
-        word = re.match(r"\W*(\w+)", message)
-        key = word[1] if word else ""
-        if isinstance(node, Table) and key in node.entries:
-            node, trail = node.entries[key], (*trail, key)
-            message = re.sub(r"^\W*\w+\W*\s+", "", message) or message
-        self._problem(node, trail, message)
+        self.problems.append(_placed(message, node, trail))
 
     def _clients(self, names: Collection[str]) -> dict[str, ClientConfig]:
         """The profiles; `names`: of what answers."""
@@ -365,6 +376,16 @@ class Assembly(PublicNames):
                 message = f'no model "{config.model}" answers{suggestion(config.model, names, what="there is")}'
                 self._problem(find(node, ("model",))[0], (*trail, "model"), message)
         return clients
+
+
+def _placed(message: str, node: Node, trail: Trail) -> Problem:
+    """Adapters' messages begin with the key; the problem's place is that of the key, where the file has it."""
+    word = re.match(r"\W*(\w+)", message)
+    key = word[1] if word else ""
+    if isinstance(node, Table) and key in node.entries:
+        node, trail = node.entries[key], (*trail, key)
+        message = re.sub(r"^\W*\w+\W*\s+", "", message) or message
+    return Problem(node.place, trail, message)
 
 
 def _section_meant(name: str) -> str:

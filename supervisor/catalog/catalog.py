@@ -11,7 +11,8 @@ and is listed as `task:NAME`; nothing else may be called so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -26,7 +27,7 @@ from runtimes.model_config import PATIENCE, Modality, ModelConfig
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing
 from supervisor.catalog.clients import DEFAULT, NOBODY, ClientConfig
-from supervisor.catalog.document import Layer, Place, Problem, Trail
+from supervisor.catalog.document import Layer, Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.prompt_format import PromptFormat, written_here
 from supervisor.catalog.rewrite import Rewrite
@@ -79,6 +80,8 @@ class CatalogModel:
     adapter: AnyAdapter
     rewrite: Rewrite  # for requests that name the model itself
     type_keep_alive_s: float | None = None  # of models of its kind that set none
+    troubles: tuple[Problem, ...] = ()  # why it can't run on this machine as that is now; the others can
+    look: Callable[[], tuple[Problem, ...]] = field(default=tuple, compare=False, repr=False)  # for these, now
     sizing: Sizing | None = None  # what `sized` chose
     _written: ModelConfig | None = None  # the configuration before that
     _devices: tuple[DeviceSpec, ...] = ()
@@ -95,9 +98,24 @@ class CatalogModel:
                 config, sizing = self.adapter.sized(written, together)
         return replace(self, config=config, sizing=sizing, _written=written, _devices=tuple(devices))
 
+    def looked_at(self) -> CatalogModel:
+        """The same as this machine is now: its troubles, and all that its files say. Blocks on its files."""
+        return replace(self, troubles=self.look(), _written=self.written).sized(self._devices)
+
+    def troubled(self, now: CatalogModel) -> CatalogModel:
+        """With the troubles that it has `now`, and all else as its files said when they were there."""
+        same = copy(self)
+        same.__dict__.update(troubles=now.troubles, look=now.look)
+        return same
+
     def configured(self, config: ModelConfig) -> CatalogModel:
         """The same with another configuration, for the same devices. Blocks on its files."""
         return replace(self, _written=config).sized(self._devices)
+
+    @property
+    def trouble(self) -> str:
+        """The troubles, for everybody; empty: there are none."""
+        return told(self.troubles)
 
     @property
     def written(self) -> ModelConfig:
@@ -217,7 +235,13 @@ class CatalogModel:
             definition=self.definition,
             footprint_key=self.footprint_key,
             load_s=learned.load_s.get(self.footprint_key),
+            trouble=self.trouble,
         )
+
+
+def told(troubles: Sequence[Problem]) -> str:
+    """Troubles of one model, without their places in the configuration."""
+    return "; ".join(f"{dotted(at)}: {one.message}" if (at := one.trail[2:]) else one.message for one in troubles)
 
 
 def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room | None:
@@ -289,7 +313,10 @@ class Catalog:
 
     def sized(self, devices: Sequence[DeviceSpec]) -> Catalog:
         """With every model's context and slots chosen for these devices. Blocks on reading model files."""
-        models = {name: model.sized(devices) for name, model in self.models.items()}
+        return self.of({name: model.sized(devices) for name, model in self.models.items()})
+
+    def of(self, models: Mapping[ModelId, CatalogModel]) -> Catalog:
+        """The same names for these models."""
         virtual = {name: replace(one, model=models[one.model.id]) for name, one in self.virtual.items()}
         tasks = {name: task.sized(models) for name, task in self.tasks.items()}
         return replace(self, models=models, virtual=virtual, tasks=tasks)

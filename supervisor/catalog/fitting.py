@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from supervisor.catalog.catalog import Catalog, CatalogModel
+from supervisor.catalog.catalog import NOTHING_LEARNED, Catalog, CatalogModel, Learned
 from supervisor.catalog.document import Problem, Trail
 from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits, spread
 from supervisor.core.messages import listed
@@ -14,10 +15,24 @@ TOO_LARGE = "vram_mib"
 """The key that `misplaced` names for a model that is larger than its devices."""
 
 
-def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[str, ...]:
-    """Problems that show only once the devices are known: unknown devices, and too few of them. `specs`: from `model_specs()`.
+def specs_on(
+    catalog: Catalog, devices: Sequence[DeviceSpec], learned: Learned = NOTHING_LEARNED
+) -> tuple[ModelSpec, ...]:
+    """Every model for the core, with what keeps it off these devices. Blocks on reading model files."""
+    specs = catalog.model_specs(learned)
+    troubles = {problem.trail[1]: problem for problem in check_devices(catalog, devices, specs)}
+    return tuple(_hindered(spec, troubles[spec.id]) if spec.id in troubles else spec for spec in specs)
 
-    A model that is too large is none of them: the others can be served. See `memory_warnings`.
+
+def _hindered(spec: ModelSpec, problem: Problem) -> ModelSpec:
+    told = ": ".join((*map(str, problem.trail[2:]), problem.message))
+    return replace(spec, gpus=1, trouble="; ".join(filter(None, (spec.trouble, told))))  # it may have too many ways
+
+
+def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[Problem, ...]:
+    """Models that have no place on these devices: unknown ones, and too few of them. `specs`: from `model_specs()`.
+
+    A model that is too large is none of them: it may be in the way of nobody. See `memory_warnings`.
     """
     problems: list[Problem] = []
     for spec in specs:
@@ -27,7 +42,7 @@ def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequen
             at: Trail = ("models", spec.id, key)
             at = at if at in catalog.origins else at[:2]
             problems.append(Problem(catalog.origins[at], at, message))
-    return tuple(str(problem) for problem in problems)
+    return tuple(problems)
 
 
 def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, ...]:

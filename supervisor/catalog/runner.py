@@ -47,6 +47,6 @@ class RunnerConfig(BaseModel):
     allow_pull: bool = Field(
         default=False,
         description="A client with the scope `admin` that loads a model whose files are missing has them fetched from its "
-        "`source` first, and such a model is no mistake.",
+        "`source` first.",
         examples=[True],
     )

@@ -194,7 +194,7 @@ def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo:
     runtimes_dir = catalog.server.runtimes_dir
     _installed(model, runtimes_dir, echo)
     problems = model.adapter.check(model.config, runtimes_dir=runtimes_dir)
-    problems += check_devices(catalog, (found.device.spec,), (model.spec(),))
+    problems += tuple(map(str, check_devices(catalog, (found.device.spec,), (model.spec(),))))
     if problems:
         raise UnusableError(f"{name} can't run here; it isn't entered:", detail=problems)
     with place.changing() as now:

@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator, Iterable
 
 import structlog
 
-from supervisor.catalog import Catalog, check_devices
-from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
+from supervisor.catalog import Catalog
+from supervisor.catalog.catalog import Learned
+from supervisor.catalog.fitting import specs_on
 from supervisor.catalog.keys import Keyring
 from supervisor.cli.sizes import named
 from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import Configured
-from supervisor.core.types import DeviceId, ModelSpec
+from supervisor.core.types import DeviceId
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
 from supervisor.daemon.shared_leases import SharedLeases
 from supervisor.daemon.sizes import tell_sizes, warnings_of
-from supervisor.errors import ConfigError
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.io.devices import Opened, open_sampler
@@ -63,19 +63,10 @@ async def sized(catalog: Catalog, opened: Opened) -> Catalog:
     return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
 
 
-async def check_models(catalog: Catalog, opened: Opened, learned: Learned = NOTHING_LEARNED) -> tuple[ModelSpec, ...]:
-    """The models as the scheduler knows them. Raises ConfigError for those that these devices can't have."""
-    models = await asyncio.to_thread(catalog.model_specs, learned)
-    problems = check_devices(catalog, tuple(device.spec for device in opened.devices), models)
-    if problems:
-        raise ConfigError(problems)
-    return models
-
-
 async def assemble(
     catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, stores: tuple[Footprints, Store]
 ) -> tuple[Daemon, LocalLauncher, Configured]:
-    """The parts, and the event that begins everything. Raises ConfigError as `check_models`."""
+    """The parts, and the event that begins everything."""
     server, devices = catalog.server, opened.devices
     footprints, state = stores
     runtime = RuntimeConfig(state, allow_cloud_fallback=from_environment())
@@ -93,7 +84,7 @@ async def assemble(
         else:
             await footprints.learn_load(found.footprint_key, found.load_s)
 
-    models = await check_models(catalog, opened, learned())
+    models = await asyncio.to_thread(specs_on, catalog, specs, learned())
     tell_sizes(catalog, warnings_of(catalog, models, specs))
     (log_dir := server.state_dir / LOGS).mkdir(exist_ok=True)
     launcher = LocalLauncher(

@@ -17,7 +17,7 @@ import structlog
 
 from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
-from supervisor.cli.assembling import LOGS, assemble, check_models, closing, open_devices, open_stores, sized
+from supervisor.cli.assembling import LOGS, assemble, closing, open_devices, open_stores, sized
 from supervisor.cli.client import url_of
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
@@ -31,6 +31,7 @@ from supervisor.cli.own_process import (
 from supervisor.cli.see_out import see_out
 from supervisor.cli.server import Listeners, listeners_of, make_server, open_listeners, reached_at, take_given
 from supervisor.core.events import UnloadAsked
+from supervisor.daemon import rechecking
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
@@ -147,7 +148,6 @@ async def take_over(
     _cancel_on_signals()
     opened = await open_devices(catalog)
     catalog = await sized(catalog, opened)
-    await check_models(catalog, opened)
     takeover = Takeover(predecessor)
     inherited = await takeover.ask((catalog.server.host, catalog.server.port))
     stores = await open_stores(catalog)
@@ -263,7 +263,8 @@ async def _until_stopped(
         await takeover.serves(daemon)
     handover.listen()
     background = [
-        asyncio.create_task(task) for task in (notify.feed_watchdog(), reloader.watch(), return_freed_memory())
+        asyncio.create_task(task)
+        for task in (notify.feed_watchdog(), reloader.watch(), rechecking.watch(daemon), return_freed_memory())
     ]
     shared = daemon.partners.shared
     if shared is not None:

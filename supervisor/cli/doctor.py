@@ -112,8 +112,12 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
         checks = [Check(name, "fail", problem, remedy) for problem in error.problems]
     else:
         count = f"{len(catalog.models)} models, {len(catalog.listing())} public names"
-        return [Check(name, "ok", f"{path}: {count}")], catalog
-    with contextlib.suppress(ConfigError):  # if only files are missing, the rest can still be checked
+        missing = (trouble for model in catalog.models.values() for trouble in model.troubles)
+        return [
+            Check(name, "ok", f"{path}: {count}"),
+            *(Check(name, "fail", str(one), remedy) for one in missing),
+        ], catalog
+    with contextlib.suppress(ConfigError):  # of files of its own, such as that of keys: the rest can still be checked
         return checks, source.read(check_files=False) if source is not None else None
     return checks, None
 

@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 
 MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.DONE: "Done. `serve`: stopped cleanly by a signal.",
-    ExitCode.FAILED: "Failed; the message says what to do. `doctor`: something must be fixed. `reload --dry-run`: running requests may be cut.",
+    ExitCode.FAILED: "Failed; the message says what to do. `doctor`: something must be fixed. `config check`: a model can't run on this machine. `reload --dry-run`: running requests may be cut.",
     ExitCode.USAGE: "Mistakes in the command line or the configuration; all of them are listed.",
     ExitCode.UNREACHABLE: "No daemon answers at that address.",
     ExitCode.NOT_FOUND: "There is no such model, runtime or key.",

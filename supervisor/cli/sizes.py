@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.catalog import Catalog, check_devices
 from supervisor.catalog.catalog import Learned
+from supervisor.catalog.fitting import specs_on
 from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
 from supervisor.daemon.sizes import warnings_of
 from supervisor.errors import ConfigError
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OnThisMachine:
-    """The configuration, sized for the devices that there are. `problems`: what `serve` would refuse because of them."""
+    """The configuration, sized for the devices that there are. `problems`: what `serve` would refuse because of them.
+
+    `troubles`: why models can't run here, each with its place; the others can.
+    """
 
     catalog: Catalog
     devices: tuple[DeviceSpec, ...]
     specs: tuple[ModelSpec, ...]
     problems: tuple[str, ...]
+    troubles: tuple[str, ...]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -47,11 +52,16 @@ def on_this_machine(catalog: Catalog) -> OnThisMachine:
     try:
         devices = asyncio.run(open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)).devices
     except ConfigError as error:
-        return OnThisMachine(catalog, (), (), error.problems)
+        return OnThisMachine(catalog, (), (), error.problems, _troubles(catalog))
     known = tuple(device.spec for device in devices)
     sized = catalog.sized(known)
-    specs = sized.model_specs(_learned(catalog, devices))
-    return OnThisMachine(sized, known, specs, check_devices(sized, known, specs))
+    specs = specs_on(sized, known, _learned(catalog, devices))
+    placeless = check_devices(sized, known, sized.model_specs())
+    return OnThisMachine(sized, known, specs, (), (*_troubles(catalog), *map(str, placeless)))
+
+
+def _troubles(catalog: Catalog) -> tuple[str, ...]:
+    return tuple(str(trouble) for model in catalog.models.values() for trouble in model.troubles)
 
 
 def _learned(catalog: Catalog, devices: tuple[DeviceInfo, ...]) -> Learned:

@@ -92,6 +92,7 @@ _S = WorkerState
 
 TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
     (_S.STOPPED, Trigger.START): Transition(_S.STARTING, _start),
+    (_S.STOPPED, Trigger.FAIL): Transition(_S.FAILED, _end),  # it can't run on this machine now
     (_S.STARTING, Trigger.READY): Transition(_S.READY, _serve),
     (_S.STARTING, Trigger.STOP): Transition(_S.STOPPING, _stop),
     (_S.STARTING, Trigger.GONE): Transition(_S.STOPPED, _end),  # ended by itself in a way that needs no backoff

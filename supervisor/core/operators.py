@@ -15,7 +15,7 @@ from supervisor.core.events import Configured, LoadAsked, LoadCancelled, PinAske
 from supervisor.core.lifecycle import TABLE, Trigger, advance
 from supervisor.core.model_state import Change, Life, ModelState
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import finish_stop, forget, remove, stop_now, stop_worker
+from supervisor.core.termination import finish_stop, forget, remove, settle_trouble, stop_now, stop_worker
 from supervisor.core.types import ASKED, SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
 
 
@@ -25,10 +25,13 @@ def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
     if model is None or model.removed or state.shutting_down:
         return
     for each in state.replicas(model):
-        _reset(step, each, "reset by an operator")
+        if not each.spec.trouble:
+            _reset(step, each, "reset by an operator")
         each.dismissed = False
         each.wished_at = -math.inf
         state.update_wanted(each)
+    if model.spec.trouble and model.state is WorkerState.FAILED:
+        return
     if model.drain is not None and model.drain.is_ordered and model.change is None:
         resume(state, step, model, "an operator asked for it again")
     elif model.state is not WorkerState.READY and state.is_served_elsewhere(model):
@@ -61,7 +64,8 @@ def _unload(state: SchedulerState, step: Step, model: ModelState, *, force: bool
         message = f"{ASKED} was unloaded by an operator."
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     stop_worker(state, step, model, StopCause.OPERATOR, reason, force=force)
-    _reset(step, model, reason)
+    if not model.spec.trouble:
+        _reset(step, model, reason)
     state.update_wanted(model)
 
 
@@ -141,6 +145,7 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
         state.models[spec.id] = model
         if spec.preload or spec.remote:
             model.want_back()
+        settle_trouble(state, step, model)
     elif model.has_worker and not may_keep_worker(model.spec, model.devices, spec):
         model.change = Change(spec)
         is_going = model.state is WorkerState.STOPPING or (model.drain is not None and model.drain.is_ordered)
@@ -156,7 +161,7 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
 
 def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: ModelSpec, why: str) -> None:
     """The specification takes effect at once: there is no worker, or it may go on as it is."""
-    if model.spec.definition != spec.definition:
+    if (model.spec.definition, model.spec.trouble) != (spec.definition, spec.trouble):
         _reset(step, model, why)
         if spec.remote:
             model.want_back()
@@ -164,6 +169,7 @@ def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: Model
         model.want_back()
     model.specify(spec)
     model.change = None
+    settle_trouble(state, step, model)
     dispatch(state, step, model)
     arm_keep_alive(state, model, step.now)
 

@@ -41,6 +41,8 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     """It is ready, as a predecessor left it. The predecessor's requests on it count until each is finished."""
     model = state.models[event.model]
     model.generation = Generation(event.generation - 1)
+    if model.state is WorkerState.FAILED:  # its files are gone, and it was started before
+        advance(model, Trigger.RESET, step.now, "handed over")
     advance(model, Trigger.START, step.now, "handed over", devices=event.devices)
     state.ledger.adopt(model.holder, event.devices, on_each(event.mib, event.devices), step.now)
     advance(model, Trigger.READY, step.now, f"handed over with {len(event.tickets)} running requests")

@@ -25,8 +25,14 @@ from supervisor.core.types import ASKED, Crash, CrashClass, DeviceId, RejectCode
 OUT_OF_MEMORY_EXTRA = 1.25
 """Factor on the footprint of a model whose start ran out of memory."""
 
+TROUBLE_RETRY_S = 10.0
+"""When a client may ask again for a model whose trouble somebody may mend."""
+
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
 """A start that failed like this fails the same way again, so it is not tried again by itself."""
+
+AT_ONCE = HOPELESS | {CrashClass.UNUSABLE}
+"""One such start is enough: the model has failed."""
 
 
 def stop_worker(
@@ -160,7 +166,7 @@ def _counted(state: SchedulerState, step: Step, model: ModelState, crash: Crash)
     recent = (at for at in model.crashes.times if step.now - at <= state.limits.crash_window_s)
     model.crashes = replace(model.crashes, times=(*recent, step.now), refusals=0)
     is_too_often = model.crashes.given_up or len(model.crashes.times) >= state.limits.crash_limit
-    return is_too_often or crash.kind in HOPELESS
+    return is_too_often or crash.kind in AT_ONCE
 
 
 def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
@@ -168,7 +174,7 @@ def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) ->
     is_hopeless = crash.kind in HOPELESS
     retry_at = None if is_hopeless else step.now + state.limits.failed_retry_s
     window = f" {len(model.crashes.times)} times in {state.limits.crash_window_s / 60:.0f} min"
-    times = "" if is_hopeless or model.crashes.given_up else window
+    times = "" if crash.kind in AT_ONCE or model.crashes.given_up else window
     if crash.kind is CrashClass.OUT_OF_MEMORY and model.crashes.oom_retried:
         times = " again with more memory"
     then = "" if is_hopeless else f"; next try in {seconds(state.limits.failed_retry_s)}"
@@ -192,6 +198,10 @@ class Failed(NamedTuple):
 
 def failed(model: ModelState, now: float) -> Failed:
     """Why it doesn't start, in our own words, and when a request may help again."""
+    if model.spec.trouble:
+        return Failed(
+            f"{ASKED} can't run here: {model.spec.trouble}. It is served once that is mended.", TROUBLE_RETRY_S
+        )
     cause = model.crash.summary if model.crash is not None else model.life.reason
     if model.crash is not None and model.crash.quote:
         cause += f". Its last words: llmux logs {ASKED}{model.id.removeprefix(model.line)}"
@@ -201,6 +211,23 @@ def failed(model: ModelState, now: float) -> Failed:
     in_s = max(1.0, model.crashes.retry_at - now)
     remedy = f"It is tried again in {seconds(in_s)}; at once with: llmux load {ASKED}"
     return Failed(f"{ASKED} does not start: {cause}. {remedy}", in_s)
+
+
+def settle_trouble(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """A model that can't run on this machine now has failed, until its specification says otherwise.
+
+    A worker that it still has goes on. It is wanted as before when the trouble is over.
+    """
+    if not model.spec.trouble or model.state is not WorkerState.STOPPED:
+        return
+    wish = model.wish
+    model.crashes = replace(model.crashes, last=Crash(CrashClass.UNUSABLE, model.spec.trouble), times=(step.now,))
+    advance(model, Trigger.FAIL, step.now, f"can't run here: {model.spec.trouble}")
+    refused = failed(model, step.now)
+    reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
+    model.wish = wish
+    step.decide("failed", model.id, model.life.reason)
+    step.emit(Alert("model.failed", model.life.reason, model=model.id))
 
 
 def _back_off(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
@@ -240,6 +267,7 @@ def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.change is not None and model.change.spec is not None:
         model.specify(model.change.spec)
         model.change = None
+    settle_trouble(state, step, model)
     state.update_wanted(model)
 
 

@@ -15,7 +15,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.requests import expire
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import stop_now
+from supervisor.core.termination import settle_trouble, stop_now
 from supervisor.core.types import StopCause, WorkerState
 
 
@@ -35,6 +35,7 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
             reason = "the pause after its failure is over"
             step.decide("retry", model.id, reason)
         advance(model, Trigger.RETRY, step.now, reason)
+        settle_trouble(state, step, model)
     _give_up(state, step, model)
     default_models.look(state, step, model)
     draining.look(state, step, model)

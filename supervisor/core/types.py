@@ -115,6 +115,7 @@ class ModelSpec:
     definition: str = ""  # fingerprint of all that determines how the worker runs
     footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
     load_s: float | None = None  # how long its last load took, if an earlier daemon measured it
+    trouble: str = ""  # set iff it can't run on this machine as it is now, such as a missing file: why, for everybody
 
 
 REPLICA = re.compile(r"#[1-9][0-9]*$")
@@ -231,6 +232,7 @@ class CrashClass(StrEnum):
     START_TIMEOUT = "start_timeout"
     UNRESPONSIVE = "unresponsive"
     NOT_INSTALLED = "runtime_not_installed"
+    UNUSABLE = "model_unusable"  # its files, program or devices are not here as configured
     HOST = "host"  # this machine refused it: a full disk, no processes or descriptors left
     UNKNOWN = "unknown"
 

@@ -19,6 +19,7 @@ from supervisor.catalog.sources import is_missing
 from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
 from supervisor.core.types import ModelId, ModelSpec
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.rechecking import look_again
 from supervisor.errors import InvalidRequestError, UnavailableError
 
 
@@ -30,6 +31,8 @@ async def load(
     Errors name it as it was `asked` for.
     Raises InvalidRequestError for invalid overrides, UnavailableError if the model can't be loaded.
     """
+    if daemon.catalog.models[model].troubles:
+        await look_again(daemon, (model,))
     if overrides:
         await _override(daemon, model, overrides, asked or model)
     elif overrides is not None:

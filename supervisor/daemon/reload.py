@@ -23,14 +23,15 @@ from typing import Final
 import structlog
 from pydantic import BaseModel
 
-from supervisor.catalog import Catalog, Configuration, check_devices
+from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.catalog import Learned
+from supervisor.catalog.fitting import specs_on
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed, without_revoked
 from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.events import Configured
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.replicas import expanded
 from supervisor.core.types import ModelId, ModelSpec, WorkerState, base_of
+from supervisor.daemon import rechecking
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.sizes import Warnings, tell_sizes, warnings_of
 from supervisor.daemon.views import Json
@@ -80,7 +81,7 @@ class Difference:
     unchanged: int
     settings: tuple[str, ...]  # changed, and in effect
     needs_restart: tuple[str, ...]  # changed in the file, and not in effect
-    warnings: tuple[str, ...]  # of models' memory
+    warnings: tuple[str, ...]  # of models that can't run here, and of others' memory
 
     def view(self) -> Json:
         """For the API."""
@@ -247,7 +248,7 @@ class Reloader:
         server = wanted.server.model_copy(update={key: getattr(running.server, key) for key in fixed})
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)
         devices = [device.spec for device in self._daemon.sampler.devices()]
-        catalog = replace(wanted, server=server, devices=running.devices).sized(devices)
+        catalog = _keeping_sizes(replace(wanted, server=server, devices=running.devices).sized(devices), running)
         problems: list[str] = []
         keyring = Keyring()
         if server.api_keys is not None:
@@ -260,12 +261,11 @@ class Reloader:
             problems.append(refused)
         elif not problems and not force:
             problems += self._losses(catalog, keyring)
-        specs = catalog.model_specs(learned)
-        problems += check_devices(catalog, devices, specs)
         if problems:
             raise ConfigError(tuple(problems))
         for model in catalog.models.values():
             _ = model.capabilities  # for the views
+        specs = specs_on(catalog, devices, learned)
         return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings_of(catalog, specs, devices))
 
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
@@ -284,20 +284,7 @@ class Reloader:
         for warning in prepared.keyring.warnings:
             log.warning("keys.exposed", message=warning)
         tell_sizes(after, prepared.warnings, daemon.catalog)
-        daemon.fleet.models = after.models
-        daemon.fleet.limits = after.limits
-        daemon.configure(after, prepared.keyring)
-        specs = tuple(map(self._overridden, prepared.specs))
-        devices = tuple(device.spec for device in daemon.sampler.devices())
-        daemon.engine.post(Configured(specs, devices, after.limits.limits(), after.policy))
-
-    def _overridden(self, spec: ModelSpec) -> ModelSpec:
-        """Keep an operator's overrides of unchanged models."""
-        override = self._daemon.fleet.override_of(spec.id)
-        if override is None:
-            return spec
-        self._daemon.fleet.override(spec.id, replace(override, base=spec))
-        return override.spec
+        rechecking.apply(daemon, after, prepared.keyring, prepared.specs)
 
     def _difference(self, prepared: _Prepared) -> Difference:
         daemon, before, after = self._daemon, self._daemon.catalog, prepared.catalog
@@ -323,7 +310,10 @@ class Reloader:
             unchanged=sum(old.get(name) == about for name, about in new.items()),
             settings=tuple(settings),
             needs_restart=prepared.needs_restart,
-            warnings=tuple(f"{model}: {told}" for model, told in prepared.warnings),
+            warnings=(
+                *(f"{spec.id} can't run here: {spec.trouble}" for spec in prepared.specs if spec.trouble),
+                *(f"{model}: {told}" for model, told in prepared.warnings),
+            ),
         )
 
     def _stops(self, prepared: _Prepared) -> Iterator[Stop]:
@@ -343,6 +333,19 @@ class Reloader:
                 continue
             drain_s = admission.ordered_drain_s(status.spec)
             yield Stop(status.id, status.state, status.in_flight, status.queued, status.pinned, drain_s)
+
+
+def _keeping_sizes(catalog: Catalog, running: Catalog) -> Catalog:
+    """Models whose files are away now, and that are the same otherwise, keep what their files said: their workers go on."""
+    kept = {
+        name: before.troubled(model)
+        for name, model in catalog.models.items()
+        if model.troubles
+        and (before := running.models.get(name)) is not None
+        and before.written == model.written
+        and not before.troubles
+    }
+    return catalog.of({**catalog.models, **kept}) if kept else catalog
 
 
 def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:

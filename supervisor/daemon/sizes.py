@@ -16,9 +16,9 @@ Warnings = tuple[tuple[ModelId, str], ...]
 
 
 def warnings_of(catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> Warnings:
-    """What is wrong with the models' memory."""
-    models = catalog.models
-    return tuple((spec.id, told) for spec in specs for told in memory_warnings(models[spec.id], spec, devices))
+    """What is wrong with the memory of those models that can run here."""
+    usable = (spec for spec in specs if not spec.trouble)
+    return tuple((spec.id, told) for spec in usable for told in memory_warnings(catalog.models[spec.id], spec, devices))
 
 
 def tell_sizes(catalog: Catalog, warnings: Warnings, before: Catalog | None = None) -> None:

@@ -18,9 +18,10 @@ from typing import TypeVar
 
 import structlog
 
-from runtimes.base import LaunchContext, LaunchSpec, ProgramSpec
+from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError, ProgramSpec
 from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
+from supervisor.catalog.catalog import told
 from supervisor.core.types import DeviceId, Devices, ModelId, Parts, base_of
 from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io import remains
@@ -219,6 +220,8 @@ def _inherited() -> dict[str, str]:
 
 def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, EnvLease | None]:
     """How to start it, with a lease on its environment. If that was just removed, there is another or none."""
+    if troubles := model.look():
+        raise ModelUnusableError(told(troubles))
     gone = None
     while True:
         spec = model.adapter.launch(model.config, context)

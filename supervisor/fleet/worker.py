@@ -326,7 +326,7 @@ def _not_started(error: Exception) -> Crash:
         case RuntimeNotInstalledError():
             return Crash(CrashClass.NOT_INSTALLED, str(error))
         case ModelUnusableError():
-            return Crash(CrashClass.BAD_ARGUMENTS, str(error))
+            return Crash(CrashClass.UNUSABLE, str(error))
         case SpawnError():
             return Crash(error.kind, error.message)
         case LlmuxError():

@@ -198,9 +198,12 @@ TABLE: Final = (
     Fault(
         23,
         "A configuration with mistakes is reloaded",
-        "The old one serves on, and all mistakes are listed.",
-        "`daemon/reload`: read and checked as a whole before anything changes.",
+        "The old one serves on, and all mistakes are listed. A missing file is its model's trouble, not the configuration's: the "
+        "others are served, and it comes back when the file does.",
+        "`daemon/reload`: read and checked as a whole before anything changes; `daemon/rechecking` looks again at models that "
+        "can't run.",
         (
+            "tests/e2e/daemon/test_missing_files.py",
             "tests/e2e/daemon/test_reload.py::TestMistakes",
             "tests/faults/test_reload.py",
         ),

@@ -12,7 +12,7 @@ from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import Config
 from runtimes.adapters.vllm import memory
 from runtimes.adapters.vllm.config import SPECULATIVE, VllmConfig
-from runtimes.base import Adapter, ModelUnusableError
+from runtimes.base import Adapter, Contradiction, ModelUnusableError
 from runtimes.device_kind import DeviceAssignment, visibility_variables
 from runtimes.estimate import Estimate
 from runtimes.sizing import Room, Sizing
@@ -118,7 +118,7 @@ def template_of(config: VllmConfig) -> str | None:
 def file_problems(config: VllmConfig) -> Iterator[str]:
     """Files that are missing or unreadable, each a sentence that names the key."""
     if (config.path is None) == (config.model is None):
-        yield "path: set it to the model's folder, or model to its Hugging Face name; one of the two"
+        yield Contradiction("path: set it to the model's folder, or model to its Hugging Face name; one of the two")
         return
     if config.path is not None:
         try:
@@ -143,14 +143,18 @@ def key_problems(config: VllmConfig) -> Iterator[str]:
         "gpu_memory_utilization" in config.model_fields_set
         and (config.kv_cache_memory_bytes or config.vram_mib) is None
     ):
-        yield "gpu_memory_utilization: a share sizes no memory here; set kv_cache_memory_bytes, or vram_mib for all of it"
+        yield Contradiction(
+            "gpu_memory_utilization: a share sizes no memory here; set kv_cache_memory_bytes, or vram_mib for all of it"
+        )
     if config.tensor_parallel_size is not None and config.equal_gpus not in (1, config.tensor_parallel_size):
-        yield f"gpus: {config.gpus}, but tensor_parallel_size is {config.tensor_parallel_size}; remove one of the two"
+        yield Contradiction(
+            f"gpus: {config.gpus}, but tensor_parallel_size is {config.tensor_parallel_size}; remove one of the two"
+        )
     if config.max_num_batched_tokens < config.max_num_seqs:
-        yield f"max_num_batched_tokens: must be at least max_num_seqs, {config.max_num_seqs}"
+        yield Contradiction(f"max_num_batched_tokens: must be at least max_num_seqs, {config.max_num_seqs}")
     if config.speculative_method is None and config.speculative_model is None:
         for key in SPECULATIVE:
             if getattr(config, key) is not None:
-                yield f"{key}: needs speculative_method"
+                yield Contradiction(f"{key}: needs speculative_method")
     if config.speculative_method == "draft_model" and config.speculative_model is None:
-        yield "speculative_method: draft_model needs speculative_model"
+        yield Contradiction("speculative_method: draft_model needs speculative_model")

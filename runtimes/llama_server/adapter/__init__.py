@@ -20,6 +20,7 @@ from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
     Capabilities,
+    Contradiction,
     Endpoint,
     HealthCheck,
     LaunchContext,
@@ -359,17 +360,17 @@ def _file_problems(config: LlamaServerConfig) -> Iterator[str]:
 
 def _key_problems(config: LlamaServerConfig) -> Iterator[str]:
     if config.embeddings and config.rerank:
-        yield "rerank: a worker serves embeddings or reranking, not both; configure two models"
+        yield Contradiction("rerank: a worker serves embeddings or reranking, not both; configure two models")
     if config.chat_template and config.chat_template_file:
-        yield "chat_template_file: chat_template is set as well; keep one"
+        yield Contradiction("chat_template_file: chat_template is set as well; keep one")
     if config.cache_type_v not in ("f32", "f16", "bf16") and config.flash_attn == "off":
-        yield f"cache_type_v: {config.cache_type_v} needs flash_attn on or auto"
+        yield Contradiction(f"cache_type_v: {config.cache_type_v} needs flash_attn on or auto")
     if "draft-simple" in (config.spec_type or ()) and config.draft_model is None:
-        yield "spec_type: draft-simple needs draft_model"
+        yield Contradiction("spec_type: draft-simple needs draft_model")
     if config.program == "embedded" and config.binary is not None:
-        yield "binary: program is embedded; remove one of them"
+        yield Contradiction("binary: program is embedded; remove one of them")
     for variable in sorted(OWN_VARIABLES & config.env.keys()):
-        yield f"env: {variable} is set by llmux"
+        yield Contradiction(f"env: {variable} is set by llmux")
 
 
 def _extra_args_problems(config: LlamaServerConfig, environment: Path) -> Iterator[str]:
@@ -378,9 +379,9 @@ def _extra_args_problems(config: LlamaServerConfig, environment: Path) -> Iterat
     for word in config.extra_args:
         option = word.partition("=")[0]
         if option in OWN_OPTIONS:
-            yield f"extra_args: {option} is set by llmux"
+            yield Contradiction(f"extra_args: {option} is set by llmux")
         elif option in KEY_OF_OPTION:
-            yield f"extra_args: {option} has a key of its own, {KEY_OF_OPTION[option]}"
+            yield Contradiction(f"extra_args: {option} has a key of its own, {KEY_OF_OPTION[option]}")
     embedded = config.program == "embedded" or (
         config.program == "auto" and config.binary is None and _program_of(environment) is None
     )

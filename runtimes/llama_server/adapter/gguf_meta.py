@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from runtimes.base import ModelUnusableError
+from runtimes.shared.regular import open_regular
 
 Scalar = int | float | bool | str
 Value = Scalar | tuple[Scalar, ...]
@@ -120,7 +121,7 @@ def _looked(path: Path, look: Callable[[_Reader], T]) -> T:
     Raises ModelUnusableError for whatever goes wrong while the file is read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = b""
             for most in _PREFIXES:
                 head += file.read(most - len(head))

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.base import Adapter, Capabilities, Endpoint, LaunchContext, LaunchSpec, Thinking
+from runtimes.base import Adapter, Capabilities, Contradiction, Endpoint, LaunchContext, LaunchSpec, Thinking
 from runtimes.estimate import Estimate
 from runtimes.model_config import Modality
 from runtimes.shared.kernel import Kernel
@@ -92,4 +92,4 @@ def _foreign_keys(config: TransformersConfig) -> Iterator[str]:
     for other, kind in KINDS.items():
         if other != config.type:
             for key in sorted(kind.keys & config.model_fields_set - KINDS[config.type].keys):
-                yield f"{key}: only models of type {other} have it, and this one's is {config.type}"
+                yield Contradiction(f"{key}: only models of type {other} have it, and this one's is {config.type}")

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from runtimes.adapters import chat_workers, checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
-from runtimes.base import Capabilities, LaunchContext, ModelUnusableError, Thinking, in_order
+from runtimes.base import Capabilities, Contradiction, LaunchContext, ModelUnusableError, Thinking, in_order
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 from runtimes.shared.kernel import Kernel
@@ -207,13 +207,17 @@ def _problems(config: TransformersConfig) -> Iterator[str]:
 
 def _device_problems(config: TransformersConfig) -> Iterator[str]:
     if config.device_map != "auto" and config.gpus == "auto":
-        yield "gpus: auto, but device_map says where the model goes; remove one of the two"
+        yield Contradiction("gpus: auto, but device_map says where the model goes; remove one of the two")
     elif config.device_map == "cpu" and config.equal_gpus > 1:
-        yield f"gpus: {config.gpus} GPUs, but device_map puts the model on the processor; remove one of the two"
+        yield Contradiction(
+            f"gpus: {config.gpus} GPUs, but device_map puts the model on the processor; remove one of the two"
+        )
     elif isinstance(config.device_map, dict):
         for module, place in config.device_map.items():
             if place != "cpu" and place >= config.equal_gpus:
-                yield f"device_map: {module or 'all'} is put on GPU {place}, and the worker has {config.gpus}, from 0 on; set gpus"
+                yield Contradiction(
+                    f"device_map: {module or 'all'} is put on GPU {place}, and the worker has {config.gpus}, from 0 on; set gpus"
+                )
 
 
 def _limits(

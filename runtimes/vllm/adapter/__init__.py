@@ -27,6 +27,7 @@ from runtimes.adapters.vllm.config import engine_settings
 from runtimes.adapters.worker_adapter import KEY_VARIABLE, interpreter, worker_spec
 from runtimes.base import (
     Capabilities,
+    Contradiction,
     LaunchContext,
     LaunchSpec,
     Thinking,
@@ -134,4 +135,4 @@ def _own_problems(config: VllmWorkerConfig) -> Iterator[str]:
         key = "path" if config.quantization is None else "quantization"
         yield f"{key}: vLLM has no {BITSANDBYTES} any more; runtime transformers has it"
     for variable in sorted(NOT_FOR_ENV.keys() & config.env.keys()):
-        yield f"env: {variable} {NOT_FOR_ENV[variable]}"
+        yield Contradiction(f"env: {variable} {NOT_FOR_ENV[variable]}")

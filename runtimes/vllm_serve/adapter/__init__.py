@@ -31,6 +31,7 @@ from runtimes.adapters.vllm.adapter import (
 from runtimes.base import (
     CHAT_TEMPLATE,
     Capabilities,
+    Contradiction,
     Endpoint,
     HealthCheck,
     LaunchContext,
@@ -245,6 +246,6 @@ def _own_problems(config: VllmServeConfig) -> Iterator[str]:
     if config.binary is not None and not os.access(config.binary, os.X_OK):
         yield f"binary: {config.binary} is not a program that can be run"
     for variable in sorted(NOT_FOR_ENV.keys() & config.env.keys()):
-        yield f"env: {variable} {NOT_FOR_ENV[variable]}"
+        yield Contradiction(f"env: {variable} {NOT_FOR_ENV[variable]}")
     for problem in refused_options(config.extra_args):
-        yield f"extra_args: {problem}"
+        yield Contradiction(f"extra_args: {problem}")

@@ -46,7 +46,10 @@ def config_init(config: Path | None, as_json: bool) -> None:
 @config_path
 @json_option
 def config_check(config: Path | None, as_json: bool) -> None:
-    """Report every mistake of the configuration that `serve` would use, and what its models take on this machine."""
+    """Report every mistake of the configuration that `serve` would use, and what its models take on this machine.
+
+    Also the models that can't run on this machine as it is, because a file is missing, say: the others are served. Exits with 1 then.
+    """
     from supervisor.cli import configuration, sizes  # noqa: PLC0415  # not for declaring
 
     try:
@@ -54,7 +57,7 @@ def config_check(config: Path | None, as_json: bool) -> None:
     except ConfigError as error:
         if not as_json:
             raise
-        print_json({"ok": False, "problems": list(error.problems)})
+        print_json({"ok": False, "problems": list(error.problems), "troubles": []})
         sys.exit(exit_code_of(error))
     models, names = list(catalog.models), [entry.name for entry in catalog.listing()]
     here = sizes.on_this_machine(catalog)
@@ -62,8 +65,9 @@ def config_check(config: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "ok": True,
+                "ok": not here.troubles,
                 "problems": [],
+                "troubles": list(here.troubles),
                 "warnings": warnings,
                 "sizes": here.sizes,
                 "default_models": list(catalog.policy.default_models),
@@ -72,7 +76,7 @@ def config_check(config: Path | None, as_json: bool) -> None:
                 "tasks": list(catalog.tasks),
             }
         )
-        return
+        sys.exit(ExitCode.FAILED if here.troubles else ExitCode.DONE)
     tasks = f", {counted(len(catalog.tasks), 'task')}" if catalog.tasks else ""
     click.echo(f"No mistakes: {counted(len(models), 'model')}, {counted(len(names), 'public name')}{tasks}.")
     for model, size in here.sizes.items():
@@ -82,6 +86,10 @@ def config_check(config: Path | None, as_json: bool) -> None:
         click.echo(f"Back after {after} in which nothing else is asked for: {', '.join(default_models)}.")
     for warning in warnings:
         click.echo(f"warning: {warning}")
+    if here.troubles:
+        click.echo("What is missing on this machine; all other models are served:")
+        click.echo("\n".join(here.troubles))
+        sys.exit(ExitCode.FAILED)
 
 
 @config.command("show")

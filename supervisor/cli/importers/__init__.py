@@ -150,14 +150,11 @@ def _unusable(name: str, values: Values, folder: Path) -> str | None:
     assert isinstance(root, Table)
     assembly = Assembly(root, folder / FILE_NAME, REGISTRY, check_files=True)
     try:
-        assembly.catalog([])
+        return next((model.trouble for model in assembly.catalog([]).models.values() if model.troubles), None)
     except ConfigError:
         problem = assembly.problems[0]
         key = dotted(problem.trail[2:])
         return f"{key}: {problem.message}" if key else problem.message
-    except OSError as error:  # files of somebody else's
-        return f"{error.filename}: {error.strerror}"
-    return None
 
 
 def _form(path: Path) -> str:

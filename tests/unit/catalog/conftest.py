@@ -94,6 +94,10 @@ class Folder:
             self.load(text, **options)
         return list(caught.value.problems)
 
+    def troubles(self, text: str | None = None, **options) -> list[str]:
+        models = self.load(text, **options).models.values()
+        return [str(trouble) for model in models for trouble in model.troubles]
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Folder:

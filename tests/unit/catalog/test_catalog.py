@@ -247,12 +247,12 @@ class TestCheckDevices:
 
     def test_too_few(self, folder):
         catalog = folder.load("models:\n  m:\n    {cmd: x, gpus: 2, vram_mib: 2900}\n")
-        assert check_devices(catalog, [self.GPU], catalog.model_specs()) == (
+        assert tuple(map(str, check_devices(catalog, [self.GPU], catalog.model_specs()))) == (
             "llmux.yaml:3:14 models.m.gpus: 2 GPUs share the model, and it may run on 1",
         )
 
     def test_unknown_device(self, folder):
         catalog = folder.load("models:\n  m: {cmd: x, devices: [gpu7]}\n")
-        assert (check_devices(catalog, [self.HOST], catalog.model_specs())) == (
+        assert tuple(map(str, check_devices(catalog, [self.HOST], catalog.model_specs()))) == (
             "llmux.yaml:2:15 models.m.devices: no device gpu7 here; there is: host",
         )

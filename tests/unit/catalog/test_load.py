@@ -146,12 +146,26 @@ serve: 1
         ]
 
     def test_adapter_sentences_are_placed_at_the_key_they_name(self, folder):
-        found = folder.problems("models:\n  tiny:\n    path: gone.gguf\n")
+        found = folder.troubles("models:\n  tiny:\n    path: gone.gguf\n")
         assert [
-            "llmux.yaml:2:3 models.tiny: a sentence without a key",
             f"llmux.yaml:3:5 models.tiny.path: {folder.path}/gone.gguf: there is no such file",
+            "llmux.yaml:2:3 models.tiny: a sentence without a key",
         ] == found
         assert "tiny" in folder.load(check_files=False).models
+
+    def test_one_that_mends_itself_is_looked_at_again(self, folder):
+        model = folder.load(MINIMAL).models["tiny"]
+        assert f"path: {folder.path}/tiny.gguf: there is no such file; a sentence without a key" == model.trouble
+        folder.write("", "tiny.gguf")
+        assert model.looked_at().troubles == ()
+        assert model.looked_at().looked_at().troubles == ()
+
+    def test_a_contradiction_in_the_text_is_a_mistake_and_a_missing_file_is_not(self, folder):
+        text = "models: {m: {runtime: llama_cpp, path: gone.gguf, type_v: q8_0, flash_attn: 'off'}}"
+        (problem,) = folder.problems(text, registry=REGISTRY)
+        assert problem.endswith("models.m.type_v: q8_0 needs flash_attn on or auto")
+        (trouble,) = folder.troubles(text.replace(", flash_attn: 'off'", ""), registry=REGISTRY)
+        assert trouble.endswith("gone.gguf: there is no such file")
 
     def test_thinking_needs_a_switch(self, folder):
         text = "models: {m: {cmd: x, has_switch: false}}\nvirtual_models: {v: {model: m, enable_thinking: true}}"

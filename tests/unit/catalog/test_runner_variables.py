@@ -203,9 +203,11 @@ class TestBasePath:
     def outside(self, tmp_path, text):
         """What is said of files that lie elsewhere."""
         (tmp_path / "llmux.yaml").write_text(text)
-        with pytest.raises(ConfigError) as caught:
+        try:
             load(tmp_path / "llmux.yaml")  # the files aren't there, either
-        return [problem for problem in caught.value.problems if "is not below" in problem]
+        except ConfigError as error:
+            return [problem for problem in error.problems if "is not below" in problem]
+        return []
 
     def test_below(self, tmp_path):
         text = "models: {a: {path: models/a.gguf, lora: [models/deep/er.gguf]}}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.core.events import LoadAsked, LoadCancelled, PinAsked, Respecified, UnloadAsked
-from supervisor.core.types import ModelId, RejectCode
+from supervisor.core.types import ModelId, RejectCode, WorkerState
 from tests.support.simulation import World, model
 
 A = ModelId("a")
@@ -194,3 +194,51 @@ def test_decisions_since_a_number_are_those_after_it():
     decisions = world.decisions.last()
     assert world.decisions.since(decisions[0].seq) == decisions[1:]
     assert world.decisions.since(decisions[-1].seq) == []
+
+
+class TestTrouble:
+    """A model that can't run on this machine has failed while it has no worker, and nothing goes for it."""
+
+    GONE = "path: /nas/a.gguf: there is no such file"
+
+    def test_nothing_is_loaded_or_evicted_for_it(self, world):
+        world.configure(model("a", 10000, trouble=self.GONE, preload=True), model("b", 10000))
+        world.request("b")
+        world.run(5)
+        refused = world.rejected[world.request("a")]
+        assert (refused.code, self.GONE in refused.message) == (RejectCode.MODEL_FAILED, True)
+        world.post(LoadAsked(A))
+        world.post(UnloadAsked(A))
+        world.run(1300)
+        assert (world.state("a"), world.state("b")) == ("failed", "ready")
+        assert self.GONE in record(world).life.reason
+
+    def test_it_comes_back_as_it_was_wanted(self, world):
+        world.configure(model("a", 4000, trouble=self.GONE, preload=True), model("c", 4000, trouble=self.GONE))
+        world.configure(model("a", 4000, preload=True), model("c", 4000))
+        world.run(30)
+        assert (world.state("a"), world.state("c")) == ("ready", "stopped")
+
+    def test_a_worker_goes_on_and_is_not_replaced(self, world):
+        world.configure(model("a", 4000))
+        ticket = world.request("a")
+        world.run(5)
+        world.finish(ticket)
+        world.configure(model("a", 4000, trouble=self.GONE))
+        assert world.request("a") not in world.rejected
+        world.post(UnloadAsked(A, force=True))
+        world.run(30)
+        assert record(world).state is WorkerState.FAILED
+
+    def test_a_crashed_one_is_not_started_in_vain(self, world):
+        world.configure(model("a", 4000))
+        world.request("a")
+        world.run(5)
+        world.configure(model("a", 4000, trouble=self.GONE))
+        world.crash("a")
+        world.run(300)
+        assert (world.state("a"), record(world).generation) == ("failed", 1)
+
+
+def record(world: World):
+    return world.scheduler.state.models[A]

@@ -1,0 +1,87 @@
+"""Models that can't run on this machine as it is: looked at again until they can, without a reload.
+
+Whether a file is there is no matter of the configuration: a disk may be mounted late, or a server of files be away for a
+while. What a model's files say (its memory, its context, what it can do) is read anew when it can run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import structlog
+
+from supervisor.catalog import Catalog
+from supervisor.catalog.catalog import Learned
+from supervisor.catalog.fitting import specs_on
+from supervisor.catalog.keys import Keyring
+from supervisor.core.events import Configured
+from supervisor.core.types import CrashClass, DeviceSpec, ModelId, ModelSpec
+from supervisor.daemon.daemon import Daemon
+
+log = structlog.get_logger("llmux.models")
+
+INTERVAL_S: Final = 2.0
+
+
+def apply(daemon: Daemon, catalog: Catalog, keyring: Keyring, specs: Sequence[ModelSpec]) -> None:
+    """Serve this from now on, in one turn of the loop. An operator's overrides of unchanged models are kept."""
+    daemon.fleet.models = catalog.models
+    daemon.fleet.limits = catalog.limits
+    daemon.configure(catalog, keyring)
+    kept = tuple(_overridden(daemon, spec) for spec in specs)
+    devices = tuple(device.spec for device in daemon.sampler.devices())
+    daemon.engine.post(Configured(kept, devices, catalog.limits.limits(), catalog.policy))
+
+
+def _overridden(daemon: Daemon, spec: ModelSpec) -> ModelSpec:
+    override = daemon.fleet.override_of(spec.id)
+    if override is None:
+        return spec
+    daemon.fleet.override(spec.id, replace(override, base=spec))
+    return override.spec
+
+
+async def watch(daemon: Daemon) -> None:
+    """Loops: looks at those that have failed for such a reason."""
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        await look_again(daemon, [model for model in daemon.catalog.models if _is_suspect(daemon, model)])
+
+
+async def look_again(daemon: Daemon, names: Sequence[ModelId]) -> None:
+    """Look at these models' files, and serve them as they are now. Nothing happens if the configuration changes meanwhile."""
+    catalog = daemon.catalog
+    devices = [device.spec for device in daemon.sampler.devices()]
+    found = await asyncio.to_thread(partial(_look, catalog, names, devices, daemon.learned())) if names else None
+    if found is None or daemon.catalog is not catalog or daemon.engine.queue().is_stopping:
+        return
+    after, specs = found
+    for model in after.models.values():
+        if model.troubles != catalog.models[model.id].troubles:
+            log.info("model.looked_at", model=model.id, trouble=model.trouble or None)
+    apply(daemon, after, daemon.keyring, specs)
+
+
+def _is_suspect(daemon: Daemon, model: ModelId) -> bool:
+    if daemon.catalog.models[model].troubles:
+        return True
+    status = daemon.engine.model(model)
+    return status is not None and status.crash is not None and status.crash.kind is CrashClass.UNUSABLE
+
+
+def _look(
+    catalog: Catalog, names: Sequence[ModelId], devices: Sequence[DeviceSpec], learned: Learned
+) -> tuple[Catalog, tuple[ModelSpec, ...]] | None:
+    """None: nothing has changed. Blocks on files."""
+    models = catalog.models
+    changed = {name: models[name].looked_at() for name in names if models[name].look() != models[name].troubles}
+    if not changed:
+        return None
+    for model in changed.values():
+        _ = model.capabilities  # for the views
+    after = catalog.of({**models, **changed})
+    return after, specs_on(after, devices, learned)
