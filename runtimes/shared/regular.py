@@ -19,4 +19,6 @@ def open_regular(path: Path) -> BinaryIO:
     os.close(descriptor)
     if stat.S_ISREG(found.st_mode):  # those of the kernel have no size, either
         return io.BytesIO()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -150,7 +150,7 @@ def _unusable(name: str, values: Values, folder: Path) -> str | None:
     assert isinstance(root, Table)
     assembly = Assembly(root, folder / FILE_NAME, REGISTRY, check_files=True)
     try:
-        return next((model.trouble for model in assembly.catalog([]).models.values() if model.troubles), None)
+        return next((told(one.troubles[:1]) for one in assembly.catalog([]).models.values() if one.troubles), None)
     except ConfigError:
         problem = assembly.problems[0]
         key = dotted(problem.trail[2:])

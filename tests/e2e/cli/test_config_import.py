@@ -75,7 +75,8 @@ class TestWholeFiles:
         assert found is not None
         assert (found.name, found.scopes) == ("Remote Whisper clients", {Scope.INFERENCE})
         checked = llmux("config", "check", out, XDG_DATA_HOME=str(tmp_path))
-        problems = checked.stderr.splitlines()[1:]
+        assert checked.returncode == 1
+        problems = checked.stdout.partition("What is missing on this machine")[2].splitlines()[1:]
         assert len(problems) == 10
         assert all("there is no such" in problem for problem in problems)
         assert sum("get it: llmux pull " in problem for problem in problems) == 8

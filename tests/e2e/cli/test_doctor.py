@@ -108,7 +108,8 @@ class TestBroken:
     def test_a_model_file_is_missing(self, alone):
         code, found = examined(alone, whole(alone, gone=gguf(Path("/nowhere.gguf"))))
         assert code == ExitCode.FAILED
-        assert "/nowhere.gguf" in found["configuration"][0]["message"]
+        read, missing = found["configuration"]
+        assert (read["status"], "/nowhere.gguf" in missing["message"]) == ("ok", True)
         assert "port" in found  # the rest is looked at still
 
     def test_a_runtime_is_not_installed(self, alone):

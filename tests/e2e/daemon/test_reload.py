@@ -167,14 +167,14 @@ class TestMistakes:
     def test_everything_is_told_and_nothing_changes(self, daemon):
         assert daemon.chat("kept").status_code == 200
         worker = pid(daemon, "kept")
-        write(daemon, models={"kept": fake(priority=-1), "other": {"cmd": "no-such-program ${port}"}, "gone": None})
+        write(daemon, models={"kept": fake(priority=-1), "other": fake(pin="yes"), "gone": None})
         answer = daemon.post("/v1/admin/reload")
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["code"] == "invalid_configuration"
         assert [problem.partition(": ")[2] for problem in error["detail"]] == [
             "expected at least 0, got -1",
-            "no-such-program is not a program on PATH",
+            'expected true or false, got "yes"; write true',
         ]
         assert (pid(daemon, "kept"), daemon.model("kept")["priority"]) == (worker, 100)
         assert daemon.chat("gone").status_code == 200

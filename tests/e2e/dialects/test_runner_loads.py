@@ -205,8 +205,9 @@ class TestPull:
         assert not hub.sent
 
     def test_needs_to_be_allowed(self, start):
-        with pytest.raises(AssertionError, match="llmux pull chat"):
-            start(allow_pull=False)
+        daemon = start(allow_pull=False)
+        ended = load(daemon, modelId="chat")
+        assert (ended["status"], "llmux pull chat" in ended["error"]) == ("failed", True), ended
 
     def test_needs_the_admin_scope(self, start, hub, tmp_path):
         (tmp_path / "keys.yaml").write_text("- {name: user, key: sk-0123456789abcdef}\n")

@@ -130,7 +130,7 @@ class TestNotStarted:
                 RuntimeNotInstalledError("r", "not there.", "make it"),
                 Crash(CrashClass.NOT_INSTALLED, "not there. Remedy: make it"),
             ),
-            (ModelUnusableError("no file"), Crash(CrashClass.BAD_ARGUMENTS, "no file")),
+            (ModelUnusableError("no file"), Crash(CrashClass.UNUSABLE, "no file")),
             (SpawnError("no program", CrashClass.BAD_ARGUMENTS), Crash(CrashClass.BAD_ARGUMENTS, "no program")),
             (SpawnError("no processes"), Crash(CrashClass.HOST, "no processes")),
             (OSError("odd"), Crash(CrashClass.UNKNOWN, "can't be started now: odd")),

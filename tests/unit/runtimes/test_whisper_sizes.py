@@ -60,10 +60,8 @@ class TestConfiguration:
         assert sources.folder(model.config.source, model.config, tmp_path / "models") == folder
 
     def test_missing_files_name_the_command(self, tmp_path):
-        with pytest.raises(ConfigError) as caught:
-            load(written(tmp_path, "{runtime: faster_whisper, model: small}"))
-        (problem,) = caught.value.problems
-        assert problem.endswith("there is no such folder; get it: llmux pull ears")
+        model = load(written(tmp_path, "{runtime: faster_whisper, model: small}")).models["ears"]
+        assert model.trouble.endswith("there is no such folder; get it: llmux pull ears")
 
     def test_an_unknown_size_lists_the_sizes(self, tmp_path):
         with pytest.raises(ConfigError) as caught:
