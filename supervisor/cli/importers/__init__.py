@@ -18,6 +18,7 @@ from pydantic import JsonValue
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog.assembly import KEYS_NAME, Assembly, config_error
+from supervisor.catalog.catalog import told
 from supervisor.catalog.document import Layer, Place, Source, Table, dotted, parse, plain, tree_of
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.catalog.yaml_writer import to_yaml
