@@ -23,14 +23,16 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 
 _LOADED: Final = re.compile(
-    r"(?!(?:callback|notification|redirect|return|status|webhook)_?ur[li]s?$)(?:.*_)?"
-    r"(?:ur[li]|src|data|media|image|audio|video|file|path|mask)s?(?:\[\])?"
-    r"|base64"  # Hugging Face's, which may be an address or a path all the same
-    r"|(?!(?:callback|notification|redirect|return|status|webhook)Ur[li]s?$)"
-    r".*(?:Ur[li]|Src|Data|Media|Image|Audio|Video|File|Path)s?",
+    r"(?!(?i:callback|notification|redirect|return|status|webhook)_?(?i:ur[li]s?)$)"
+    r"(?:(?i:(?:.*_)?(?:image|img|audio|video|media|file|data|input|init|ref|source|document)*"
+    r"(?:ur[li]|src|data|media|image|audio|video|file|path|mask)s?(?:\[\])?)"
+    r"|(?i:base64)"  # Hugging Face's, which may be an address or a path all the same
+    r"|.*(?:U(?i:r[li])|S(?i:rc)|D(?i:ata)|M(?i:edia)|I(?i:mage)|A(?i:udio)|V(?i:ideo)|F(?i:ile)|P(?i:ath))[sS]?)",
     re.DOTALL,
 )
-_PATH: Final = re.compile(r"(?:.*_)?paths?|.*Paths?", re.DOTALL)
+"""Without case, as some workers read keys; they would also take `ſ` for `s`."""
+_PATH: Final = re.compile(r"(?i:(?:.*_)?(?:image|audio|video|media|file|data)*paths?)|.*P(?i:aths?)", re.DOTALL)
+_LONGEST_KEY: Final = 100  # the end of a longer one tells
 _SCHEME: Final = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,30}):")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/=_\s-]*+", re.ASCII)
 _INERT_FIELDS: Final = frozenset(
@@ -100,16 +102,21 @@ _USUAL_FIELDS: Final = frozenset(
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
-    """A message of text only. Never add a field here that can hold an object, or that `_LOADED` matches."""
+    """A message of text only. Never add a field here that can hold an object, or that `_LOADED` matches.
+
+    What is missing stays so when it is encoded.
+    """
 
     role: str
-    content: str | None = None
-    name: str | None = None
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    name: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 _Inside = tuple[int | str, str, bool, Any]
 """A value in a list or an object: its index, its key, whether that means loading, itself."""
 _texts: Final = msgspec.json.Decoder(list[_Message]).decode
+_encode: Final = msgspec.json.Encoder().encode
+_ESCAPED_COLON: Final = re.compile(rb"(?<!\\)(?:\\\\)*+\\u003[aA]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,7 @@ class Reference:
             del self.place["url"]
             self.place.update(type="base64", media_type=kind, data=content)
         else:
-            self.place[self.index] = content if self.key in _BARE else f"data:{kind};base64,{content}"
+            self.place[self.index] = content if self.key.casefold() in _BARE else f"data:{kind};base64,{content}"
 
 
 def references(
@@ -177,12 +184,27 @@ def references(
 
 
 def is_text(messages: msgspec.Raw) -> bool:
-    """Most prompts are text only; decoding them into just that type proves it quickly."""
+    """Most prompts are text only; decoding them into just that type proves it quickly.
+
+    Encoded again they are as long, but for blanks, unless a key stood there twice: no JSON of the same texts is shorter.
+    """
     try:
-        _texts(messages)
+        length = len(_encode(_texts(messages)))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False
-    return True
+    return length == len(messages) or length == len(msgspec.json.format(messages, indent=-1))
+
+
+def has_duplicates(raw: msgspec.Raw | bytes, value: Any) -> bool:
+    """Has an object in this JSON, which is decoded as `value`, the same key twice?
+
+    Each key is followed by a colon. All others are within texts, where they may be escaped.
+    """
+    text = bytes(raw)
+    colons = text.count(b":")
+    if b"\\u003" in text:
+        colons += len(_ESCAPED_COLON.findall(text))
+    return colons != _encode(value).count(b":")
 
 
 def _items(key: str, items: list[Any], *, is_loaded: bool) -> Iterator[_Inside]:
@@ -194,10 +216,12 @@ def _items(key: str, items: list[Any], *, is_loaded: bool) -> Iterator[_Inside]:
 def _entries(name: str, part: dict[str, Any]) -> Iterator[_Inside]:
     """The values of an object that matter. `name` is its own key."""
     kind = part.get("type")
+    if not part.keys() <= _USUAL and any(key.casefold() == "type" != key for key in part):
+        kind = None  # whoever reads without case takes either
     is_inert = isinstance(kind, str) and _INERT_TYPE.fullmatch(kind) is not None
     for key, value in part.items():
         is_loaded = key not in _USUAL and means_loading(key) and not _only_says(name, kind, key)
-        if is_loaded or key in _NESTING_KEYS or not (is_inert or key in _INERT_KEYS):
+        if is_loaded or key.casefold() in _NESTING_KEYS or not (is_inert or key in _INERT_KEYS):
             yield key, key, is_loaded, value
 
 
@@ -210,7 +234,7 @@ def _only_says(name: str, kind: object, key: str) -> bool:
 
 def means_loading(key: str) -> bool:
     """Would a worker load something by this key's value?"""
-    return _LOADED.fullmatch(key) is not None
+    return _LOADED.fullmatch(key[-_LONGEST_KEY:]) is not None
 
 
 def is_content(key: str, text: str) -> bool:
@@ -223,7 +247,7 @@ def is_content(key: str, text: str) -> bool:
     if _PATH.fullmatch(key):
         return not text
     # A path may have only base64's characters, too. JPEG begins with `/9j/`; MP3 with `//`, and as `data` alone.
-    return not text.startswith("/") or text.startswith("/9j/") or (key == "data" and text.startswith("//"))
+    return not text.startswith("/") or text.startswith("/9j/") or (key.casefold() == "data" and text.startswith("//"))
 
 
 def refusal(key: str, text: str, otherwise: str = "") -> InvalidRequestError:

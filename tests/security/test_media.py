@@ -96,6 +96,8 @@ ATTACKS = {
     "images: several": lambda url: {"prompt": "p", "images": [{"image_url": url}]},
     "images: a mask": lambda url: {"prompt": "p", "mask": url},
     "speech: a voice's sound": lambda url: {"input": "say", "ref_audio": url},
+    "any: capitals": lambda url: {"prompt": "p", "IMAGE_DATA": url},
+    "chat: capitals": lambda url: user({"type": "image_url", "IMAGE_URL": {"URL": url}}),
     "any: a camel": lambda url: {"prompt": "p", "initImageUrl": url},
 }
 

@@ -102,11 +102,21 @@ class TestReferences:
             with pytest.raises(InvalidRequestError):
                 look(hidden)
 
-    def test_the_last_of_two_keys_counts(self):
-        body = encode(user(image(DATA))).replace(b'"type": "image_url"', b'"type": "text", "type": "image_url"')
-        body = body.replace(b'{"url": "data', b'{"url": "data:x", "url": "http')
-        with pytest.raises(InvalidRequestError):
-            look(body)
+    @pytest.mark.parametrize(
+        "key", ["URL", "Image_URL", "IMAGE_DATA", "imageURL", "imageurl", "Path", "url\u017f", "\u017frc"]
+    )
+    def test_case_hides_nothing(self, key):
+        """As Go's decoder reads keys."""
+        for prompt in ({"prompt": "p", key: REMOTE[0]}, user({"type": "text", "text": "see", key: REMOTE[0]})):
+            with pytest.raises(InvalidRequestError, match="not loaded for clients"):
+                look(encode(prompt))
+
+    @pytest.mark.parametrize("part", [{"type": "text", "Type": "image"}, {"TYPE": "text"}])
+    def test_a_type_that_is_read_without_case(self, part):
+        with pytest.raises(InvalidRequestError, match="not loaded for clients"):
+            look(encode(user({**part, "text": "x", "source": {"url": REMOTE[0]}})))
+        with pytest.raises(InvalidRequestError, match="not loaded for clients"):
+            look(encode(user({"type": "text", "text": "x", "Content": [image(REMOTE[0])]})))
 
 
 class TestPaths:
@@ -141,6 +151,7 @@ class TestMessagesOfText:
             b'[{"role": "user", "content": [{}], "content": "x"}]',
             b'[{"role": "user", "content": "x", "ur\\u006c": "y"}]',
             b'[{"role": "user", "content": "\xff"}]',
+            b'[{"role": "user", "content": "x", "content": "y"}]',
             b"[5]",
         ],
     )
@@ -155,6 +166,35 @@ class TestSameKeyTwice:
         body = encode(user(image(REMOTE[0])))[:-1] + b', "messages": []}'
         with pytest.raises(InvalidRequestError, match="same key twice"):
             look(body)
+
+    @pytest.mark.parametrize(
+        "messages",
+        [
+            '[{"role":"user","content":"a","content":"b"}]',
+            '[{"role":"user","content":"a", "role" :"user"}]',
+            '[{"role":"user","content":"a","name":"x","name":"x"}]',
+            '[{"content":null,"role":"user","content":null}]',
+            '[{"role":"user","content":"a","cont\\u0065nt":"b"}]',
+            '[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:a","url":"data:b"}}]}]',
+            '[{"role":"user","content":[{"type":"text","text":"x","type":"image_url"}]}]',
+            '[{"role":"user","content":[{"type":"text","text":"\\u003a:\\\\u003a","text":"1"}]}]',
+            '[{"role":"user","content":[{"type":"text","text":"\\u003A"}],"content":[{"type":"text","text":":"}]}]',
+            '[{"role":"user","content":[{"text":"1e9","type":"text","n":1e9,"n":1e9}]}]',
+        ],
+    )
+    @pytest.mark.parametrize("beside", [0, 300_000])
+    def test_refused_at_every_depth(self, messages, beside):
+        with pytest.raises(InvalidRequestError, match="same key twice") as told:
+            look(f'{{"model":"m","user":"{"u" * beside}","messages":{messages}}}'.encode())
+        assert told.value.code == "duplicate_key"
+
+    @pytest.mark.parametrize(
+        "text", ["a: b", "\\u003a", "\\\\u003a", "\\\\\\u003A:", '\\"a\\":', "\\u00e9:", "\\/:\\n:", "\\u003b"]
+    )
+    @pytest.mark.parametrize("blank", ["", " "])
+    def test_colons_of_texts_are_none_of_keys(self, text, blank):
+        for content in (f'"{text}"', f'[{{"type":{blank}"text","text"{blank}:"{text}","{text}":1.50}}]'):
+            look(f'{{"model":"m","messages":[{{"role":"user",{blank}"content"{blank}:{content}}}]}}'.encode())
 
 
 class TestLetThrough:
