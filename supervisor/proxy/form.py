@@ -1,5 +1,6 @@
 """Multipart forms: the positions of their fields, the values that decide where a form goes, and those that a worker could
-load something by (see `media`). Nothing else is decoded, especially no files.
+load something by (see `media`). Nothing else is decoded, especially no files. What readers of forms disagree about, such as
+two names of a part, an encoding of a value, or another charset, is refused.
 
 To change a form for a virtual model, removed fields are cut out, new ones are put in front, and every other byte stays
 unchanged.
@@ -8,6 +9,7 @@ unchanged.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -31,6 +33,9 @@ PARAMETERS_LIMIT: Final = 100  # of a header in it
 TYPE_LIMIT: Final = 1024  # of the Content-Type
 SLICE: Final = 32 * 1024  # parsed or copied between two turns of the loop; the parser may need 0.3 ms for a KiB
 EPILOGUE_LIMIT: Final = 4096  # bytes after a form's end, which mean nothing
+_PARAMETER: Final = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))\s*', re.DOTALL)
+_CHARSET: Final = re.compile(rb"charset[\s\"'=]*+(?!(?:utf-?8|us-ascii|iso-8859-1|windows-1252)\b)", re.IGNORECASE)
+_PLAIN_ENCODINGS: Final = frozenset({b"", b"7bit", b"8bit", b"binary"})
 _READ: Final = SAID | {RESPONSE_FORMAT}
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_ \t\r\n"
 
@@ -60,6 +65,7 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
                 "on_header_field": form.header_field,
                 "on_header_value": form.header_value,
                 "on_header_end": form.header_end,
+                "on_headers_finished": form.headers_finished,
                 "on_part_data": form.part_data,
                 "on_part_end": form.part_end,
                 "on_end": form.end,
@@ -98,7 +104,7 @@ class Form(Body):
         self._parts = 0
         self._fields: list[tuple[str, int]] = []  # name, and where the part's first header begins
         self._begin: int | None = None
-        self._is_named = False
+        self._is_named = self._is_file = self._is_recoded = False
         self._header_name = b""
         self._header_value = b""
         self._reading = b""  # the field that is being read
@@ -109,7 +115,7 @@ class Form(Body):
     def part_begin(self) -> None:
         self._parts += 1
         self._begin = None
-        self._is_named = False
+        self._is_named = self._is_file = self._is_recoded = False
         if self._parts > PARTS_LIMIT:
             raise InvalidRequestError(f"The form has more than {PARTS_LIMIT} parts.")
 
@@ -125,22 +131,30 @@ class Form(Body):
         self._header_value += data[start:end]
 
     def header_end(self) -> None:
-        if self._header_name.lower() != b"content-disposition":
+        header, value = self._header_name.lower(), self._header_value
+        if header == b"content-transfer-encoding" and value.strip().lower() not in _PLAIN_ENCODINGS:
+            raise InvalidRequestError("A part of the form has a Content-Transfer-Encoding; send it as it is.")
+        if header == b"content-type":
+            self._is_recoded = self._is_recoded or _CHARSET.search(value) is not None
+        if header != b"content-disposition":
             return
         if self._is_named:
             raise InvalidRequestError("A part of the form has two Content-Disposition headers.")
         self._is_named = True
-        if self._header_value.count(b";") > PARAMETERS_LIMIT:
-            raise InvalidRequestError("A Content-Disposition header in the form has too many parameters.")
-        _, options = parse_options_header(self._header_value)
+        options = _parameters(value)
         name = options.get(b"name", b"")
         assert self._begin is not None
         text = name.decode("utf-8", "replace")
         self._fields.append((text, self._begin))
+        self._is_file = bool(options.get(b"filename"))  # an empty one is no file's for some readers
         if name in (b"model", b"stream", b"allow_remote") or text in _READ:
             self._reading = name
-        elif b"filename" not in options and means_loading(text):
+        elif not self._is_file and means_loading(text):
             self._loaded = text
+
+    def headers_finished(self) -> None:
+        if self._is_recoded and not self._is_file:
+            raise InvalidRequestError("A value in the form has another charset; send it as UTF-8.")
 
     def part_data(self, data: bytes, start: int, end: int) -> None:
         if self._loaded:
@@ -246,3 +260,23 @@ class Form(Body):
         quoted = name.replace("\\", "\\\\").replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
         head = f'\r\nContent-Disposition: form-data; name="{quoted}"\r\n\r\n{value}\r\n'
         return self._delimiter + head.encode()
+
+
+def _parameters(header: bytes) -> dict[bytes, bytes]:
+    """Those of a Content-Disposition, by their names in lower case. Raises InvalidRequestError where readers would differ."""
+    if header.count(b";") > PARAMETERS_LIMIT:
+        raise InvalidRequestError("A Content-Disposition header in the form has too many parameters.")
+    found: dict[bytes, bytes] = {}
+    at = len(header) if (semicolon := header.find(b";")) < 0 else semicolon
+    while (parameter := _PARAMETER.match(header, at)) is not None:
+        key, value = parameter[1].lower(), parameter[2] if parameter[3] is None else parameter[3]
+        if key in found or key.startswith(b"name*") or (key == b"name" and b"\\" in value):
+            raise InvalidRequestError("A part of the form has two names, or one in another encoding than UTF-8.")
+        found[key], at = value, parameter.end()
+    if header[at:].strip(b"; \t"):
+        raise InvalidRequestError("A Content-Disposition header in the form can't be read.")
+    if found.get(b"name") == b"_charset_":
+        raise InvalidRequestError(
+            "Forms are sent as UTF-8: leave out the field `_charset_`.", code="charset_not_supported"
+        )
+    return found

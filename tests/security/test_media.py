@@ -249,6 +249,14 @@ class TestForms:
         told = send(target, body)
         assert (told.status_code, told.content) == (200, body)
 
+    def test_a_name_that_only_some_read(self, target):
+        for name in ('prompt"; name="image', "prompt\"; name*=utf-8''image; x=\"", 'image"; filename="'):
+            assert send(target, form(name, METADATA)).status_code == 400
+
+    def test_a_name_without_case(self, target):
+        for name in ("IMAGE", "Image_URL", "maſk"):
+            assert send(target, form(name, METADATA)).json()["error"]["code"] == "remote_media_refused"
+
     def test_two_names_for_one_part(self, target):
         body = form("prompt", METADATA, '\r\nContent-Disposition: form-data; name="image"')
         assert send(target, body).status_code == 400

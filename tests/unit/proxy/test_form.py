@@ -86,6 +86,56 @@ class TestForms:
         assert await form._changed({}) is body
 
 
+class TestOneReading:
+    """What two readers of a form could take for different fields, or values, is refused; what all read alike passes."""
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"name*=utf-8''image",
+            b"name=\"prompt\"; name*=utf-8''image",
+            b'name="prompt"; name="image"',
+            b'name="prompt"; NAME="image"',
+            b'name="prompt"; name=image',
+            b'name*0="im"; name*1="age"',
+            b'name="ima\\ge"',
+            b'name="prompt\\"; x=\\"; name="image"',
+            b'name="prompt" name="image"',
+            b'name="prompt"x',
+            b'name="prompt',
+            b'name="_charset_"',
+            b'name="prompt"\r\nContent-Transfer-Encoding: base64',
+            b'name="prompt"\r\nContent-Transfer-Encoding: Quoted-Printable',
+            b'name="prompt"\r\nContent-Type: text/plain; charset=utf-7',
+            b'name="prompt"\r\nContent-Type: text/plain;charset="UTF-16LE"',
+            b'name="prompt"\r\nContent-Type: text/plain; charset=utf-16\r\nContent-Type: text/plain',
+            b'name="image"; filename=""',
+        ],
+    )
+    async def test_refused(self, head):
+        with pytest.raises(InvalidRequestError):
+            await read_form(b"--X\r\nContent-Disposition: form-data; %s\r\n\r\n/etc/passwd\r\n--X--\r\n" % head, TYPE)
+
+    @pytest.mark.parametrize(
+        ("head", "name"),
+        [
+            (b"name=prompt", "prompt"),
+            (b'NAME="prompt";', "prompt"),
+            (b'name="a;b"; filename="x"', "a;b"),
+            (b'filename="C:\\dir\\a\\"b;.wav"; name=file', "file"),
+            (b'name="file"; filename="?.wav"; filename*=UTF-8\'\'%C3%A4.wav', "file"),
+            (b'name="prompt"\r\nContent-Transfer-Encoding: 8bit', "prompt"),
+            (b'name="prompt"\r\nContent-Type: text/plain; charset=UTF-8', "prompt"),
+            (b'name="prompt"\r\nContent-Type: text/plain; charset=ISO-8859-1', "prompt"),
+            (b'name="file"; filename="a.txt"\r\nContent-Type: text/plain; charset=utf-16', "file"),
+            ('name="größe"'.encode(), "größe"),
+        ],
+    )
+    async def test_let_through(self, head, name):
+        form = await read_form(b"--X\r\nContent-Disposition: form-data; %s\r\n\r\n/a\r\n--X--\r\n" % head, TYPE)
+        assert form.names == {name}
+
+
 class TestReadFields:
     """What llmux reads of a form besides the model."""
 
