@@ -159,15 +159,19 @@ def _described(model: CatalogModel, download: Download | None) -> Mapping[str, J
     if download is not None and download.copy is not None:
         for file in download.missing:
             if file.name == "config.json":
-                return _object(hub.content(download.copy.listing, file))
+                listing = download.copy.listing
+                return _object(hub.content(listing, file), f"{listing.repo}: its config.json")
     path = getattr(model.config, "path", None)
     if isinstance(path, Path) and (path / "config.json").is_file():
-        return _object((path / "config.json").read_bytes())
+        return _object((path / "config.json").read_bytes(), f"{path / 'config.json'}")
     return {}
 
 
-def _object(text: bytes) -> Mapping[str, JsonValue]:
-    value = json.loads(text)
+def _object(text: bytes, what: str) -> Mapping[str, JsonValue]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} can't be read ({hub.line_of(error)})") from error
     return value if isinstance(value, dict) else {}
 
 

@@ -2,17 +2,23 @@
 
 The hub's client knows the endpoint and the person's token (HF_ENDPOINT, HF_TOKEN, HF_HOME). A repository is listed once,
 and all files are of the commit that it had then. io/hub_download.py gets them.
+
+A hub may be anybody's. What it sends is read up to a limit, and its names lead nowhere but into the model's folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import quote, urljoin
 
 from runtimes.model_config import Source
 from supervisor.errors import LlmuxError
@@ -21,6 +27,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 TIMEOUT_S: Final = 30.0
+LISTING_BYTES: Final = 32 << 20
+"""Of all pages of a listing together, each at least `PAGE_BYTES`: some 100 000 files."""
+PAGE_BYTES: Final = 64 * 1024
+DESCRIPTION_BYTES: Final = 16 << 20
+"""Of a file that is read here."""
+OWN: Final = ".llmux-pull"
+"""So begin the names of what llmux keeps in a folder beside its files."""
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REFUSED: Final = (401, 403)
 
 # Not needed beside safetensors: the same weights for other programs, and in other layouts.
@@ -77,30 +92,63 @@ class Listing:
         return str(client().hf_hub_url(self.repo, file.name, revision=self.commit, repo_type=self.kind))
 
 
+@contextlib.contextmanager
+def answer(url: str, headers: Mapping[str, str] | None = None, **params: str) -> Iterator[Any]:
+    """A response of which nothing is read yet. Raises the client's errors, which hold nothing of its body."""
+    hub = client()
+    with hub.utils.get_session().stream(
+        "GET",
+        url,
+        params=params or None,
+        headers={**hub.utils.build_hf_headers(), **(headers or {})},
+        timeout=TIMEOUT_S,
+        follow_redirects=True,
+    ) as response:
+        if response.is_error:
+            response.close()
+        hub.utils.hf_raise_for_status(response)
+        yield response
+
+
+def asked(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
+    """What the hub's API says: one JSON value a page. Blocks. Raises HubError."""
+    endpoint = client().constants.ENDPOINT
+    url, left = f"{endpoint}/api/{path}", LISTING_BYTES
+    try:
+        while url:
+            with answer(url, **params) as response:
+                text = _up_to(response, left, f"{repo}: the hub's listing of it")
+                following = response.links.get("next", {}).get("url", "")
+            yield json.loads(text)
+            left -= max(len(text), PAGE_BYTES)
+            url, params = urljoin(url, following) if following else "", {}
+            if not url.startswith(f"{endpoint}/"):  # the person's token goes nowhere else
+                url = ""
+    except RecursionError as error:
+        raise HubError(f"{repo}: the hub's listing of it can't be read; is it a model hub?") from error
+    except Exception as error:
+        raise explained(error, repo, revision) from error
+
+
 def content(listing: Listing, file: File) -> bytes:
     """A small file, not kept. Blocks. Raises HubError."""
-    hub = client()
+    what = f"{listing.repo}: {file.name}"
     try:
-        response = hub.utils.get_session().get(
-            listing.url(file), headers=hub.utils.build_hf_headers(), timeout=TIMEOUT_S, follow_redirects=True
-        )
-        hub.utils.hf_raise_for_status(response)
+        with answer(listing.url(file)) as response:
+            found = _up_to(response, min(file.size, DESCRIPTION_BYTES), what)
     except Exception as error:
         raise explained(error, listing.repo, listing.commit) from error
-    if not file.is_content(BytesIO(response.content)):
-        raise HubError(f"{listing.repo}: {file.name} arrived with another hash than the hub says; try again.")
-    return bytes(response.content)
+    if not file.is_content(BytesIO(found)):
+        raise HubError(f"{what} arrived with another hash than the hub says; try again.")
+    return found
 
 
 def head(listing: Listing, file: File, size: int) -> bytes:
     """The first bytes of a file, at most so many. Blocks. Raises HubError."""
-    hub, found = client(), bytearray()
-    headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
+    found = bytearray()
+    headers = {"Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
     try:
-        with hub.utils.get_session().stream(
-            "GET", listing.url(file), headers=headers, timeout=TIMEOUT_S, follow_redirects=True
-        ) as response:
-            hub.utils.hf_raise_for_status(response)
+        with answer(listing.url(file), headers) as response:
             for chunk in response.iter_bytes():
                 found += chunk
                 if len(found) >= size:  # a hub that knows no ranges sends it all
@@ -112,35 +160,56 @@ def head(listing: Listing, file: File, size: int) -> bytes:
 
 def look(source: Source) -> Listing:
     """List what the source names. Blocks. Raises HubError."""
-    hub = client()
+    repo, found = source.repo, dict[str, File]()
+    info = next(asked(f"models/{repo}/revision/{quote(source.revision, safe='')}", repo, source.revision, blobs="true"))
     try:
-        info = hub.HfApi().model_info(source.repo, revision=source.revision, files_metadata=True)
-    except Exception as error:
-        raise explained(error, source.repo, source.revision) from error
-    found: dict[str, File] = {}
-    for entry in info.siblings or ():
-        digest = entry.lfs.sha256 if entry.lfs is not None else entry.blob_id
-        if entry.size is None or digest is None or info.sha is None:
-            raise HubError(
-                f"{source.repo}: the hub doesn't tell size and hash of {entry.rfilename}; is it a model hub?"
-            )
-        found[entry.rfilename] = file_of(source.repo, entry.rfilename, entry.size, digest)
-    wanted = _chosen(source, sorted(found))
-    return Listing(source.repo, str(info.sha), bool(info.gated), tuple(found[name] for name in wanted))
+        for entry in info["siblings"]:
+            name, lfs = entry["rfilename"], entry.get("lfs")
+            digest = entry.get("blobId") if lfs is None else lfs["sha256"]
+            found[name] = file_of(repo, name, entry.get("size"), digest)
+        gated, commit = bool(info.get("gated")), commit_of(repo, info["sha"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise HubError(f"{repo}: the hub's listing of it can't be read; is it a model hub?") from error
+    return Listing(repo, commit, gated, tuple(found[name] for name in _chosen(source, sorted(found))))
 
 
-def file_of(repo: str, name: str, size: int, digest: str) -> File:
-    """A file that the hub lists. Raises HubError for a name that leads out of the folder, or that nobody can read."""
-    place = PurePosixPath(name)
-    if place.is_absolute() or ".." in place.parts or not name.isprintable():
+def commit_of(repo: str, commit: object) -> str:
+    """A commit that the hub names. Raises HubError for what is none, which could lead out of a folder."""
+    if isinstance(commit, str) and _COMMIT.fullmatch(commit):
+        return commit
+    raise HubError(f"{repo}: the hub doesn't tell its commit; is it a model hub?")
+
+
+def file_of(repo: str, name: object, size: object, digest: object) -> File:
+    """A file that the hub lists.
+
+    Raises HubError for a name that leads out of the folder, that llmux has for itself, or that nobody can read.
+    """
+    place = PurePosixPath(name if isinstance(name, str) else "")
+    is_own = str(place).startswith(OWN)
+    is_outside = not place.name or place.is_absolute() or ".." in place.parts
+    if not isinstance(name, str) or str(place) != name or is_outside or is_own or not name.isprintable():
         raise HubError(f"{repo}: {name!r} is no name for a file below a folder; don't use it.")
+    if type(size) is not int or size < 0 or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise HubError(f"{repo}: the hub doesn't tell size and hash of {name}; is it a model hub?")
     return File(name, size, digest)
+
+
+def _up_to(response: Any, size: int, what: str) -> bytes:
+    """The body of an answer. Raises HubError for one that is longer."""
+    found = bytearray()
+    for chunk in response.iter_bytes():
+        found += chunk
+        if len(found) > size:
+            raise HubError(f"{what} is longer than {size} bytes; don't use it.")
+    return bytes(found)
 
 
 def client() -> ModuleType:
     """The hub's client. Raises HubError where it can't be loaded."""
     try:
         import huggingface_hub  # noqa: PLC0415  # loading it takes longer than most commands
+        import huggingface_hub.constants  # noqa: PLC0415
         import huggingface_hub.errors  # noqa: PLC0415
         import huggingface_hub.utils  # noqa: PLC0415
     except ImportError as error:

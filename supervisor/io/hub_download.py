@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 from supervisor.io.files import lock, replacing, turn
-from supervisor.io.hub import REFUSED, TIMEOUT_S, File, HubError, Listing, client, explained, line_of
+from supervisor.io.hub import OWN, REFUSED, TIMEOUT_S, File, HubError, Listing, answer, client, explained, line_of
 
-RECORD: Final = ".llmux-pull.json"
-LOCK: Final = ".llmux-pull.lock"
-ASIDE: Final = ".llmux-pull.hub"
+RECORD: Final = f"{OWN}.json"
+LOCK: Final = f"{OWN}.lock"
+ASIDE: Final = f"{OWN}.hub"
 AT_ONCE: Final = 4
 ATTEMPTS: Final = 5  # in a row without a byte
 PASSING: Final = (408, 429)  # errors of the client that are worth a retry
@@ -153,12 +153,16 @@ class Copy:
         hub, fruitless = client(), 0
         while not stop.is_set():  # the client's own retries can't be stopped
             try:
-                return hub.get_hf_file_metadata(self.listing.url(file), timeout=TIMEOUT_S).xet_file_data is not None
+                found = hub.get_hf_file_metadata(self.listing.url(file), timeout=TIMEOUT_S)
             except Exception as error:
                 fruitless += 1
                 if _is_final(error) or fruitless == ATTEMPTS:
                     raise explained(error, self.listing.repo, self.listing.commit) from error
-            _pause(fruitless, stop)
+                _pause(fruitless, stop)
+                continue
+            if found.xet_file_data is not None and found.size != file.size:
+                raise HubError(f"{self.listing.repo}: the hub lists {file.name} with another size than it has as Xet.")
+            return found.xet_file_data is not None
         raise InterruptedError
 
     def _download_by_hub(self, file: File, part: Path) -> None:
@@ -226,22 +230,20 @@ class Copy:
                 _pause(fruitless, stop)
 
     def _read(self, file: File, out: BinaryIO, stop: threading.Event) -> None:
-        """Request what is missing, and append it."""
-        hub = client()
+        """Request what is missing, and append it: up to the file's size, whatever else comes."""
         there = out.tell()
-        headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity"}
+        headers = {"Accept-Encoding": "identity"}
         if there:
             headers["Range"] = f"bytes={there}-"
-        with hub.utils.get_session().stream(
-            "GET", self.listing.url(file), headers=headers, timeout=TIMEOUT_S
-        ) as response:
-            hub.utils.hf_raise_for_status(response)
+        with answer(self.listing.url(file), headers) as response:
             if there and response.status_code != HTTPStatus.PARTIAL_CONTENT:
                 _empty(out)
             for chunk in response.iter_bytes():
                 if stop.is_set():
                     raise InterruptedError
-                out.write(chunk)
+                out.write(chunk[: file.size - out.tell()])
+                if out.tell() == file.size:  # the rest would be none of it
+                    break
 
     def _part(self, file: File) -> Path:
         path = self.folder / file.name

@@ -8,30 +8,27 @@ next one is complete. Files are in the snapshot itself rather than behind links,
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from runtimes.adapters.hub_kernels import Build, suits
 from runtimes.shared.kernel import Kernel
 from supervisor.io import hub
 from supervisor.io.files import replacing
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 def look(kernel: Kernel, build: Build) -> hub.Listing:
     """List the variants that an environment of this build can load. Raises HubError, also where there is none."""
-    client = hub.client()
+    commit = _commit(kernel)
+    found = []
     try:
-        commit = _commit(client, kernel)
-        tree = client.HfApi().list_repo_tree(kernel.repo, "build", recursive=True, revision=commit, repo_type="kernel")
-        found = [
-            hub.file_of(kernel.repo, file.path, file.size, file.lfs.sha256 if file.lfs is not None else file.blob_id)
-            for file in tree
-            if isinstance(file, client.hf_api.RepoFile)
-        ]
-    except Exception as error:
-        raise hub.explained(error, kernel.repo, kernel.branch) from error
+        for page in hub.asked(
+            f"kernels/{kernel.repo}/tree/{commit}/build", kernel.repo, kernel.branch, recursive="true"
+        ):
+            for entry in page:
+                if entry["type"] == "file":
+                    digest = entry["lfs"]["oid"] if entry.get("lfs") else entry["oid"]
+                    found.append(hub.file_of(kernel.repo, entry["path"], entry["size"], digest))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise hub.HubError(f"{kernel.repo}: the hub's listing of it can't be read; is it a model hub?") from error
     files = tuple(file for file in found if suits(_variant(file), build))
     if not files:
         raise hub.HubError(
@@ -54,15 +51,18 @@ def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
         fresh.write_text(listing.commit, encoding="ascii")
 
 
-def _commit(client: ModuleType, kernel: Kernel) -> str:
+def _commit(kernel: Kernel) -> str:
     """As the package finds it: a version is a branch, never a tag."""
-    branches = client.HfApi().list_repo_refs(kernel.repo, repo_type="kernel").branches
-    commits = {branch.name: str(branch.target_commit) for branch in branches}
+    refs = next(hub.asked(f"kernels/{kernel.repo}/refs", kernel.repo, kernel.branch))
+    try:
+        commits = {branch["name"]: branch["targetCommit"] for branch in refs["branches"]}
+    except (LookupError, TypeError) as error:
+        raise hub.HubError(f"{kernel.repo}: the hub's listing of it can't be read; is it a model hub?") from error
     if kernel.branch not in commits:
         raise hub.HubError(
             f"{kernel.repo}: it has no branch {kernel.branch}; there are: {', '.join(commits) or 'none'}"
         )
-    return commits[kernel.branch]
+    return hub.commit_of(kernel.repo, commits[kernel.branch])
 
 
 def _folder(cache: Path, repo: str) -> Path:

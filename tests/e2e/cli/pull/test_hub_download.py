@@ -97,6 +97,13 @@ class TestXet:
         assert "twice with another hash" in done.stderr
         assert pull.names("acme/tiny") == TINY - {WEIGHTS}
 
+    def test_another_size_than_listed_is_refused(self, pull, hub):
+        hub.listed[WEIGHTS] = {"lfs": {"sha256": "0" * 64, "size": 5}, "size": 5}
+        done = pull("tiny")
+        assert done.returncode == ExitCode.FAILED
+        assert f"the hub lists {WEIGHTS} with another size" in done.stderr
+        assert hub.xet_reads == []
+
     def test_without_xet_it_is_an_ordinary_file(self, pull, hub):
         hub.cuts[WEIGHTS] = [2 * MIB]
         done = pull("tiny", HF_HUB_DISABLE_XET="1")

@@ -242,6 +242,58 @@ class TestContent:
         assert "model.safetensors" not in hub.sent
 
 
+class TestMoreThanListed:
+    """A hub that sends more than it said fills no disk and no memory."""
+
+    @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+    def test_a_file_stops_at_its_listed_size(self, pull, hub, name):
+        hub.endless.add(name)
+        assert pull("tiny").returncode == ExitCode.DONE
+        assert (pull.models_dir / "acme/tiny" / name).stat().st_size == len(hub.repos["acme/tiny"].files[name])
+        assert hub.sent[name] < 100 * MIB
+
+    def test_another_file_of_the_listed_size_is_not_taken(self, pull, hub):
+        hub.endless.add("tokenizer.json")
+        hub.listed["tokenizer.json"] = {"size": 1004}
+        done = pull("tiny")
+        assert done.returncode == ExitCode.FAILED
+        assert "another hash" in done.stderr
+        assert not list((pull.models_dir / "acme/tiny").glob("tokenizer*"))
+        assert hub.sent["tokenizer.json"] < 100 * MIB
+
+    def test_a_description(self, pull, hub):
+        hub.endless.add("config.json")
+        done = pull("tiny", "--dry-run")
+        assert done.returncode == ExitCode.FAILED
+        assert "acme/tiny: config.json is longer than" in done.stdout
+        assert hub.sent["config.json"] < 100 * MIB
+
+    def test_a_listing(self, pull, hub):
+        hub.endless.add("acme/tiny")
+        done = pull("tiny")
+        assert done.returncode == ExitCode.FAILED
+        assert "acme/tiny: the hub's listing of it is longer than" in done.stdout + done.stderr
+        assert hub.sent["acme/tiny"] < 200 * MIB
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            {"size": -1},
+            {"size": None},
+            {"size": "5"},
+            {"blobId": "../../../../x"},
+            {"blobId": None},
+            {"lfs": {}},
+            {"lfs": 5},
+        ],
+    )
+    def test_a_listing_of_nonsense(self, pull, hub, said):
+        hub.listed["tokenizer.json"] = said
+        done = pull("tiny")
+        assert done.returncode == ExitCode.FAILED
+        assert "is it a model hub?" in done.stdout + done.stderr
+
+
 class TestGate:
     """Gated and private repositories."""
 
@@ -294,11 +346,36 @@ class TestMistakes:
         del pull.models["tiny"], pull.models["small"]
         assert "names a source" in pull().stdout
 
-    def test_names_that_lead_out_of_the_folder(self, pull, hub):
-        hub.repos["acme/tiny"].files["../../evil"] = b"x"
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "../../evil",
+            "/evil",
+            "",
+            ".",
+            "./a",
+            "a//b",
+            "a/",
+            "a\0b",
+            "a\x1b[31m",
+            ".llmux-pull.json",
+            ".llmux-pull.hub/x",
+        ],
+    )
+    def test_names_that_are_no_names(self, pull, hub, name):
+        hub.repos["acme/tiny"].files[name] = b"x"
         done = pull("tiny")
         assert done.returncode == ExitCode.FAILED
-        assert not (pull.models_dir / "evil").exists()
+        assert "acme/tiny:" in done.stdout + done.stderr
+        assert "is no name for a file" in done.stdout + done.stderr
+        assert not pull.models_dir.exists()
+
+    def test_a_broken_description_names_itself(self, pull, hub):
+        for broken in (b'{"model_type": ', b"[" * 100_000):
+            hub.repos["acme/tiny"].files["config.json"] = broken
+            done = pull("tiny")
+            assert done.returncode == ExitCode.FAILED
+            assert "acme/tiny: its config.json can't be read" in done.stdout + done.stderr
 
     def test_a_disk_that_is_too_small(self, pull):
         wanted = pulling.Download(hub_files.Source(repo="acme/tiny"), pull.home / "models", [])
