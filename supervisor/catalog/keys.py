@@ -3,6 +3,9 @@
 `api_keys.yaml` is a list of keys, read as strictly as the configuration. Only SHA-256 digests stay in memory, and a
 credential is compared with all of them in constant time. Generated keys have 256 random bits, so a plain digest is enough:
 they can't be guessed, and a slow hash would only slow the requests.
+
+What a key's requests leave behind belongs to its id, which comes of its digest: a later key of the same name has another.
+Only a key that replaces one (`keys add NAME --replaces`) has that one's id, written into its entry.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +36,8 @@ from supervisor.core.limits import NO_LIMITS, TenantLimits
 PREFIX = "sk-llmux-"
 _HASHED = "sha256:"
 _LEAST_LENGTH = 16
+_ID = re.compile(r"key_[0-9a-f]{24}")
+_LOCAL = "(local)"
 
 
 class Scope(StrEnum):
@@ -61,6 +67,12 @@ class Key:
     for_others: bool = False  # its requests may name another tenant
     limits: TenantLimits = NO_LIMITS
     responses: Shape = "openai"  # of its requests to /v1/responses that don't show it
+    inherited: str = ""  # the id of the key that it replaced
+
+    @property
+    def id(self) -> str:
+        """Whose its jobs and kept responses are."""
+        return self.inherited or f"key_{self.digest.hex()[:24]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +105,12 @@ def moment(text: str) -> float:
 
 def local_key(secret: str) -> Key:
     """The key that a daemon offers to the commands of its own user."""
-    return Key("(local)", hashlib.sha256(secret.encode()).digest(), frozenset(Scope))
+    return Key(_LOCAL, hashlib.sha256(secret.encode()).digest(), frozenset(Scope), inherited=_LOCAL)
 
 
 class _KeyConfig(Limited):
     name: str = Field(min_length=1, max_length=100)
+    id: str = Field(default="", pattern=f"^(?:{_ID.pattern})?$")
     key: str | None = None
     key_sha256: str | None = None
     scopes: tuple[Literal["inference", "admin", "metrics"], ...] = ("inference",)
@@ -113,6 +126,8 @@ class _KeyConfig(Limited):
     def _complete(self) -> _KeyConfig:
         if (self.key is None) == (self.key_sha256 is None):
             raise ValueError('a key is given by either "key" or "key_sha256"')
+        if _ID.fullmatch(self.name):
+            raise ValueError(f'"name" {self.name} could be the id of a key')
         if not self.scopes:
             raise ValueError("a key without scopes opens nothing")
         self.digest()
@@ -131,8 +146,8 @@ class _KeyConfig(Limited):
 
     def digest(self) -> bytes:
         if self.key is not None and self.is_plain:
-            if len(self.key) < _LEAST_LENGTH:
-                raise ValueError(f"the key is shorter than {_LEAST_LENGTH} characters and could be guessed")
+            if (problem := weakness(self.key)) is not None:
+                raise ValueError(f"the key {problem}")
             return hashlib.sha256(self.key.encode()).digest()
         text = (self.key or self.key_sha256 or "").removeprefix(_HASHED)
         try:
@@ -152,6 +167,15 @@ class _KeyConfig(Limited):
             raise ValueError(
                 f'"expires" must be a date or time such as 2030-01-31 or 2030-01-31T12:00:00Z, got "{self.expires}"'
             ) from error
+
+
+def weakness(key: str) -> str | None:
+    """Why a key could be guessed: it is short, or a placeholder that nobody has filled in. None: it is fine."""
+    if len(key) < _LEAST_LENGTH:
+        return f"is shorter than {_LEAST_LENGTH} characters and could be guessed"
+    if key.startswith("<") and key.endswith(">"):
+        return "is a placeholder; put a key of its own there"
+    return None
 
 
 def load_keys(path: Path) -> Keyring:
@@ -177,12 +201,14 @@ def load_keys(path: Path) -> Keyring:
             config.for_others,
             config.tenant_limits,
             config.responses,
+            config.id,
         )
         if key.name in keys:
             problems.append(Problem(node.place, trail, f'a second key named "{key.name}"'))
-        twin = next((other.name for other in keys.values() if other.digest == key.digest), None)
-        if twin is not None:
-            problems.append(Problem(node.place, trail, f'the same key as "{twin}"'))
+        for other in keys.values():
+            if other.digest == key.digest or other.id == key.id:
+                what = "key" if other.digest == key.digest else "id"
+                problems.append(Problem(node.place, trail, f'the same {what} as "{other.name}"'))
         keys.setdefault(key.name, key)
         plain_names += [key.name] if config.is_plain else []
     if problems:

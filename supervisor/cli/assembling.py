@@ -18,6 +18,7 @@ from supervisor.core.events import Configured
 from supervisor.core.types import DeviceId
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.job import former_owners
 from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
 from supervisor.daemon.shared_leases import SharedLeases
 from supervisor.daemon.sizes import tell_sizes, warnings_of
@@ -98,7 +99,8 @@ async def assemble(
     engine = Engine(fleet, opened.sampler, learn)
     daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
     daemon.restore(state)
-    daemon.jobs.open(state, server.state_dir)
+    daemon.responses.owners = owners = await former_owners(state, keyring.keys)
+    daemon.jobs.open(state, server.state_dir, owners)
     daemon.responses.open(server.state_dir)
     daemon.pictures.open(server.state_dir)
     if server.leases is not None:

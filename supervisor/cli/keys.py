@@ -10,9 +10,9 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import yaml
 
@@ -30,6 +30,7 @@ Entry = Mapping[str, str | int | bool | list[str]]
 
 class Listed(TypedDict):
     name: str
+    id: str
     scopes: list[str]
     expires: str | None
     load_feedback: bool
@@ -61,22 +62,42 @@ class Added(NamedTuple):
 
 
 def add(
-    path: Path, name: str, scopes: tuple[Scope, ...], expires: str | None, **more: str | int | bool | None
+    path: Path,
+    name: str,
+    scopes: tuple[Scope, ...],
+    expires: str | None,
+    *,
+    replaces: bool = False,
+    **more: str | int | bool | None,
 ) -> Added:
     """Append a new key to the file, making it where there is none. `more`: other fields of its entry.
 
-    Without `scopes` it opens inference; the first key administration as well, or else it would lock its maker out.
-    Raises InvalidRequestError when the name is taken, ConfigError for a file with mistakes.
+    Without `scopes` it opens inference; the first key administration as well, or else it would lock its maker out. One that
+    `replaces` that of its name has its id, and its fields as far as nothing else is said.
+    Raises InvalidRequestError when the name is taken, or isn't there to be replaced; ConfigError for a file with mistakes.
     """
     path = path.resolve()
     known = load_keys(path) if path.exists() else Keyring()
     names = [key.name for key in known.keys]
-    scopes = scopes or ((Scope.INFERENCE,) if known else (Scope.INFERENCE, Scope.ADMIN))
-    if name in names:
-        raise InvalidRequestError(f"{path} has a key named {name!r} already; choose another name.")
-    secret, entry = new_key(name, scopes, expires, **more)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    if not known:
+    fields: dict[str, Any] = {}
+    if replaces:
+        if name not in names:
+            raise InvalidRequestError(f"{path} has no key named {name!r} to replace. See: llmux keys list")
+        old = known.keys[index := names.index(name)]
+        fields = {**_entries(text)[index], "id": old.id}
+        scopes = scopes or tuple(sorted(old.scopes))
+        text = _without_entry(text, index)
+        names.remove(name)
+    elif name in names:
+        raise InvalidRequestError(
+            f"{path} has a key named {name!r} already; choose another name, or replace that key with --replaces."
+        )
+    scopes = scopes or ((Scope.INFERENCE,) if known else (Scope.INFERENCE, Scope.ADMIN))
+    secret, entry = new_key(name, scopes, expires, **more)
+    entry = {**{key: str(value) if isinstance(value, date) else value for key, value in fields.items()}, **entry}
+    entry.pop("key", None)
+    if not names:
         text = _EMPTY.sub("", text)
     if not _replace(path, _with_entry(text, entry), [*names, name]):
         raise InvalidRequestError(
@@ -94,6 +115,7 @@ def listing(path: Path) -> list[Listed]:
     return [
         {
             "name": key.name,
+            "id": key.id,
             "scopes": sorted(key.scopes),
             "expires": None if key.expires is None else datetime.fromtimestamp(key.expires, UTC).isoformat(),
             "load_feedback": key.load_feedback,
@@ -152,6 +174,13 @@ def _check(path: Path, names: list[str]) -> None:
     """Raises ConfigError unless it reads as exactly these keys."""
     if [key.name for key in load_keys(path).keys] != names:
         raise ConfigError((f"{path}: other keys than were meant",))
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
+    """As they are written."""
+    root = yaml.safe_load(text)
+    found: list[dict[str, Any]] = root["keys"] if isinstance(root, dict) else root
+    return found
 
 
 def _with_entry(text: str, entry: Entry) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from supervisor.catalog.keys import Key, Scope
 from supervisor.errors import UnavailableError
 from supervisor.io.held_body import Bytes, HeldBody
+from supervisor.io.store import NotSavedError, Store
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -39,7 +41,7 @@ class Job:
     endpoint: str  # path
     model: str | None
     headers: dict[str, str]  # of its request
-    owner: str | None  # the key's name; None: no key was needed
+    owner: str | None  # the key's id; None: no key was needed
     created_at: float
     state: State = "queued"
     started_at: float | None = None  # the last time
@@ -95,9 +97,23 @@ class Running:
 
 
 def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Whose things a request may see, by its scope's state: the key's name, and whether all."""
+    """Whose things a request may see, by its scope's state: the key's id, and whether all."""
     key: Key | None = state.get(KEY)
-    return (None, True) if key is None else (key.name, Scope.ADMIN in key.scopes)
+    return (None, True) if key is None else (key.id, Scope.ADMIN in key.scopes)
+
+
+async def former_owners(store: Store, keys: Iterable[Key]) -> Mapping[str, str]:
+    """Ids of keys by their names, which stood for them in what was kept before there were ids.
+
+    They are those of the first start with ids, and stay so: a later key of such a name is another.
+    """
+    found = store.get("owners", "ids")
+    if isinstance(found, dict):
+        return {name: str(key_id) for name, key_id in found.items()}
+    ids = {key.name: key.id for key in keys}
+    with contextlib.suppress(NotSavedError):
+        await store.put("owners", "ids", {**ids})
+    return ids
 
 
 Send = Callable[[Job, bytes], Awaitable[Answer]]

@@ -67,8 +67,11 @@ class Jobs:
 
     # -------------------------------------------------------------------------------------------------- begin and end
 
-    def open(self, store: Store, folder: Path) -> None:
-        """Go on with the jobs that are kept. Blocks on a folder. One that can't be used is logged, and no jobs are taken."""
+    def open(self, store: Store, folder: Path, owners: Mapping[str, str] | None = None) -> None:
+        """Go on with the jobs that are kept. Blocks on a folder. One that can't be used is logged, and no jobs are taken.
+
+        `owners`: see `former_owners`.
+        """
         folder /= _COLLECTION
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,6 +92,7 @@ class Jobs:
             elif job.result_bytes is not None and self._path(job, "result").name not in files:
                 job.result_bytes = None
             files.pop(self._path(job, "result" if job.is_over else "request").name, None)
+            job.owner = (owners or {}).get(job.owner or "", job.owner)
             self._all[job.id] = job
         for path in files.values():
             with contextlib.suppress(OSError):

@@ -201,7 +201,7 @@ class Pipeline:
 
     def _memory(self, context: RequestContext) -> Memory:
         key = context.key
-        owner, is_admin = (None, True) if key is None else (key.name, KeyScope.ADMIN in key.scopes)
+        owner, is_admin = (None, True) if key is None else (key.id, KeyScope.ADMIN in key.scopes)
         return Memory(self._responses, self._bodies, owner, is_admin, context.response, context)
 
     def _tell_limits(self, context: RequestContext, taking: int = 0) -> None:

@@ -264,7 +264,7 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     if job.owner is not None and daemon.keyring:
         context.key = _key(daemon, job.owner)
         if context.key is None:
-            message = f"Its key {job.owner!r} is no longer there, or allows no inference."
+            message = "The key that it came with is no longer there, or allows no inference."
             return Answer(401, "", b"", {"message": message, "code": "invalid_api_key"})
     try:
         if not daemon.pipeline.serves("POST", job.endpoint, dialect):
@@ -296,10 +296,10 @@ def _failed(error: LlmuxError | ResponseOverError, dialect: Dialect) -> Answer:
     return Answer(int(why.status), "", b"", _error(error_body(why, dialect)), retry_after_s)
 
 
-def _key(daemon: Daemon, name: str) -> Key | None:
-    """The key of this name, if it still opens what the job asks for."""
+def _key(daemon: Daemon, key_id: str) -> Key | None:
+    """The key of this id, if it still opens what the job asks for."""
     for key in (*daemon.keyring.keys, daemon.local_key):
-        if key is not None and key.name == name:
+        if key is not None and key.id == key_id:
             is_open = Scope.INFERENCE in key.scopes and (key.expires is None or key.expires > time.time())
             return key if is_open else None
     return None

@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,7 @@ log = structlog.get_logger("llmux.responses")
 class Kept(msgspec.Struct, frozen=True):
     """One response, and what it answers."""
 
-    owner: str | None  # the key's name; None: no key was needed
+    owner: str | None  # the key's id; None: no key was needed
     response: msgspec.Raw  # the object, as JSON
     items: msgspec.Raw  # all that the model was given: a text or a list of items, as JSON
     is_background: bool = False
@@ -86,6 +86,7 @@ class ResponseStore:
 
     def __init__(self) -> None:
         self.logs: dict[str, EventLog] = {}  # of those that are being generated
+        self.owners: Mapping[str, str] = {}  # ids of keys by the names that older files have
         self._folder: Path | None = None  # None until `open`
         self._most_bytes, self._most, self._keep_s = 0, 0, 0.0
         self._sizes: dict[str, tuple[int, float]] = {}  # name → bytes, time; oldest first
@@ -187,7 +188,9 @@ class ResponseStore:
             await self.flushed()
             kept = None
         kept = kept or await asyncio.to_thread(_read, path, time.time() - self._keep_s)
-        return kept if kept is not None and (is_admin or kept.owner == owner) else None
+        if kept is None or is_admin or self.owners.get(kept.owner or "", kept.owner) == owner:
+            return kept
+        return None
 
     async def events(self, name: str) -> list[bytes]:
         """Those of a response that is over."""

@@ -20,7 +20,7 @@ class Memory:
 
     store: ResponseStore
     bodies: BodyBudget  # for what is kept of the request until its answer is there
-    owner: str | None  # its key's name
+    owner: str | None  # its key's id
     is_admin: bool  # all may be found
     response: str | None = None  # the name of the one that it generates in the background
     times: Times | None = None  # of the request

@@ -80,6 +80,11 @@ def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) ->
     type=click.Choice(["openai", "llm-pool"]),
     help="Whose requests to /v1/responses it sends, where their fields don't show it. Default: openai.",
 )
+@click.option(
+    "--replaces",
+    is_flag=True,
+    help="It replaces the key called NAME, which then works no more: it has that key's jobs, kept responses and settings.",
+)
 @file_options
 @json_option
 def keys_add(
@@ -95,6 +100,7 @@ def keys_add(
     tokens_per_minute: int | None,
     concurrency: int | None,
     responses: str | None,
+    replaces: bool,
     config: Path | None,
     path: Path | None,
     as_json: bool,
@@ -129,8 +135,9 @@ def keys_add(
         "concurrency": concurrency,
         "responses": responses,
     }
-    added = files.add(path, name, wanted, expires, **more)
-    click.echo(f"Added {name} to {path}. This is the only time its key is shown. To use it: llmux reload", err=True)
+    added = files.add(path, name, wanted, expires, replaces=replaces, **more)
+    done = f"Replaced {name} in" if replaces else f"Added {name} to"
+    click.echo(f"{done} {path}. This is the only time its key is shown. To use it: llmux reload", err=True)
     if added.is_first and not scopes:
         click.echo(
             "It is the first key, so it has the scopes inference and admin: keep it to yourself. Make others, for "

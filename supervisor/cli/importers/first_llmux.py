@@ -14,6 +14,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.chatterbox.adapter import OTHERS, WEIGHTS
+from supervisor.catalog.keys import weakness
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
 from supervisor.errors import ConfigError
 
@@ -147,12 +148,11 @@ def _keys(draft: Draft, root: Mapping[str, JsonValue]) -> None:
     """Digests instead of the keys themselves: these keep working, and nobody can read them out of the file."""
     for index, entry in enumerate(list_of(root.get("api_keys"))):
         key, name = object_of(entry).get("key"), text_of(object_of(entry).get("name") or f"key {index + 1}")[:90]
-        if not isinstance(key, str) or len(key) < 16:
-            draft.lose(
-                f"api_keys[{index}]", "a key has at least 16 characters; make a new one with: llmux keys add NAME"
-            )
+        problem = weakness(key) if isinstance(key, str) else "is no text"
+        if problem is not None:
+            draft.lose(f"api_keys[{index}]", f"the key {problem}; make a new one with: llmux keys add NAME")
             continue
-        digest = hashlib.sha256(key.encode()).hexdigest()
+        digest = hashlib.sha256(str(key).encode()).hexdigest()
         if any(known["key_sha256"] == digest for known in draft.keys):
             draft.lose(f"api_keys[{index}]", "the same key is there already")
             continue

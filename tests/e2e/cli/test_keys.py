@@ -166,6 +166,28 @@ class TestKeys:
         assert f"{expires} is over already, so the key would never work" in told.stderr
         assert path.read_text() == FILE
 
+    def test_one_that_replaces_another_is_its_heir(self, alone, path):
+        before = {entry["name"]: entry for entry in self.listed(alone, path)}
+        refused = alone("keys", "add", "webui", "--file", str(path))
+        assert refused.returncode == ExitCode.FAILED
+        assert "--replaces" in refused.stderr
+        assert alone("keys", "add", "new", "--replaces", "--file", str(path)).returncode == ExitCode.FAILED
+        assert path.read_text() == FILE
+        for name in ("webui", "ops", "old"):
+            words = ("--expires", "2090-01-31") if name == "old" else ()
+            done = alone("keys", "add", name, "--replaces", *words, "--file", str(path))
+            assert done.returncode == ExitCode.DONE, done.stderr
+            assert f"Replaced {name} in" in done.stderr
+        after = {entry["name"]: entry for entry in self.listed(alone, path)}
+        assert after.pop("old") == before.pop("old") | {"expires": "2090-01-31T00:00:00+00:00", "state": "valid"}
+        assert after == before
+        assert "sk-webui" not in path.read_text()
+        assert "1111111" not in path.read_text()
+        assert "# who may come in" in path.read_text()
+
+    def listed(self, alone, path):
+        return json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
+
     def test_the_old_name_of_add(self, alone, path):
         assert alone("keys", "new", "a", "--file", str(path)).returncode == ExitCode.DONE
         assert " new" not in alone("keys", "--help").stdout

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemon import Daemon, fake, gguf, running, wait_until
+from tests.support.shell import Shell
 from tests.support.tiny import ANSWER
 
 CHAT = "/v1/chat/completions"
@@ -268,6 +269,29 @@ class TestWhose:
             assert [len(site.get("/v1/jobs", headers=who).json()["data"]) for who in (ann, bob, op)] == [1, 0, 1]
             assert site.get("/v1/jobs").status_code == 401
             assert "ann" in {each["key"] for each in site.get("/v1/admin/requests/ended", headers=op).json()["data"]}
+
+    def test_a_later_key_of_the_same_name_is_another(self, tmp_path):
+        keys = tmp_path / "keys.yaml"
+
+        def made(*words: str) -> dict[str, str]:
+            shell = Shell(tmp_path, site.url)
+            done = shell("keys", *words, "--file", str(keys), "--json")
+            assert done.returncode == 0, done.stderr
+            assert shell("reload", LLMUX_API_KEY=KEYS["op"]).returncode == 0
+            return {"authorization": f"Bearer {json.loads(done.stdout).get('key')}"}
+
+        keys.write_text(f"- {{name: op, key: {KEYS['op']}, scopes: [admin]}}\n- {{name: ann, key: {KEYS['ann']}}}\n")
+        with running(tmp_path, {"models": MODELS, "server": {"api_keys": str(keys)}}) as site:
+            first = {"authorization": f"Bearer {KEYS['ann']}"}
+            taken = submit(site, headers=first).json()["id"]
+            url = f"/v1/jobs/{taken}"
+            wait_until(lambda: site.get(url, headers=first).json()["status"] == "completed")
+            heir = made("add", "ann", "--replaces")
+            assert [site.get(url, headers=who).status_code for who in (first, heir)] == [401, 200]
+            made("revoke", "ann")
+            stranger = made("add", "ann")
+            assert [site.get(url, headers=who).status_code for who in (heir, stranger)] == [401, 404]
+            assert site.get("/v1/jobs", headers=stranger).json()["data"] == []
 
     def test_not_for_a_key_that_allows_it_no_longer(self, tmp_path):
         def write(scope: str) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key, refuse_exposed, without_revoked
+from supervisor.catalog.keys import Keyring, Scope, load_keys, local_key, new_key, refuse_exposed, without_revoked
 from supervisor.errors import ConfigError
 
 PLAIN = "sk-open-webui-0123456789"
@@ -145,6 +145,30 @@ more: 1
         assert "mode 640" in warning
         assert "(a)" in warning
         assert keyring(folder, f"- {{name: a, key_sha256: {DIGEST}}}", mode=0o644).warnings == ()
+
+
+class TestIds:
+    """What a key leaves behind is its own: a later key of the same name has another id, unless it replaced it."""
+
+    def test_of_the_secret_and_not_of_the_name(self, folder):
+        (one,) = keyring(folder, f"[{{name: a, key: {PLAIN}}}]").keys
+        (renamed,) = keyring(folder, f"[{{name: b, key: {PLAIN}}}]").keys
+        (other,) = keyring(folder, f"[{{name: a, key: {PLAIN}x}}]").keys
+        (heir,) = keyring(folder, f"[{{name: a, key: {PLAIN}x, id: {one.id}}}]").keys
+        assert one.id == renamed.id == heir.id != other.id
+        assert local_key("one").id == local_key("two").id
+
+    def test_mistakes(self, folder):
+        (one,) = keyring(folder, f"[{{name: a, key: {PLAIN}}}]").keys
+        for entries, told in (
+            (f"{{name: {one.id}, key: {PLAIN}}}", "could be the id of a key"),
+            (f"{{name: a, key: {PLAIN}, id: ann}}", "id"),
+            (f'{{name: a, key: {PLAIN}, id: "(local)"}}', "id"),
+            (f"{{name: a, key: {PLAIN}}}, {{name: b, key: {PLAIN}x, id: {one.id}}}", 'the same id as "a"'),
+            ("{name: a, key: <put-your-own-key-here>}", "placeholder"),
+        ):
+            with pytest.raises(ConfigError, match=told):
+                keyring(folder, f"[{entries}]")
 
 
 class TestExposure:

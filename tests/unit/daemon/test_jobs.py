@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from supervisor.catalog.job_limits import JobsConfig
+from supervisor.catalog.keys import Key
 from supervisor.daemon import jobs as module
-from supervisor.daemon.job import Answer, Job, JobFullError
+from supervisor.daemon.job import Answer, Job, JobFullError, former_owners
 from supervisor.daemon.jobs import Jobs
 from supervisor.errors import LlmuxError, TooLargeError, UnavailableError
 from supervisor.io.store import NotSavedError, Store
@@ -451,3 +453,23 @@ class TestWhose:
             assert jobs.find(job.id, "ann", is_admin=False) is job
             with pytest.raises(LlmuxError, match="no job"):
                 jobs.find(job.id, "bob", is_admin=False)
+
+    async def test_those_of_names_go_to_the_ids_that_these_had_first(self, tmp_path):
+        """Before keys had ids, jobs were of their names."""
+
+        def key(name: str, secret: str) -> Key:
+            return Key(name, hashlib.sha256(secret.encode()).digest(), frozenset())
+
+        ann, bob, later = key("ann", "a"), key("bob", "b"), key("cid", "c")
+        async with opened(tmp_path) as jobs:
+            ids = [(await add(jobs, name)).id for name in ("ann", "bob", "cid")]
+        for keys in ((ann, bob), (key("ann", "new"), bob, later)):  # an upgrade, and a later start with another ann
+            store = await Store.open(tmp_path / "state.sqlite3")
+            owners = await former_owners(store, keys)
+            jobs = Jobs()
+            jobs.open(store, tmp_path, owners)
+            assert [job.id for job in jobs.listing(ann.id, is_admin=False)] == [ids[0]]
+            assert [job.id for job in jobs.listing(bob.id, is_admin=False)] == [ids[1]]
+            for stranger in (keys[0].id, later.id):
+                assert stranger == ann.id or not jobs.listing(stranger, is_admin=False)
+            await store.close()

@@ -70,6 +70,14 @@ class TestFound:
         await store.keep("resp_1", kept(20), replaces=True)
         assert await store.find("resp_1", "ann") == kept(20)
 
+    async def test_one_of_a_name_is_for_the_key_that_had_it(self, tmp_path):
+        store = opened(tmp_path)
+        await store.keep("resp_1", kept())
+        store.owners = {"ann": "key_1"}
+        assert await store.find("resp_1", "key_1") == kept()
+        assert await store.find("resp_1", "ann") is None
+        assert await store.find("resp_1", None) is None
+
     async def test_for_its_owner_alone_on_disk(self, tmp_path):
         store = opened(tmp_path)
         await store.keep("resp_1", kept())

@@ -89,9 +89,15 @@ class TestKeys:
         assert (key["name"], key["scopes"]) == ("Mine", ["inference"])
         assert secret not in str(draft)
         assert [note for note in notes(draft) if note.startswith("api_keys[")] == [
-            f"api_keys[{n}]: a key has at least 16 characters; make a new one with: llmux keys add NAME" for n in (1, 2)
+            f"api_keys[{n}]: the key {why}; make a new one with: llmux keys add NAME"
+            for n, why in ((1, "is shorter than 16 characters and could be guessed"), (2, "is no text"))
         ]
         assert any("llmux keys add NAME --scope admin" in note for note in notes(draft))
+
+    def test_placeholders_are_no_keys(self):
+        draft = imported({"m": HUB}, keys=[{"key": "<your-own-key-goes-here>", "name": "web"}])
+        assert not draft.keys
+        assert any("api_keys[0]: the key is a placeholder" in note for note in notes(draft))
 
     def test_names_and_keys_are_there_once(self, tmp_path):
         """A file of keys with two of a name, or one key twice, would be a mistake."""
