@@ -170,6 +170,14 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class TextReferences:
+    """Texts of a prompt that workers take for references: what stands between these two, as in Markdown."""
+
+    begin: str
+    end: str  # one character
+
+
+@dataclass(frozen=True, slots=True)
 class Thinking:
     """Request fields that switch reasoning on or off; merged into the body, objects key by key."""
 
@@ -347,6 +355,10 @@ class Adapter(abc.ABC, Generic[C]):
     def inputs(self, config: C) -> frozenset[Modality] | None:
         """What the model takes as input; None where only the worker knows. May read the head of a file."""
         return frozenset(config.modalities) if "modalities" in config.model_fields_set else None
+
+    def text_references(self, config: C) -> TextReferences | None:
+        """Which texts of a prompt its workers would load something by; None: they load by keys alone, as `image_url`."""
+        return None
 
     def capabilities(self, config: C) -> Capabilities:
         """What the model can do. Blocks on reading its metadata."""

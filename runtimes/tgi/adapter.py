@@ -5,7 +5,8 @@ configured as `binary`, or found on PATH, is run.
 
 TGI takes a share of its GPU for itself (`cuda_memory_fraction`), whatever the model needs, so `vram_mib` must say how much
 that is. Its launcher takes the key from the environment, but hands it on to its router as an argument, which users of the
-same machine can read. A few lines of ours start it (worker/__main__.py), with a folder for its sockets that is its own.
+same machine can read. Models that see take pictures in the midst of texts, as Markdown writes them, `![](address)`, and TGI
+fetches what it finds there. A few lines of ours start it (worker/__main__.py), with a folder for its sockets that is its own.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from runtimes.adapters.server_program import (
     usual_context,
 )
 from runtimes.adapters.worker_adapter import BOOTSTRAP
-from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError, Thinking
+from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError, TextReferences, Thinking
 
 PROGRAM: Final = "text-generation-launcher"
 KEY_VARIABLE: Final = "API_KEY"
+PICTURES: Final = TextReferences("![](", ")")
 NAME: Final = "tgi"  # any other name in a request is one of an adapter (LoRA)
 SHARDS_PORT: Final = 10_000  # how far from the worker's port its shards meet
 LARGEST_PORT: Final = 65_535
@@ -162,6 +164,11 @@ class TgiAdapter(ServerProgramAdapter[TgiConfig]):
     def thinking(self, config: TgiConfig) -> Thinking | None:
         """Its requests have no arguments for the chat template."""
         return None
+
+    def text_references(self, config: TgiConfig) -> TextReferences | None:
+        """Pictures, unless the model is known to see none."""
+        inputs = self.inputs(config)
+        return PICTURES if inputs is None or "image" in inputs else None
 
     def upstream_model(self, config: TgiConfig) -> str:
         """The one name that means the model itself."""

@@ -112,6 +112,7 @@ class Targets:
         self._media = MediaLoader(catalog.server.media, bodies)
         self._caches = {model.id: model.adapter.prompt_cache(model.config) for model in catalog.models.values()}
         self._inputs = {model.id: model.inputs for model in catalog.models.values()}
+        self._texts = {model.id: model.adapter.text_references(model.config) for model in catalog.models.values()}
         self._prompts = {model.id: model.prompts for model in catalog.models.values()}
         self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
@@ -169,7 +170,7 @@ class Targets:
         if not (is_permitted or model not in self._guarded or permission.in_headers(asked.scope["headers"])):
             raise permission.refuse(name)
         prefix = body.prefix() if model in self._with_replicas else None
-        wanted = await body.check(name, self._inputs[model], endpoint, asked.loading)
+        wanted = await body.check(name, self._inputs[model], endpoint, asked.loading, self._texts[model])
         upstream_path = self._upstream_path(asked, endpoint, model)
         if wanted:
             await self._load(asked, wanted, body)

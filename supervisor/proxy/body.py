@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.base import Endpoint
+from runtimes.base import Endpoint, TextReferences
 from runtimes.model_config import Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
@@ -96,11 +96,16 @@ class Body:
         return False
 
     async def check(
-        self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint, loading: Loading = NOTHING
+        self,
+        name: str,
+        inputs: frozenset[Modality] | None,
+        endpoint: Endpoint,
+        loading: Loading = NOTHING,
+        texts: TextReferences | None = None,
     ) -> Sequence[Wanted]:
         """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there.
 
-        Returns what is to be loaded before the worker gets it.
+        `texts`: those that the worker takes for references. Returns what is to be loaded before the worker gets it.
         """
         return ()
 

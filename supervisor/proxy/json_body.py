@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from zlib import crc32
@@ -16,14 +17,14 @@ from zlib import crc32
 import msgspec
 from pydantic import JsonValue
 
-from runtimes.base import Endpoint
+from runtimes.base import Endpoint, TextReferences
 from runtimes.model_config import Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
 from supervisor.proxy.body import PRIVATE, SAID, Body, Bytes, refuse_other_charset
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.media import has_duplicates, references
+from supervisor.proxy.media import Texts, has_duplicates, references
 from supervisor.proxy.media_address import LONGEST
 from supervisor.proxy.media_loading import NOTHING, Loading, Wanted
 from supervisor.proxy.modality import refuse_media
@@ -186,7 +187,12 @@ class JsonBody(Body):
         return permitted
 
     async def check(
-        self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint, loading: Loading = NOTHING
+        self,
+        name: str,
+        inputs: frozenset[Modality] | None,
+        endpoint: Endpoint,
+        loading: Loading = NOTHING,
+        texts: TextReferences | None = None,
     ) -> Sequence[Wanted]:
         """See Body: no model may get references, and only some may get media."""
         if endpoint.meaning.prompt in _WITH_MESSAGES:
@@ -204,9 +210,28 @@ class JsonBody(Body):
                 wanted.append(loading.wanted(found, text, len(wanted)))
         if types:
             refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
+        if texts is not None:
+            await self._check_texts(texts, loading, wanted, decoded)
         if wanted:
             self._decoded = decoded
         return wanted
+
+    async def _check_texts(
+        self, marks: TextReferences, loading: Loading, wanted: list[Wanted], decoded: dict[str, Any]
+    ) -> None:
+        texts = Texts(marks)
+        for each in texts.of(self._fields, self._value, decoded):
+            if each is None:
+                await asyncio.sleep(0)
+                continue
+            field, place, index, key = each
+            text = await self._whole_text(place[index], sys.maxsize)
+            for found in texts.found(field, place, index, key, text):
+                if found is None:
+                    await asyncio.sleep(0)
+                else:
+                    wanted.append(loading.wanted(found, found.text, len(wanted)))
+                    place[index] = text
 
     async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
         """See Body."""
@@ -220,12 +245,12 @@ class JsonBody(Body):
             self._fields[field] = msgspec.Raw(_encode(self._decoded[field]))
         self._decoded, self._is_changed = {}, True
 
-    async def _whole_text(self, text: str) -> str:
-        """With what an outline lacks of it; nothing, where that is too much for an address."""
-        if self._outline is None:
+    async def _whole_text(self, text: str, most: int = 2 * LONGEST) -> str:
+        """With what an outline lacks of it; nothing, where that is too much for an address, or numbers."""
+        if self._outline is None or not text.endswith(("-", "-:")):  # as marks end
             return text
         whole = await self._outline.restored(_encode(text))
-        return _text(whole) if len(whole) <= 2 * LONGEST else ""
+        return _text(whole) if len(whole) <= most and whole.startswith(b'"') else ""
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """See Body."""

@@ -4,7 +4,7 @@ Runtimes fetch the `http:` URLs and open the `file:` URLs and paths in a prompt.
 machine can reach, or read its files. A prompt's references are therefore found before a worker sees it: `media_loading`
 rejects them, or puts the content in their place where the configuration allows that.
 
-Text may contain URLs. A reference is the value of a key whose name means loading, in any part of a prompt, whatever the
+Text may contain URLs, unless the runtime says which texts are references (`TextReferences`). Else a reference is the value of a key whose name means loading, in any part of a prompt, whatever the
 part's `type`: some workers look at nothing but the key. What only speaks of addresses may contain them: tools and their
 calls, citations, search results, and names such as `callback_url`.
 """
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from runtimes.base import TextReferences
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 
@@ -69,6 +70,8 @@ _BARE: Final = frozenset({"data", "base64"})
 _SHORTEST: Final = len('{"url":"a:"}')
 _NUMBERS: Final = re.compile(rb"[\[\s]*[-\d]")
 _USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # no need to look at these closely
+_JOINED: Final = frozenset({"content", "text"})  # chat templates put such texts one behind the other
+_SLICE: Final = 1 << 20  # characters looked at between two turns of the loop
 _STEPS: Final = 1000  # values looked at between two turns of the loop
 _LARGE: Final = 64 * 1024  # a field that takes a noticeable time to decode
 _USUAL_FIELDS: Final = frozenset(
@@ -136,6 +139,90 @@ class Reference:
             self.place.update(type="base64", media_type=kind, data=content)
         else:
             self.place[self.index] = content if self.key.casefold() in _BARE else f"data:{kind};base64,{content}"
+
+
+@dataclass(frozen=True, slots=True)
+class InText(Reference):
+    """A reference within a text, between what begins and ends it."""
+
+    marks: TextReferences
+
+    def replace(self, kind: str, content: str) -> None:
+        """As above; the rest of the text stays."""
+        begin, end = self.marks.begin, self.marks.end
+        old, new = f"{begin}{self.text}{end}", f"{begin}data:{kind};base64,{content}{end}"
+        self.place[self.index] = self.place[self.index].replace(old, new)
+
+
+class Texts:
+    """All texts of a JSON request, for a worker that takes some for references."""
+
+    def __init__(self, marks: TextReferences) -> None:
+        self._marks = marks
+        self._edge = len(marks.begin) - 1
+        self._ends = ["", ""]  # of what came before, as a chat template may join texts: as they are, or trimmed
+
+    def of(
+        self, fields: Fields, value: Callable[[str], Any], decoded: dict[str, Any]
+    ) -> Iterator[tuple[str, Any, Any, str] | None]:
+        """Each text's field, place, index and key, in their order. None: other tasks may run now. See `references`.
+
+        Raises InvalidRequestError for a reference in a key.
+        """
+        steps = 0
+        for field, raw in fields.items():
+            yield None
+            if memoryview(raw)[0] not in b'"[{' or (_NUMBERS.match(raw) and b'"' not in bytes(raw)):
+                continue
+            if field not in decoded:
+                decoded[field] = value(field)
+            values: list[tuple[Any, Any, str]] = [(decoded, field, field)]
+            while values:
+                place, index, key = values.pop()
+                item = place[index]
+                if isinstance(item, str):
+                    yield field, place, index, key
+                elif isinstance(item, dict):
+                    values += [(item, inner, inner) for inner in reversed(item)]
+                    if self._marks.begin in "\0".join(item):
+                        raise refusal(field, "")
+                elif isinstance(item, list):
+                    values += [(item, inner, key) for inner in range(len(item) - 1, -1, -1)]
+                steps += 1
+                if steps % _STEPS == 0:
+                    yield None
+
+    def found(self, field: str, place: Any, index: Any, key: str, text: str) -> Iterator[InText | None]:
+        """The references in a text, all of it, that are not content itself. Call it for each in turn.
+
+        Raises InvalidRequestError for half a one, which another text could complete.
+        """
+        begin, end = self._marks.begin, self._marks.end
+        if text.startswith("data:") and means_loading(key):  # the worker puts the marks around it
+            if end in text:
+                raise refusal(key, "")
+            return
+        if key in _JOINED:
+            for number, trimmed in enumerate((text, text.strip())):
+                cut = f"{trimmed[: self._edge]}\0{trimmed[-self._edge :]}" if len(trimmed) > self._edge else trimmed
+                joined = self._ends[number] + cut
+                if begin in joined:
+                    raise refusal(key, "")
+                self._ends[number] = joined[-self._edge :]
+        at = 0
+        while at < len(text):
+            first = text.find(begin, at, at + _SLICE)
+            if first < 0:
+                at += _SLICE - self._edge
+                yield None
+                continue
+            first += len(begin)
+            last = text.find(end, first)
+            if last < 0:
+                raise refusal(key, "")
+            if not text.startswith("data:", first):
+                yield InText(field, place, index, key, text[first:last], self._marks)
+            at = last + 1
 
 
 def references(

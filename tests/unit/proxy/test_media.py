@@ -7,10 +7,12 @@ import json
 
 import pytest
 
-from runtimes.base import Endpoint
+from runtimes.base import Endpoint, TextReferences
+from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import media
 from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.media_loading import NOTHING
 
 DATA = "data:image/png;base64,AAAA"
 REMOTE = (
@@ -224,3 +226,82 @@ class TestLetThrough:
     )
     def test_untouched(self, prompt):
         look(encode(prompt))
+
+
+TGI = TextReferences("![](", ")")
+
+
+async def read(body, loading=NOTHING):
+    opened = await JsonBody.open(body)
+    return opened, await opened.check("m", None, Endpoint("/echo"), loading, TGI)
+
+
+class TestTextsThatAreReferences:
+    """A runtime that finds addresses in the midst of texts gets none."""
+
+    ADDRESS = f"![]({REMOTE[0]})"
+
+    @pytest.mark.parametrize(
+        "prompt",
+        [
+            {"messages": [{"role": "user", "content": f"see {ADDRESS} and"}]},
+            {"messages": [{"role": "user", "content": "a" * 200 + ADDRESS}]},
+            {"messages": [{"role": "user", "content": f"![]({DATA}){ADDRESS}"}]},
+            {"messages": [{"role": ADDRESS, "content": "x"}]},
+            {"prompt": ADDRESS},
+            {"prompt": ["x", ADDRESS]},
+            {"inputs": f"![]({DATA}) {ADDRESS}"},
+            {"inputs": "![](/etc/passwd)"},
+            {"inputs": "![](HTTP://x)"},
+            user({"type": "text", "text": ADDRESS}),
+            user(image(f"{DATA}){ADDRESS}")),
+            user(image(f"{DATA}){ADDRESS[:-1]}")),
+            user(image("data:image/png;base64," + "A" * 1000 + f"){ADDRESS}")),
+            user({"type": "text", "text": "!"}, {"type": "text", "text": ADDRESS[1:]}),
+            user({"type": "text", "text": "a longer one ![]"}, {"type": "text", "text": ADDRESS[3:]}),
+            user(*({"type": "text", "text": letter} for letter in ADDRESS)),
+            user({"type": "text", "text": ADDRESS[:9]}, {"type": "text", "text": ADDRESS[9:]}),
+            user(
+                {"type": "text", "text": f"![](data:x) ![{'a' * 10}!["},
+                {"type": "text", "text": f"](http://x) ![]({DATA})"},
+            ),
+            {"messages": [{"role": "user", "content": "Hi!\n"}, {"role": "user", "content": "\t [](http://x)"}]},
+            {"messages": [], "tools": [{"function": {"name": "f", "description": ADDRESS}}]},
+            {"messages": [], "tools": [{"function": {"parameters": {"properties": {ADDRESS: {}}}}}]},
+        ],
+    )
+    @pytest.mark.parametrize("beside", [0, 300_000])
+    def test_refused(self, prompt, beside):
+        with pytest.raises(InvalidRequestError, match="not loaded for clients"):
+            asyncio.run(read(encode(prompt | {"user": "u" * beside})))
+
+    @pytest.mark.parametrize("hidden", [b"\\u0021[](", b"!\\u005b](", b"![\\u005D(", b"![]\\u0028"])
+    def test_escapes_hide_nothing(self, hidden):
+        with pytest.raises(InvalidRequestError, match="not loaded for clients"):
+            asyncio.run(read(encode({"inputs": self.ADDRESS}).replace(b"![](", hidden)))
+
+    @pytest.mark.parametrize("where", [0, 63, 64, 65, 1000, (1 << 20) - 2, 3_000_000])
+    def test_found_wherever_it_stands(self, where):
+        with pytest.raises(InvalidRequestError, match="not loaded for clients"):
+            asyncio.run(read(encode({"inputs": "a" * where + self.ADDRESS + "b" * 300_000})))
+
+    @pytest.mark.parametrize(
+        "prompt",
+        [
+            {"inputs": f"![]({DATA})What is this?![]({DATA})"},
+            {"inputs": "![](data:image/png;base64," + "iVBO" * 300_000 + ")What is this?"},
+            user(image(DATA), {"type": "text", "text": "What is [this](http://x)!"}, image(DATA)),
+            user(image("data:image/png;base64," + "iVBO" * 300_000), {"type": "text", "text": "[](http://x)"}),
+            {"messages": [{"role": "user", "content": "a[0](b) ![named](http://x) [](http://x) !()"}]},
+            {"messages": [{"role": "user", "content": "Hi!"}, {"role": "tool", "content": "[]"}]},
+            {"input": [1.5] * 200_000, "stop": ["]"], "n": None, "flag": True},
+        ],
+    )
+    def test_let_through(self, prompt):
+        body = encode(prompt)
+        opened, wanted = asyncio.run(read(body))
+        assert not wanted
+        assert asyncio.run(opened.rewritten(Rewrite(), Endpoint("/echo"))) == body
+
+    def test_for_other_runtimes_they_are_texts(self):
+        look(encode({"inputs": self.ADDRESS}))
