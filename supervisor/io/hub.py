@@ -93,13 +93,15 @@ class Listing:
 
 
 @contextlib.contextmanager
-def answer(url: str, headers: Mapping[str, str] | None = None, **params: str) -> Iterator[Any]:
+def answer(
+    url: str, headers: Mapping[str, str] | None = None, params: Mapping[str, str] | None = None
+) -> Iterator[Any]:
     """A response of which nothing is read yet. Raises the client's errors, which hold nothing of its body."""
     hub = client()
     with hub.utils.get_session().stream(
         "GET",
         url,
-        params=params or None,
+        params=params or None,  # none takes those of the address away
         headers={**hub.utils.build_hf_headers(), **(headers or {})},
         timeout=TIMEOUT_S,
         follow_redirects=True,
@@ -116,7 +118,7 @@ def asked(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
     url, left = f"{endpoint}/api/{path}", LISTING_BYTES
     try:
         while url:
-            with answer(url, **params) as response:
+            with answer(url, params=params) as response:
                 text = _up_to(response, left, f"{repo}: the hub's listing of it")
                 following = response.links.get("next", {}).get("url", "")
             yield json.loads(text)

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from tests.support import fake_servers, hf_folder
 from tests.support.daemon import fake, running
 from tests.support.fake_remote import Authority, serving
 from tests.support.media_server import PNG, MediaServer, Page
@@ -47,10 +48,20 @@ def folder(tmp_path_factory):
     return folder
 
 
+def tgi(folder):
+    """On Text Generation Inference's launcher: a model that sees, and one that doesn't."""
+    launcher = {"runtime": "tgi", "binary": str(fake_servers.tgi(folder)), "vram_mib": 100}
+    sees = {"vision_config": {"hidden_size": 8}}
+    return {
+        "seer": {**launcher, "path": str(hf_folder.write(folder / "seer", sees))},
+        "blind": {**launcher, "path": str(hf_folder.write(folder / "blind"))},
+    }
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, authority, pictures, folder):
     config = {
-        "models": {"plain": fake(endpoints=ECHO)},
+        "models": {"plain": fake(endpoints=ECHO), **tgi(tmp_path_factory.mktemp("tgi"))},
         "server": {
             "media": {
                 "hosts": [f"127.0.0.1:{pictures.port}", "localhost", f"localhost:{pictures.port}", "*"],
@@ -140,6 +151,52 @@ class TestAddresses:
     def test_a_long_text_instead_of_an_address(self, site):
         for size in (5000, 300_000, 3_000_000):
             assert code(ask(site, f"https://127.0.0.1/{'a' * size}")) == "remote_media_refused"
+
+
+ASKED = {
+    "/v1/chat/completions": lambda text: {"messages": [{"role": "user", "content": text}]},
+    "/v1/completions": lambda text: {"prompt": text},
+    "/generate": lambda text: {"inputs": text},
+    "/generate_stream": lambda text: {"inputs": text},
+    "/tokenize": lambda text: {"inputs": text},
+    "/chat_tokenize": lambda text: {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": text[:2]}, {"type": "text", "text": text[2:]}]}
+        ]
+    },
+}
+
+
+class TestTexts:
+    """Text Generation Inference takes `![](address)` in the midst of a text for a picture, where its model sees."""
+
+    @pytest.mark.parametrize("path", ASKED)
+    def test_refused(self, site, path):
+        told = site.post(path, json={"model": "seer", **ASKED[path]("![](http://169.254.169.254/latest)")})
+        assert code(told) == "remote_media_refused"
+
+    def test_refused_in_apis_that_are_translated(self, site):
+        text = "![](http://169.254.169.254/latest)"
+        for path, fields in {
+            "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": text}]},
+            "/v1/responses": {"input": text, "instructions": "x"},
+            "/api/generate": {"prompt": text},
+        }.items():
+            told = site.post(path, json={"model": "seer", **fields})
+            assert (told.status_code, "is not loaded for clients" in told.text) == (400, True), told.text
+
+    def test_what_may_be_loaded_is_loaded_by_llmux(self, site, pictures):
+        text = f"What is ![](https://127.0.0.1:{pictures.port}/a.png)?"
+        told = site.post("/generate", json={"model": "seer", "inputs": text})
+        assert "remote_media" not in told.text
+        assert pictures.paths() == ["/a.png"]
+
+    def test_a_text_for_a_model_that_sees_nothing(self, site):
+        told = site.post(
+            "/v1/chat/completions",
+            json={"model": "blind", "messages": [{"role": "user", "content": "![](http://169.254.169.254/latest)"}]},
+        )
+        assert told.status_code == 200, told.text
 
 
 class TestFiles:

@@ -31,6 +31,8 @@ CLAUDE: Final = (
     *("--model", "${model}", "--no-session-persistence", "--setting-sources", "", "--strict-mcp-config"),
     *("--disable-slash-commands", "--tools", ""),
 )
+CLAUDE_ENV: Final = {"CLAUDE_CODE_DISABLE_ATTACHMENTS": "1"}
+"""Else it reads the files that a prompt mentions, as in `@/etc/passwd`, tools or not."""
 CLAUDE_SYSTEM: Final = ("--system-prompt-file", "${system_file}")
 
 _PLACEHOLDER: Final = re.compile(r"\$\{([^}]*)\}")
@@ -139,7 +141,7 @@ class ClaudeCliAdapter(RemoteAdapter[ClaudeCliConfig]):
 
         return ProgramSpec(
             call,
-            env={**{name: environment[name] for name in config.pass_env}, **config.env},
+            env={**CLAUDE_ENV, **{name: environment[name] for name in config.pass_env}, **config.env},
             parallel=config.parallel,
             timeout_s=config.timeout_s,
             output_bytes=config.output_mib << 20,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import json
 import tracemalloc
 import weakref
 from contextlib import contextmanager
@@ -12,9 +13,12 @@ from contextlib import contextmanager
 import h11
 import pytest
 
+from runtimes.base import Endpoint, TextReferences
 from supervisor.catalog.media import MediaConfig
+from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError, UnavailableError
 from supervisor.io.held_body import BodyBudget
+from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.media import Reference
 from supervisor.proxy.media_loading import MediaLoader
 from tests.support.fake_remote import Authority, serving
@@ -72,6 +76,33 @@ def refused(code, *words):
         assert word in told.value.message
     for secret in (*PRIVATE, "secret"):
         assert secret not in told.value.message
+
+
+class TestInTexts:
+    """Where a runtime takes texts for references, what they refer to comes into the text."""
+
+    @pytest.mark.parametrize("beside", [0, 300_000])
+    async def test_in_its_place(self, source, beside):
+        own = f"![](data:image/png;base64,{'iVBO' * 100})"
+        text = f"{'a' * 100}![]({URL}) and {own} and ![]({URL})?"
+        fields = {
+            "model": "m",
+            "user": "u" * beside,
+            "inputs": text,
+            "messages": [{"content": [{"text": f"![]({URL})"}]}],
+        }
+        body = await JsonBody.open(json.dumps(fields).encode())
+        loading = loader(source).loading()
+        wanted = await body.check("m", None, Endpoint("/echo"), loading, TextReferences("![](", ")"))
+        await body.load(wanted, loading)
+        loading.held.release()
+        said = json.loads(bytes(await body.rewritten(Rewrite(), Endpoint("/echo"))))
+        there = f"![](data:image/png;base64,{base64.b64encode(PNG).decode()})"
+        assert said == {
+            **fields,
+            "inputs": text.replace(f"![]({URL})", there),
+            "messages": [{"content": [{"text": there}]}],
+        }
 
 
 class TestFetching:

@@ -210,3 +210,18 @@ class TestSeveralGpus:
         assert value(first, "--master-port") == "18100"
         assert value(second, "--master-port") == "50000"
         assert value(first, "--prometheus-port") == "0"
+
+
+class TestTextReferences:
+    """Which texts its workers follow: TGI's where the model sees, or might."""
+
+    @of("tgi")
+    def test_tgi(self, server, tmp_path):
+        assert server.adapter.text_references(server.config()) is None
+        for path in (hf_folder.write(tmp_path / "sees", {"vision_config": {}}), tmp_path / "not there yet"):
+            found = server.adapter.text_references(server.config(path=str(path)))
+            assert (found.begin, found.end) == ("![](", ")")
+
+    @of("sglang", "tabbyapi")
+    def test_others(self, server):
+        assert server.adapter.text_references(server.config()) is None

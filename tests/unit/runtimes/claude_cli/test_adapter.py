@@ -60,7 +60,7 @@ class TestConfiguration:
     def test_no_value_is_in_a_text(self):
         keys = {"command": [sys.executable], "pass_env": ["A_KEY"], "env": {"B": "hunter3"}}
         spec = ADAPTER.connect(config(**keys), {"A_KEY": "hunter2"})
-        assert spec.env == {"A_KEY": "hunter2", "B": "hunter3"}
+        assert spec.env == {"CLAUDE_CODE_DISABLE_ATTACHMENTS": "1", "A_KEY": "hunter2", "B": "hunter3"}
         assert "hunter" not in repr(spec)
 
     @pytest.mark.parametrize(
