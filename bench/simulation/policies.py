@@ -18,8 +18,17 @@ class Fifo(AdmissionPolicy):
     def keeps_place_until(self, model, queue, now):
         return now
 
-    def may_claim_at(self, waiter, priority, victim):
+    def may_claim_at(self, waiter, queue, victim):
         return float("-inf")
+
+    def yields_at(self, victim, waiter, queue):
+        return float("-inf")
+
+    def kept_for_user_until(self, model):
+        return float("-inf")
+
+    def users(self, uses):
+        return dict.fromkeys(uses, 0)
 
     def is_urgent(self, waiter, priority, victim):
         return False

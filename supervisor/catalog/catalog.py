@@ -225,6 +225,7 @@ class CatalogModel:
             pin=config.pin,
             preload=config.preload,
             keep_alive_s=self.keep_alive_s,
+            own_keep_alive_s=config.keep_alive_s if isinstance(config.keep_alive_s, int | float) else 0.0,
             hold_s=config.hold_s,
             target_inflight=self.adapter.target_inflight(config),
             replicas=config.replicas,

@@ -12,13 +12,13 @@ decides the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from supervisor.core.demand import LOW, NORMAL
+from supervisor.core.demand import LOW, MOST_URGENT, NORMAL
 from supervisor.core.fair_shares import FairShares
 from supervisor.core.limits import Accounts
-from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy, WorkerState
+from supervisor.core.types import ASKED, Eviction, Limits, ModelId, ModelSpec, Policy, WorkerState
 
 if TYPE_CHECKING:
     from supervisor.core.model_state import ModelState
@@ -38,10 +38,6 @@ LINGER_SHARE = 0.02
 
 ORDERED_DRAIN_S = 30.0
 """For running requests before an unload, a change or the shutdown, unless `drain_s` says otherwise."""
-
-LONGEST_DRAIN_S, URGENT_DRAIN_S = 300.0, 5.0
-"""For running requests before an eviction, unless `drain_s` says otherwise: at all, and since a model of higher priority
-waits. The first lets an honest long answer end."""
 
 LOOK_S = 30.0
 LEAST_READ_BPS = 4096
@@ -93,14 +89,20 @@ class AdmissionPolicy:
     def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
         """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
         head = queue.peek(model.line)
-        waiting = [(each.demand.priority, each.arrived_at, each.seq) for each in queue.oldest_of_classes(model.line)]
-        if model.asked_at is not None:
-            waiting.append((NORMAL, model.asked_at, 0))
-        # A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
-        ranks = [(*self.aged(priority, max(since, model.stopped_at)), seq) for priority, since, seq in waiting]
+        ranks = [(*self.aged(priority, since), seq) for priority, since, seq in self._asking(model, queue)]
         first, then, seq = min(ranks, default=(math.inf, math.inf, 0))
         ahead_s = 0.0 if head is None else min(MOST_AHEAD_S, head.ahead_s)
         return (first, then + ahead_s, seq, -model.spec.priority)
+
+    def _asking(self, model: ModelState, queue: AdmissionQueue) -> Iterator[tuple[int, float, int]]:
+        """Who asks for a model to be loaded: the class, since when, and in which order.
+
+        A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
+        """
+        for each in queue.oldest_of_classes(model.line):
+            yield each.demand.priority, max(each.arrived_at, model.stopped_at), each.seq
+        if model.asked_at is not None:
+            yield NORMAL, max(model.asked_at, model.stopped_at), 0
 
     # ------------------------------------------------------------------------------------- who keeps its place how long
 
@@ -112,20 +114,34 @@ class AdmissionPolicy:
         """May a model go for one of lower priority, when nothing lower would do?"""
         return self.policy.eviction is Eviction.LAST_RESORT
 
+    def users(self, uses: Mapping[ModelId, tuple[int, float]]) -> dict[ModelId, int]:
+        """Of models of equal priority the one that the least urgent class used last goes first: the class that counts.
+
+        `uses`: of each model the class and how long ago that was, in seconds. With its age a use is no more urgent than a
+        later one of a lower class; uses of one class alone are alike, however old.
+        """
+        if math.isinf(self.limits.aging_s):
+            return {model: priority for model, (priority, _) in uses.items()}
+        point_s = self.limits.aging_s / (LOW - NORMAL)
+        by_age = sorted((idle_s + priority * point_s, -priority, model) for model, (priority, idle_s) in uses.items())
+        lowest, counted = MOST_URGENT, {}
+        for _, priority, model in by_age:
+            counted[model] = lowest = max(lowest, -priority)
+        return counted
+
     def value(self, reload_s: float, idle_s: float) -> float:
-        """Of models of equal priority the least valuable goes first: seconds of reload per second that it was idle."""
+        """Of models that the same class used last the least valuable goes first: seconds of reload per second that it was idle."""
         return reload_s / max(idle_s, 0.001)
 
     def keeps_place_until(self, model: ModelState, queue: AdmissionQueue, now: float) -> float:
-        """Until when an idle worker keeps its place: held, or within its minimum residency, while in demand. `now`: it doesn't."""
-        held_until = now if model.spec.hold_s <= 0 else max(now, self.held_until(model))
+        """Until when an idle worker keeps its place within its minimum residency, while in demand. `now`: it doesn't."""
         matures_at = self.matures_at(model)
         if now >= matures_at:
-            return held_until
+            return now
         quiet_at = model.last_used + self.linger_s(model)
         if now < quiet_at:
-            return max(held_until, min(quiet_at, matures_at))
-        return max(held_until, matures_at) if queue.count(model.line) else held_until
+            return min(quiet_at, matures_at)
+        return matures_at if queue.count(model.line) else now
 
     def matures_at(self, model: ModelState) -> float:
         """When the minimum residency of its worker ends."""
@@ -135,12 +151,41 @@ class AdmissionPolicy:
         """Until when an idle worker is held for the next request of a bulk pass, in demand or not."""
         return model.last_used + model.spec.hold_s if model.spec.hold_s > 0 else -math.inf
 
+    def as_urgent_at(self, waiter: ModelState, queue: AdmissionQueue, priority: int) -> float | None:
+        """From when on those who ask for a model are as urgent as this class, with their age; None: nobody asks."""
+        point_s = self.limits.aging_s / (LOW - NORMAL)
+        return min(
+            (
+                since if asked <= priority else since + (asked - priority) * point_s
+                for asked, since, _ in self._asking(waiter, queue)
+            ),
+            default=None,
+        )
+
+    def kept_for_user_until(self, model: ModelState) -> float:
+        """Until when no less urgent request takes an idle worker from the class that used it last.
+
+        For its hold, or for the keep-alive that its entry or its requests set; without any for the minimum residency.
+        """
+        set_until = max(model.last_used + max(model.spec.hold_s, model.spec.own_keep_alive_s), model.kept_until)
+        return set_until if set_until > model.last_used else model.last_used + self.limits.min_residency_s
+
+    def yields_at(self, victim: ModelState, waiter: ModelState, queue: AdmissionQueue) -> float:
+        """When a worker may go as far as its hold and those are concerned who use it or used it last: aging ends both."""
+        used_until, held_until = self.kept_for_user_until(victim), self.held_until(victim)
+        if victim.in_flight:  # both begin anew with each request
+            used_until, held_until = math.inf, math.inf if victim.spec.hold_s > 0 else -math.inf
+        as_urgent_at = self.as_urgent_at(waiter, queue, victim.used_by)
+        if as_urgent_at is None:
+            return held_until
+        return max(min(used_until, as_urgent_at), min(held_until, as_urgent_at + self.limits.aging_s))
+
     def linger_s(self, model: ModelState) -> float:
         """How long after a request another one of the same client may come, so that the model counts as in demand."""
         return min(self.limits.linger_s, LINGER_SHARE * model.reload_s)
 
     def is_urgent(self, waiter: ModelState, priority: int, victim: ModelState) -> bool:
-        """May a waiter whose most urgent request is of this class ask the victim to end its requests soon?
+        """Does a waiter whose most urgent request is of this class keep new requests from the victim at once?
 
         If its model has a higher priority, or if all that the victim does is of a lower class.
         """
@@ -148,18 +193,14 @@ class AdmissionPolicy:
             return True
         return bool(victim.in_flight) and priority < min(demand.priority for demand in victim.in_flight.values())
 
-    def may_claim_at(self, waiter: ModelState, priority: int, victim: ModelState) -> float:
-        """When a busy victim gets no new requests because of this waiter, whose most urgent request is of this class.
-
-        Infinite: the victim's hold begins anew with each request.
-        """
-        if self.is_urgent(waiter, priority, victim):
+    def may_claim_at(self, waiter: ModelState, queue: AdmissionQueue, victim: ModelState) -> float:
+        """When a victim gets no new requests because of this waiter. Infinite: not before its requests have ended."""
+        if self.is_urgent(waiter, queue.most_urgent(waiter.line), victim):
             return -math.inf
-        if victim.spec.hold_s > 0 and victim.in_flight:
-            return math.inf
+        yields_at = self.yields_at(victim, waiter, queue)
         if victim.overtakes >= self.limits.overtakes:  # it has had its batch
-            return self.held_until(victim)
-        return max(self.matures_at(victim), self.held_until(victim))
+            return yields_at
+        return max(self.matures_at(victim), yields_at)
 
     def stays_until(self, model: ModelState) -> float:
         """Until when an idle worker stays although nobody uses it; infinite: until its memory is needed.
@@ -191,13 +232,10 @@ class AdmissionPolicy:
         drain_s = self.drain_s(spec)
         return ORDERED_DRAIN_S if drain_s is None or math.isinf(drain_s) else drain_s
 
-    def drains_until(self, victim: ModelState, since: float, urgent_since: float | None) -> float:
-        """Until when they may run before an eviction; `urgent_since`: since when a model of higher priority waits."""
+    def drains_until(self, victim: ModelState, since: float) -> float:
+        """Until when they may run before an eviction: to their end, unless the configuration has a limit."""
         drain_s = self.drain_s(victim.spec)
-        if drain_s is not None:
-            return since + drain_s
-        longest = since + LONGEST_DRAIN_S
-        return longest if urgent_since is None else min(longest, urgent_since + URGENT_DRAIN_S)
+        return math.inf if drain_s is None else since + drain_s
 
     def looks_again_at(self, victim: ModelState, now: float) -> float | None:
         """When to look (again) whether the clients of a worker that drains for another model still read; None: never."""

@@ -8,8 +8,6 @@ it serves again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from supervisor.core.dispatch import keep_loaded, resume
 from supervisor.core.draining import drain_for
 from supervisor.core.model_state import ModelState
@@ -42,12 +40,7 @@ def _settle(state: SchedulerState, step: Step, victim: ModelState) -> None:
         stop_now(state, step, victim, StopCause.ROOM, f"evicted for {claimant}")
         step.decide("evicted", victim.id, f"makes room for {claimant}")
     else:
-        drain_for(state, step, victim, urgent=_is_urgent(state, victim))
-    if (own := state.wanted.key(victim.id)) is not None:
-        for model_id in state.claims(victim.id):  # who waits for a waiter, waits for these, too
-            other = state.wanted.key(model_id)
-            if other is None or other < own:
-                state.wanted.settle_again(model_id)
+        drain_for(state, step, victim)
 
 
 def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId | None:
@@ -61,10 +54,10 @@ def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId 
         if _serves_higher_first(state, victim, key):
             continue
         waiter = state.models[waiter_id]
-        claim_at = state.admission.may_claim_at(waiter, state.queue.most_urgent(waiter.line), victim)
+        claim_at = state.admission.may_claim_at(waiter, state.queue, victim)
         if step.now >= claim_at:
             return waiter_id
-        state.wake(claim_at, waiter_id)
+        state.wake_by(claim_at, waiter, step.now)
     return None
 
 
@@ -77,25 +70,6 @@ def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key)
         return False
     is_higher = queue.most_urgent(victim.line) < queue.most_urgent(state.models[waiter[1]].line)
     return is_higher and state.admission.rank_model(victim, queue) < waiter[0]
-
-
-def _is_urgent(state: SchedulerState, victim: ModelState) -> bool:
-    """Does anybody wait for it who may ask it to end soon? Also one who waits for a waiter, or for the victim's next worker."""
-    if state.queue.count(victim.line) and victim.in_flight:
-        lowest = min(demand.priority for demand in victim.in_flight.values())
-        if state.queue.most_urgent(victim.line) < lowest:
-            return True
-    waiters = _waiters(state, victim)
-    return any(state.admission.is_urgent(each, state.queue.most_urgent(each.line), victim) for each in waiters)
-
-
-def _waiters(state: SchedulerState, victim: ModelState) -> Iterator[ModelState]:
-    own = state.wanted.key(victim.id)
-    for key in state.wanted.claimants(victim.id):
-        if own is None or key > own:  # who waits for a waiter comes after it
-            waiter = state.models[key[1]]
-            yield waiter
-            yield from _waiters(state, waiter)
 
 
 def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:

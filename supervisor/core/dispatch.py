@@ -39,7 +39,7 @@ def assign(
         _overtake(state, model, claimants[0][1], arrived_at)
     if demand.prefix is not None and model.line in state.groups:
         _remember(state.models[model.line], demand.prefix, model.id)
-    model.last_used = step.now
+    model.last_used, model.last_priority = step.now, demand.priority
     state.tickets[ticket] = model.id
     step.emit(Dispatch(ticket, model.id, model.generation))
 

@@ -1,8 +1,8 @@
 """How long a worker's running requests hold up what it has to go for.
 
-A worker that drains for another model has until a deadline, which the admission policy sets: a short one while somebody
-of higher priority waits, a long one otherwise. Clients that have stopped reading shorten it, too: they would hold two
-models up for as long as they like. What still runs then is cut.
+A worker that drains for another model ends its answers first, whoever waits: an answer that goes on is never cut, and the
+data path ends one on which nothing comes any more. Two things cut: a `drain_s` that the configuration sets, and clients that
+have all stopped reading, who would hold two models up for as long as they like.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from supervisor.core.termination import cut, stop_now
 from supervisor.core.types import StopCause, WorkerState
 
 
-def drain_for(state: SchedulerState, step: Step, victim: ModelState, *, urgent: bool) -> None:
-    """Drain a busy victim, or change its deadline."""
-    if victim.state is WorkerState.READY:
-        _begin(state, step, victim, step.now if urgent else None)
-    elif victim.drain is not None and not victim.drain.is_ordered:
-        _reckon(state, step, victim, victim.drain, urgent=urgent)
-
-
-def _begin(state: SchedulerState, step: Step, victim: ModelState, urgent_since: float | None) -> None:
-    until = state.admission.drains_until(victim, step.now, urgent_since)
+def drain_for(state: SchedulerState, step: Step, victim: ModelState) -> None:
+    """Drain a busy victim. One that drains already follows the configuration."""
+    drain = victim.drain
+    if drain is not None and not drain.is_ordered:
+        until = state.admission.drains_until(victim, drain.since)
+        if until != drain.until:
+            look_at = drain.look_at if state.admission.drain_s(victim.spec) is None else None
+            victim.drain = replace(drain, until=until, look_at=look_at)
+            _announce(state, step, victim, victim.drain)
+    if victim.state is not WorkerState.READY:
+        return
+    until = state.admission.drains_until(victim, step.now)
     look_at = state.admission.looks_again_at(victim, step.now)
-    drain = Drain(StopCause.ROOM, f"drains for {victim.claimed_by}", step.now, until, urgent_since, look_at)
+    drain = Drain(StopCause.ROOM, f"drains for {victim.claimed_by}", step.now, until, look_at)
     advance(victim, Trigger.DRAIN, step.now, drain.reason, drain=drain)
     _announce(state, step, victim, drain)
     if look_at is not None:
@@ -39,24 +41,11 @@ def _begin(state: SchedulerState, step: Step, victim: ModelState, urgent_since: 
         step.emit(AskClients(victim.id, victim.generation))
 
 
-def _reckon(state: SchedulerState, step: Step, victim: ModelState, drain: Drain, *, urgent: bool) -> None:
-    """Who waits for it has changed, perhaps, or the configuration."""
-    urgent_since = drain.urgent_since
-    if urgent != (urgent_since is not None):
-        urgent_since = step.now if urgent else None
-    until = state.admission.drains_until(victim, drain.since, urgent_since)
-    look_at = drain.look_at if state.admission.drain_s(victim.spec) is None else None
-    victim.drain = replace(drain, urgent_since=urgent_since, until=until, look_at=look_at)
-    if until != drain.until:
-        _announce(state, step, victim, victim.drain)
-
-
 def _announce(state: SchedulerState, step: Step, victim: ModelState, drain: Drain) -> None:
     state.wake(drain.until, victim.id)
     end = "never cut" if math.isinf(drain.until) else f"cut in {drain.until - step.now:.0f} s"
     if drain.look_at is not None:  # else it is as configured
-        urgent = drain.urgent_since is not None
-        end += ", as a model of higher priority waits" if urgent else ", or once the clients have stopped reading"
+        end += " while clients read"
     step.decide("drain", victim.id, f"{drain.reason}; {requests_counted(len(victim.in_flight))} in flight, {end}")
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from supervisor.core.demand import ANY, Demand
+from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import (
     Crash,
     DeviceId,
@@ -207,6 +207,7 @@ class WorkerAdopted:
     is_unloaded: bool = False  # an operator unloads it: it ends after its requests
     kept_until: float = -math.inf  # its requests want it kept until then
     demands: tuple[Demand, ...] = ()  # of the tickets, in their order; empty: unknown
+    last_priority: int = NORMAL  # the class of the last request
 
     @property
     def model(self) -> ModelId:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from supervisor.core.demand import NORMAL
 from supervisor.core.model_state import CrashHistory, Drain, ModelState, Worker
 from supervisor.core.types import Devices, Generation, WorkerState
 
@@ -49,6 +50,7 @@ def _start(model: ModelState, entry: Entry) -> None:
 
 def _serve(model: ModelState, entry: Entry) -> None:
     model.ready_at = model.last_used = entry.now
+    model.last_priority = NORMAL
     model.wish = None
 
 

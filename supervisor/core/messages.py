@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from supervisor.core.demand import NORMAL
 from supervisor.core.plans import DeviceView, EvictionBlock, Resident
 
 
@@ -34,8 +35,11 @@ def _condition(resident: Resident) -> str:
             return "just loaded"
         case EvictionBlock.HELD:
             return "held for its next request"
+        case EvictionBlock.LAST_USED:
+            return f"last used by a more urgent request, {seconds(resident.idle_s)} ago"
         case EvictionBlock.NONE | EvictionBlock.PINNED:
-            return f"idle {seconds(resident.idle_s)}"
+            last = "" if resident.used_by == NORMAL else f", last used with priority {resident.used_by}"
+            return f"idle {seconds(resident.idle_s)}{last}"
 
 
 def outages_listed(shown: Iterable[DeviceView], count: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from supervisor.core.demand import Demand
+from supervisor.core.demand import NORMAL, Demand
 from supervisor.core.device_ledger import Holder
 from supervisor.core.device_sets import Spread, device_sets, need_mib, spread
 from supervisor.core.plans import Option
@@ -86,7 +86,6 @@ class Drain:
     reason: str
     since: float
     until: float  # when its running requests are cut; infinite: never
-    urgent_since: float | None = None  # set iff a model of higher priority waits for its memory: since then
     look_at: float | None = None  # set iff requests whose clients don't read are cut earlier: the next look at them
     read: Mapping[TicketId, int] = field(default_factory=dict)  # what the clients that held it up had read at the last
 
@@ -145,10 +144,12 @@ class ModelState:
     dismissed: bool = False  # set iff an operator unloaded it and no later start has begun
     overtakes: int = 0  # later requests that it was given while another model waits for its memory
     last_used: float = 0.0
+    last_priority: int = NORMAL  # the class of the request that used it last, or that of an operator who loaded it
     ready_at: float = 0.0  # when it last became ready
     stopped_at: float = float("-inf")  # when its worker was last told to stop
     load_s: float | None = None  # set iff it was loaded before as it is specified now: how long the last load took
     last_plan: str = ""  # kind and models of the last plan, so that each is told only once
+    looked_at: float = float("-inf")  # the last time that `SchedulerState.wake_by` has set
     wished_at: float = float("-inf")  # when it was last wanted as a further replica
     prefixes: OrderedDict[int, ModelId] = field(
         default_factory=OrderedDict
@@ -210,6 +211,11 @@ class ModelState:
     @property
     def restore(self) -> bool:
         return self.wish is not None and self.wish.restore
+
+    @property
+    def used_by(self) -> int:
+        """The most urgent class of its requests, or else that of the last one."""
+        return min((demand.priority for demand in self.in_flight.values()), default=self.last_priority)
 
     @property
     def pinned(self) -> bool:
@@ -335,8 +341,7 @@ class ModelState:
         yield (drain is not None) == (state is WorkerState.DRAINING), "a drain iff DRAINING"
         if drain is not None:
             yield bool(self.in_flight), "nothing to drain"
-            waits_for_model = drain.look_at is not None or drain.urgent_since is not None
-            yield not (waits_for_model and drain.is_ordered), "an ordered drain looks at no clients and no waiter"
+            yield drain.look_at is None or not drain.is_ordered, "an ordered drain looks at no clients"
             yield drain.is_ordered or self.claimed_by is not None, "drained for nobody"
         yield self.partner is None or not self.in_flight, "a partner has no requests"
         yield self.wish is None or self.wish != Wish(), "an empty wish"

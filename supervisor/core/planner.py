@@ -13,13 +13,14 @@ walks one numbered tree, whose numbers return in the code:
 6. Refuse, naming what is in the way.
 
 The memory of a STOPPING resident comes back anyway, so nothing is evicted for it: in 2 to 5 it counts as coming, and a
-plan that needs nothing else is a Wait for it. MIN_RESIDENCY and HELD do not block a demand
+plan that needs nothing else is a Wait for it. MIN_RESIDENCY, HELD and LAST_USED do not block a demand
 that may overtake the resident. A PINNED resident never goes.
 
-Victims are chosen in one order: lowest priority, least valuable (draining, or cheap to reload for the time it idled), id. First those
-that `max_loaded` forces out, on any device; what they free on this device set is counted. Then, for space, whole
-priority classes from the lowest up, and of the last class the smallest set that fits (docs/adr/0002-eviction-order.md).
-Among device sets: lowest class touched, fewest victims, least value, ids.
+Victims are chosen in one order: lowest priority, draining, last used by the least urgent class (with its age), least valuable
+(cheap to reload for the time it idled), id. First those that `max_loaded` forces out, on any device; what they free on this
+device set is counted. Then, for space, whole priority classes from the lowest up, and of the last class the smallest set that
+fits, of models that the least urgent classes used last (docs/adr/0002-eviction-order.md, 0024-answers-and-users.md). Among
+device sets: lowest priority touched, least urgent class touched, fewest victims, least value, ids.
 
 A demand with a `spread` is planned like that first. Only where that is a refusal, the tree is walked once more for parts
 on several devices, which depend on who may go: `spreading`.
@@ -38,10 +39,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from supervisor.core.demand import LEAST_URGENT, NORMAL
 from supervisor.core.device_sets import Spread
 from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
 from supervisor.core.places import SHOWN_DEVICES, DeviceSet, too_large
 from supervisor.core.plans import (
+    PASSING,
     Admit,
     DeviceView,
     Evict,
@@ -51,10 +54,14 @@ from supervisor.core.plans import (
     Refuse,
     Resident,
     Snapshot,
+    Standing,
     Wait,
 )
 from supervisor.core.spreading import Apart
 from supervisor.core.types import PARTNER, DeviceId, Devices, ModelId
+
+STAYING = frozenset({EvictionBlock.PINNED, EvictionBlock.STOPPING})
+"""Never victims: one stays, the other goes already."""
 
 
 def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
@@ -128,13 +135,14 @@ class Fit:
     device_set: DeviceSet
     victims: tuple[Resident, ...]
     coming: tuple[Resident, ...]
+    standing: Standing  # the highest of the victims
     value: float  # of all victims
 
-    def cost(self) -> tuple[bool, float, int, float, Devices]:
+    def cost(self) -> tuple[bool, Standing, int, float, Devices]:
         """Sort key among device sets; less is better."""
         return (
             bool(self.device_set.blocked),
-            max((victim.priority for victim in self.victims), default=-math.inf),
+            self.standing,
             len(self.victims),
             self.value,
             self.device_set.option.devices,
@@ -160,22 +168,28 @@ class _Case:
         devices = {view.id for device_set in candidates for view in device_set.views}
         if apart is not None:
             devices = set(apart.views)
-        self.residents = sorted(
-            (
-                resident
-                for resident in snapshot.residents
-                if not devices.isdisjoint(resident.devices) or (excess and resident.type == demand.type)
-            ),
-            key=self._order,
+        concerned = [
+            resident
+            for resident in snapshot.residents
+            if not devices.isdisjoint(resident.devices) or (excess and resident.type == demand.type)
+        ]
+        self.users = self.admission.users(
+            {each.model: (each.used_by, each.idle_s) for each in concerned if each.block not in STAYING}
         )
+        self.residents = sorted(concerned, key=self._order)
         self.coming = _by_device(resident for resident in self.residents if resident.block is EvictionBlock.STOPPING)
 
-    def _order(self, resident: Resident) -> tuple[int, float, str]:
+    def _order(self, resident: Resident) -> tuple[Standing, float, str]:
         """Sort key: who goes first."""
-        return resident.priority, self._value(resident), resident.model
+        return self._standing(resident), self._value(resident), resident.model
+
+    def _standing(self, resident: Resident) -> Standing:
+        if resident.block is EvictionBlock.DRAINING:  # who has begun to go, goes: else two drain for one waiter
+            return resident.priority, -LEAST_URGENT - 1
+        return resident.priority, -self.users.get(resident.model, NORMAL)
 
     def _value(self, resident: Resident) -> float:
-        if resident.block is EvictionBlock.DRAINING:  # who has begun to go, goes: else two drain for one waiter
+        if resident.block is EvictionBlock.DRAINING:
             return 0.0
         return self.admission.value(resident.reload_s, resident.idle_s)
 
@@ -214,8 +228,7 @@ class _Case:
         return [
             resident
             for resident in self.residents
-            if resident.block is not EvictionBlock.STOPPING
-            and resident.block is not EvictionBlock.PINNED
+            if resident.block not in STAYING
             and (blocked or not self._is_blocked(resident))
             and not (spare_higher and resident.priority > self.demand.priority)
         ]
@@ -228,7 +241,9 @@ class _Case:
         for device, mib in short.items():
             going = {resident.model for resident in gone}
             candidates = [r for r in here.get(device, ()) if r.model not in going and r.held_on(device) > 0]
-            space = _space(candidates, device, mib - _held(gone, device) - _held(self.coming.get(device, ()), device))
+            space = self._space(
+                candidates, device, mib - _held(gone, device) - _held(self.coming.get(device, ()), device)
+            )
             if space is None:
                 return None
             gone += space
@@ -241,7 +256,23 @@ class _Case:
             for resident in self.coming.get(device, ())
         }
         victims = tuple(sorted(gone, key=self._order))
-        return Fit(device_set, victims, tuple(coming.values()), math.fsum(map(self._value, victims)))
+        standing = max(map(self._standing, victims), default=(-math.inf, 0))
+        return Fit(device_set, victims, tuple(coming.values()), standing, math.fsum(map(self._value, victims)))
+
+    def _space(self, ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident] | None:
+        """Whole priorities from the lowest up, then the smallest set that completes it: of the least urgent classes that do."""
+        space: list[Resident] = []
+        if short_mib <= 0:
+            return space
+        for _, members in groupby(ordered, key=lambda resident: resident.priority):
+            some: list[Resident] = []
+            for _, alike in groupby(members, key=self._standing):
+                some += alike
+                if _held(some, device) >= short_mib:
+                    return space + _smallest(some, device, short_mib)
+            space += some
+            short_mib -= _held(some, device)
+        return None
 
     def _without_superfluous(
         self, short: Mapping[DeviceId, int], gone: list[Resident], typed: tuple[Resident, ...]
@@ -260,7 +291,7 @@ class _Case:
         return [resident for resident in gone if resident.model not in staying]
 
     def _is_blocked(self, resident: Resident) -> bool:
-        if resident.block in {EvictionBlock.MIN_RESIDENCY, EvictionBlock.HELD}:
+        if resident.block in PASSING:
             return not self.admission.may_overtake(self.demand.priority, resident.priority)
         return resident.block is not EvictionBlock.NONE
 
@@ -338,20 +369,6 @@ def _excess(demand: LoadDemand, snapshot: Snapshot) -> int:
         return 0
     loaded = sum(r.type == demand.type and r.block is not EvictionBlock.STOPPING for r in snapshot.residents)
     return max(0, loaded - limit + 1)
-
-
-def _space(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident] | None:
-    """Whole classes from the lowest up, then the smallest set of the class that completes it."""
-    space: list[Resident] = []
-    if short_mib <= 0:
-        return space
-    for _, members in groupby(ordered, key=lambda resident: resident.priority):
-        group = list(members)
-        if _held(group, device) >= short_mib:
-            return space + _smallest(group, device, short_mib)
-        space += group
-        short_mib -= _held(group, device)
-    return None
 
 
 def _smallest(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident]:

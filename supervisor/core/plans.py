@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.demand import NORMAL
 from supervisor.core.device_sets import Spread
 from supervisor.core.types import DeviceId, Devices, ModelId, Parts, RejectCode
 
@@ -25,6 +26,11 @@ class EvictionBlock(StrEnum):
     RESERVED = "reserved"  # an earlier plan loads it for a request that still waits
     MIN_RESIDENCY = "young"  # within its minimum residency and in demand
     HELD = "held"  # used within its hold_s
+    LAST_USED = "used"  # a moment ago, by a more urgent request than those it would go for
+
+
+PASSING = frozenset({EvictionBlock.MIN_RESIDENCY, EvictionBlock.HELD, EvictionBlock.LAST_USED})
+"""They don't keep a model from one of higher priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ class Resident:
     idle_s: float = 0.0
     reload_s: float = 1.0  # what loading it again is expected to cost
     in_flight: int = 0
+    used_by: int = NORMAL  # the class that uses it, or used it last
 
     def held_on(self, device: DeviceId) -> int:
         """What it holds on the device; 0 where it is not."""
@@ -58,16 +65,22 @@ class DeviceView:
     outage: RejectCode | None = None  # set iff nobody knows when that ends: what those get who can only go here
 
 
+Standing = tuple[float, int]
+"""Who goes before others: the priority, then the class that used it last, the least urgent first."""
+
+
 class Idle(NamedTuple):
     """A model that could go, from `until` on for anybody who may evict it."""
 
-    priority: int
-    value: float  # at the time of the outline
+    standing: Standing  # as well as its value: at the time of the outline
+    value: float
     model: ModelId
     held_mib: int
     reload_s: float
     last_used: float
     until: float
+    kept_until: float  # for whoever is less urgent than the class that used it last
+    used_by: int
 
 
 Room = tuple[int, int, AbstractSet[ModelId]]
@@ -80,7 +93,7 @@ class Outline:
 
     free_mib: int
     coming_mib: int  # on its way back
-    idle: tuple[Idle, ...]  # lowest priority and least valuable first
+    idle: tuple[Idle, ...]  # in eviction order
     reach_mib: tuple[int, ...]  # what none of them holds, the first, the first two, and so on
     is_open: bool  # may a load begin there now?
     outage: RejectCode | None

@@ -10,16 +10,17 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from supervisor.core.model_state import ModelState
-from supervisor.core.plans import Option, Outline, Room
+from supervisor.core.plans import Option, Outline, Room, Standing
 from supervisor.core.snapshots import outline
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 from supervisor.core.waiters import Key, Place
 
-Cost = tuple[int, float, int, float]
-"""What is in the way, then of what has to go: the highest priority, how many, and their value. Less is better."""
+Cost = tuple[int, Standing, int, float]
+"""What is in the way, then of what has to go: the highest standing, how many, and their value. Less is better."""
 
-_ANY_COST: Cost = (5, 0.0, 0, 0.0)
+_NONE: Standing = (-math.inf, 0)
+_ANY_COST: Cost = (5, _NONE, 0, 0.0)
 _NOBODY: AbstractSet[ModelId] = frozenset()
 
 
@@ -52,11 +53,11 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
     """How promising a device set is, roughly. It is reckoned no further than it takes to know that it is more than `most`."""
     admission, own = state.admission, model.spec.priority
     most_known = most_way, most_highest, most_count = most[:3]
-    in_the_way, highest, count, value = 0, -math.inf, 0, 0.0
+    in_the_way, highest, count, value = 0, _NONE, 0, 0.0
     for device, need_mib in zip(option.devices, option.need_mib, strict=True):
         there = state.ledger.outline(device) or outline(state, now, device)
         if there.outage is not None:
-            return (4, 0.0, 0, 0.0)
+            return (4, _NONE, 0, 0.0)
         now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NOBODY
         if state.wanted.placed_on(device):
             now_mib, later_mib, claimed = room(state, key, device, there)
@@ -65,24 +66,28 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
         short_mib = need_mib - max(now_mib, later_mib)
         in_the_way = max(in_the_way, 3 if short_mib > there.reach_mib[-1] else 1 if there.is_open else 2)
         if in_the_way > most_way:
-            return (in_the_way, 0.0, 0, 0.0)
+            return (in_the_way, _NONE, 0, 0.0)
         if in_the_way == 3:
             continue
         idle, enough = there.idle, most_count - count
         if in_the_way == most_way and 0 <= enough < len(idle) and there.reach_mib[enough] < short_mib:
-            highest = max(highest, idle[enough].priority)  # it goes as well: as many as the best needs would not do
+            highest = max(highest, idle[enough].standing)  # it goes as well: as many as the best needs would not do
             if highest >= most_highest:
                 return (in_the_way, highest, most_count + 1, 0.0)
-        for priority, _, model_id, held_mib, reload_s, last_used, until in idle:
+        for standing, _, model_id, held_mib, reload_s, last_used, until, kept_until, used_by in idle:
             if short_mib <= 0:
                 break
-            may_go = now >= until or admission.may_overtake(own, priority)
+            priority = standing[0]
+            may_go = now >= kept_until or admission.may_overtake(own, priority)
+            if not may_go and now >= until:
+                as_urgent_at = admission.as_urgent_at(model, state.queue, used_by)
+                may_go = as_urgent_at is None or now >= as_urgent_at
             if may_go and model_id not in claimed and (priority <= own or admission.may_evict_higher()):
                 short_mib -= held_mib
                 count += 1
-                if (in_the_way, priority, count) > most_known:
-                    return (in_the_way, priority, count, value)
-                highest = max(highest, priority)
+                if (in_the_way, standing, count) > most_known:
+                    return (in_the_way, standing, count, value)
+                highest = max(highest, standing)
                 value += admission.value(reload_s, now - last_used)
         if short_mib > 0:
             in_the_way = 3

@@ -55,6 +55,7 @@ def further(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
             pin=spec.pin and stays,
             preload=spec.preload and stays,
             keep_alive_s=keep_alive_s,
+            own_keep_alive_s=spec.own_keep_alive_s if stays else 0.0,
             extra=not stays,
             replica_max=1,
         )

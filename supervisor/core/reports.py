@@ -48,7 +48,7 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     advance(model, Trigger.READY, step.now, f"handed over with {len(event.tickets)} running requests")
     model.set_worker(answering=True)
     model.ready_at, model.last_used, model.load_s = event.ready_at, event.last_used, event.load_s
-    model.kept_until = event.kept_until
+    model.kept_until, model.last_priority = event.kept_until, event.last_priority
     demands = event.demands or (ANY,) * len(event.tickets)
     for ticket, demand in zip(event.tickets, demands, strict=True):
         model.in_flight[ticket] = demand

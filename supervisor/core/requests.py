@@ -11,11 +11,12 @@ from supervisor.core.events import RequestArrived, RequestFinished
 from supervisor.core.limits import Standing
 from supervisor.core.messages import seconds
 from supervisor.core.model_state import ModelState
-from supervisor.core.replicas import chosen
+from supervisor.core.replicas import chosen, unnamed
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import failed, stop_now
 from supervisor.core.types import ASKED, RejectCode, StopCause, TicketId, WorkerState
+from supervisor.core.waiting import awaited
 
 
 def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
@@ -122,10 +123,10 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     state.admission.shares.ended(event.ticket, step.now)
     if state.wanted.claimants(model_id):
         state.wanted.settle_again(model_id)
-    keep_alive_s = model.in_flight.pop(event.ticket).keep_alive_s
-    model.last_used = step.now
-    if keep_alive_s is not None:
-        model.kept_until = max(model.kept_until, step.now + keep_alive_s)
+    demand = model.in_flight.pop(event.ticket)
+    model.last_used, model.last_priority = step.now, demand.priority
+    if demand.keep_alive_s is not None:
+        model.kept_until = max(model.kept_until, step.now + demand.keep_alive_s)
     if state.queue.count(model.line) > 0:
         dispatch(state, step, model)
     if model.in_flight:
@@ -148,7 +149,8 @@ def expire(state: SchedulerState, step: Step) -> None:
             message = f"The budget was over before {ASKED} could answer. To see why: llmux why {ASKED}"
             step.emit(Reject(waiting.ticket, RejectCode.BUDGET_EXCEEDED, message))
         else:
-            message = f"Waited {waited:.0f} s for {ASKED} without getting a turn. To see why: llmux why {ASKED}"
+            last = unnamed(state, model, awaited(state, model).what)
+            message = f"Waited {waited:.0f} s for {ASKED}, at last for {last}. To see why: llmux why {ASKED}"
             step.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
         _left(state, step, model)
 

@@ -48,7 +48,7 @@ def _snapshot(
         for device in promised.devices:
             if device in surplus:
                 surplus[device] -= promised.held_on(device)
-    for resident in _residents(state, now, devices):
+    for resident in _residents(state, now, devices, state.models[asker]):
         if resident.model in leaving:
             for device in resident.devices:
                 if device in surplus:
@@ -83,7 +83,8 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
         view = ledger.view(device)
         coming = 0
         idle: list[Idle] = []
-        keeps_place_until, value, queue = state.admission.keeps_place_until, state.admission.value, state.queue
+        admission, queue = state.admission, state.queue
+        keeps_place_until, value = admission.keeps_place_until, admission.value
         for lease in ledger.leases_on(device):
             name, generation = lease.holder
             model = state.models[name]
@@ -91,14 +92,18 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
             if lease.phase is Phase.RETURNING or generation != model.generation or at is WorkerState.STOPPING:
                 coming += lease.held_mib
             elif at is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
-                # What `_keeps_place_until` does, without a call more: hundreds are asked at once.
-                until = keeps_place_until(model, queue, now)
-                if until > now:
-                    state.wake(until, name)
-                reload_s, last_used = model.reload_s, model.last_used
+                until = max(keeps_place_until(model, queue, now), admission.held_until(model))
+                kept_until = max(until, admission.kept_for_user_until(model))
+                if kept_until > now:
+                    state.wake_by(until if until > now else kept_until, model, now)
+                reload_s, last_used, used_by = model.reload_s, model.last_used, model.last_priority
                 worth = value(reload_s, now - last_used)
-                idle.append(Idle(model.spec.priority, worth, name, lease.held_mib, reload_s, last_used, until))
-        idle.sort()
+                standing = (model.spec.priority, 0)
+                idle.append(
+                    Idle(standing, worth, name, lease.held_mib, reload_s, last_used, until, kept_until, used_by)
+                )
+        users = admission.users({each.model: (each.used_by, now - each.last_used) for each in idle})
+        idle = sorted(each._replace(standing=(each.standing[0], -users[each.model])) for each in idle)
         usable = view.blocked is None and not _is_loading(state, device)
         reach = tuple(accumulate([each.held_mib for each in idle], initial=0))
         known = Outline(view.free_mib, coming, tuple(idle), reach, usable, view.outage)
@@ -140,21 +145,24 @@ def _is_loading(state: SchedulerState, device: DeviceId) -> ModelId | None:
     return None if not starting or state.admission.may_load(len(starting)) else starting[-1]
 
 
-def _residents(state: SchedulerState, now: float, devices: Devices) -> Iterable[Resident]:
+def _residents(state: SchedulerState, now: float, devices: Devices, asker: ModelState) -> Iterable[Resident]:
     """Who holds memory on the devices: oldest lease first on each, and each holder once."""
     seen = set()
     for device in devices:
         for lease in state.ledger.leases_on(device):
             if lease.holder not in seen:
                 seen.add(lease.holder)
-                yield from _parts(state, now, state.models[lease.holder[0]], state.ledger.leases_of(lease.holder))
+                model = state.models[lease.holder[0]]
+                yield from _parts(state, now, model, state.ledger.leases_of(lease.holder), asker)
 
 
-def _parts(state: SchedulerState, now: float, model: ModelState, leases: tuple[Lease, ...]) -> Iterable[Resident]:
+def _parts(
+    state: SchedulerState, now: float, model: ModelState, leases: tuple[Lease, ...], asker: ModelState
+) -> Iterable[Resident]:
     """The worker of these leases: as one, or device by device where each returns its memory at its own time."""
     returning = [lease for lease in leases if lease.phase is Phase.RETURNING or lease.holder != model.holder]
     if not returning:
-        yield _resident(now, model, leases, _block(state, now, model))
+        yield _resident(now, model, leases, _block(state, now, model, asker))
     for lease in returning:
         yield _resident(now, model, (lease,), EvictionBlock.STOPPING)
 
@@ -172,11 +180,12 @@ def _resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: E
         max(0.0, now - model.last_used),
         model.reload_s,
         len(model.in_flight),
+        model.used_by,
     )
 
 
-def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBlock:
-    """Why the worker can't be evicted now."""
+def _block(state: SchedulerState, now: float, model: ModelState, asker: ModelState) -> EvictionBlock:
+    """Why the worker can't be evicted for this one now. Whoever wants it looks again when that ends."""
     match model.state:
         case WorkerState.STARTING:
             return EvictionBlock.STARTING
@@ -188,14 +197,11 @@ def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBloc
             return EvictionBlock.DRAINING
         case _ if model.in_flight:
             return EvictionBlock.BUSY
-    if now >= _keeps_place_until(state, now, model):
+    yields_at = state.admission.yields_at(model, asker, state.queue)
+    until = max(yields_at, state.admission.keeps_place_until(model, state.queue, now))
+    if now >= until:
         return EvictionBlock.NONE
-    return EvictionBlock.HELD if now < state.admission.held_until(model) else EvictionBlock.MIN_RESIDENCY
-
-
-def _keeps_place_until(state: SchedulerState, now: float, model: ModelState) -> float:
-    """Until when an idle worker keeps its place. Whoever wants it looks again then."""
-    until = state.admission.keeps_place_until(model, state.queue, now)
-    if until > now:
-        state.wake(until, model.id)
-    return until
+    state.wake_by(until, model, now)
+    if now >= yields_at:
+        return EvictionBlock.MIN_RESIDENCY
+    return EvictionBlock.HELD if now < state.admission.held_until(model) else EvictionBlock.LAST_USED

@@ -68,6 +68,12 @@ class SchedulerState:
             self.armed.add((at, model_id))
             heapq.heappush(self.timers, (at, model_id))
 
+    def wake_by(self, at: float, model: ModelState, now: float) -> None:
+        """Look at the model again at `at` or before: for times that each use of a model moves."""
+        if not now < model.looked_at <= at:
+            model.looked_at = at
+            self.wake(at, model.id)
+
     def next_wake(self) -> float:
         """When the next timer fires; infinity when none does."""
         return self.timers[0][0] if self.timers else math.inf

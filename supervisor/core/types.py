@@ -103,6 +103,9 @@ class ModelSpec:
     pin: bool = False
     preload: bool = False
     keep_alive_s: float | None = None  # it stays this long after its last use; None: until its memory is needed
+    own_keep_alive_s: float = (
+        0.0  # what its entry itself says of that in seconds: so long no less urgent request evicts it
+    )
     hold_s: float = 0.0  # no model of equal or lower priority takes its place this long after its last use
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
     replicas: int = 1  # so many workers are loaded when one is, where memory is free

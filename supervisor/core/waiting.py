@@ -105,10 +105,12 @@ def _room(state: SchedulerState, model: ModelState) -> Awaited:
     if busy := _ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
         return Awaited(WaitKind.DRAIN, f"{listed(busy)} to end {_its(busy)} requests", busy)
     idle = [victim for victim in victims if victim.state is WorkerState.READY]
-    if held := _ids(
-        victim for victim in idle if state.admission.held_until(victim) > state.admission.matures_at(victim)
-    ):
+    yields_at = {each.id: state.admission.yields_at(each, model, state.queue) for each in idle}
+    keeping = [each for each in idle if yields_at[each.id] > state.admission.matures_at(each)]
+    if held := _ids(each for each in keeping if yields_at[each.id] <= state.admission.held_until(each)):
         return Awaited(WaitKind.TURN, f"{listed(held)}, held for {_its(held)} next request", held)
+    if used := _ids(keeping):
+        return Awaited(WaitKind.TURN, f"{listed(used)}, last used by more urgent requests", used)
     if kept := _ids(idle):
         return Awaited(WaitKind.TURN, f"{listed(kept)}, just loaded, to have had {_its(kept)} turn", kept)
     loading = [each for each in victims if each.state is WorkerState.STARTING]

@@ -67,6 +67,7 @@ class Leaving:
                 model.drain is not None and model.drain.cause is StopCause.OPERATOR,
                 model.kept_until,
                 tuple(model.in_flight.values()),
+                model.last_priority,
             )
             for model in state.models.values()
             if model.state in SERVES and not model.spec.remote and model.partner is None

@@ -1,4 +1,4 @@
-"""`llmux` that looks at slow clients, gives up waiting for long answers, and gives memory back ten times as soon. Run as `python -m`."""
+"""`llmux` that looks at slow clients and gives memory back ten times as soon. Run as `python -m`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,5 @@ from supervisor.core import admission
 
 if __name__ == "__main__":
     admission.LOOK_S /= 10
-    admission.LONGEST_DRAIN_S /= 10
     own_process.TRIM_S /= 10
     main()

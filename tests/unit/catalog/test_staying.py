@@ -47,6 +47,11 @@ class TestKeepAlive:
         shown = by_type | {"brief": 20, "own": None}
         assert keep_alives(catalog) == shown
 
+    def test_only_what_an_entry_says_in_seconds_keeps_less_urgent_requests_away(self, folder):
+        catalog = folder.load(f"{SOUND}limits: {{keep_alive: by_type}}", **REAL)
+        own = {spec.id: spec.own_keep_alive_s for spec in catalog.model_specs() if spec.own_keep_alive_s}
+        assert own == {"brief": 20}
+
     @pytest.mark.parametrize(
         ("written", "told"),
         [

@@ -1,4 +1,4 @@
-"""How long a victim's requests may run: by the waiter's priority, by the configuration, and while their clients read."""
+"""How long a victim's requests may run: while they go on and their clients read, unless the configuration has a limit."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import pytest
 
 from supervisor.core import admission
-from supervisor.core.demand import HIGH, LOW
+from supervisor.core.demand import HIGH, LOW, NORMAL
 from supervisor.core.events import ClientsRead, LoadAsked, UnloadAsked
-from supervisor.core.types import Crash, CrashClass, Limits, ModelId
+from supervisor.core.types import Crash, CrashClass, Limits, ModelId, RejectCode
+from supervisor.core.waiting import awaited
 from tests.support.simulation import World, model, record
 
 NO_RESIDENCY = {"min_residency_s": 0.0}
@@ -22,7 +23,7 @@ def busy(*others, limits=None, **victim):
     world.configure(
         model("victim", 14000, **victim),
         *(others or (model("equal", 14000), model("urgent", 14000, priority=300))),
-        limits=Limits(queue_wait_s=10_000, **NO_RESIDENCY, **(limits or {})),
+        limits=Limits(**{"queue_wait_s": 10_000} | NO_RESIDENCY | (limits or {})),
     )
     ticket = world.request("victim")
     world.run(3)
@@ -40,78 +41,55 @@ def lasts(world, ticket, most=2000.0):
     return math.inf
 
 
-class TestDeadline:
-    """An eviction waits for a long answer, but not for ever."""
+class TestAnswers:
+    """An eviction waits for the answers that run to their end, whoever waits for it."""
 
-    def test_equals_wait_longest(self):
-        world, ticket = busy()
-        waiting = world.request("equal")
-        assert lasts(world, ticket) == pytest.approx(admission.LONGEST_DRAIN_S, abs=1)
-        world.run(5)
-        assert waiting in world.dispatched
+    WAITERS = (model("equal", 14000), model("low", 14000, priority=1), model("dictation", 14000, priority=300))
 
-    def test_lower_priorities_wait_as_long(self):
-        world, ticket = busy(model("low", 14000, priority=1))
-        world.request("low")
-        assert lasts(world, ticket) == pytest.approx(admission.LONGEST_DRAIN_S, abs=1)
-
-    def test_a_higher_priority_hardly_waits(self):
-        world, ticket = busy()
-        waiting = world.request("urgent")
-        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
-        world.run(5)
-        assert waiting in world.dispatched
-
-    def test_a_request_that_ends_in_time_is_not_cut(self):
-        world, ticket = busy()
-        waiting = world.request("equal")
-        world.run(admission.LONGEST_DRAIN_S - 10)
+    @pytest.mark.parametrize("priority", [HIGH, NORMAL, LOW])
+    @pytest.mark.parametrize("waiter", ["equal", "low", "dictation"])
+    def test_whoever_waits(self, waiter, priority):
+        world, ticket = busy(*self.WAITERS)
+        waiting = world.request(waiter, priority)
+        assert lasts(world, ticket, 310) == math.inf
         world.finish(ticket)
         world.run(5)
         assert waiting in world.dispatched
+        assert world.replays()
+
+    def test_nor_for_a_request_of_higher_class_to_the_model_itself(self):
+        world, ticket = busy(target_inflight=1)
+        world.request("equal")
+        world.request("victim", HIGH)
+        assert lasts(world, ticket, 310) == math.inf
+
+    def test_a_dictation_during_an_answer_of_six_minutes(self):
+        """Both are whole; the decisions and the request's own wait say what it waited for."""
+        world, answer = busy(model("dictation", 14000, "asr"))
+        dictation = world.request("dictation", HIGH)
+        assert awaited(world.scheduler.state, record(world, "dictation")).what == "victim to end its requests"
+        world.run(360)
+        world.finish(answer)
+        world.run(5)
+        assert dictation in world.dispatched
         assert not world.cut
+        assert [reason for kind, reason in world.reasons("victim") if kind in {"drain", "evicted"}] == [
+            "drains for dictation; 1 request in flight, never cut while clients read",
+            "makes room for dictation",
+        ]
+        assert [reason.rpartition("; ")[2] for kind, reason in world.reasons("dictation") if kind == "wait"] == [
+            "waiting for victim (llm, 14000 MiB, 1 request in flight)"
+        ]
 
-    def test_a_higher_priority_that_comes_later_shortens_it(self):
-        """It waits for the model that is planned before it, and so for its victim."""
-        world, ticket = busy()
-        first = world.request("equal")
-        world.run(100)
-        world.request("urgent")
-        assert record(world, "equal").claimed_by == "urgent"
-        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
-        world.run(3)
-        assert first in world.dispatched
-
-    def test_never_longer_than_without_it(self):
-        world, ticket = busy()
-        world.request("equal")
-        world.run(admission.LONGEST_DRAIN_S - 2)
-        world.request("urgent")
-        assert lasts(world, ticket) == pytest.approx(2, abs=1)
-
-    def test_back_when_the_higher_priority_leaves(self):
-        world, ticket = busy()
-        world.request("equal")
-        world.run(100)
-        urgent = world.request("urgent")
-        world.run(2)
-        world.finish(urgent)
-        assert lasts(world, ticket) == pytest.approx(admission.LONGEST_DRAIN_S - 102, abs=1)
-
-    def test_none_when_all_leave(self):
-        world, ticket = busy()
+    def test_an_answer_without_end_costs_the_waiter_its_time(self):
+        world, ticket = busy(limits={"queue_wait_s": 600.0})
         waiting = world.request("urgent")
-        world.run(4)
-        world.finish(waiting)
+        assert lasts(world, ticket, 601) == math.inf
+        assert world.rejected[waiting].code is RejectCode.QUEUE_TIMEOUT
+        assert world.rejected[waiting].message == (
+            "Waited 600 s for {model}, at last for victim to end its requests. To see why: llmux why {model}"
+        )
         assert world.state("victim") == "ready"
-        assert lasts(world, ticket, 100) == math.inf
-
-    def test_counts_anew_for_the_next(self):
-        world, ticket = busy()
-        world.finish(world.request("equal"))
-        world.run(200)
-        world.request("equal")
-        assert lasts(world, ticket) == pytest.approx(admission.LONGEST_DRAIN_S, abs=1)
 
 
 class TestConfigured:
@@ -212,11 +190,11 @@ class TestReading:
         world.finish(honest)
         assert lasts(world, slow) <= admission.LOOK_S + 1
 
-    def test_the_deadline_of_a_higher_priority_comes_first(self):
+    def test_one_that_reads_nothing_waits_for_nobody(self):
         world, ticket = busy()
         world.read[ticket] = 0
         world.request("urgent")
-        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
+        assert lasts(world, ticket) == pytest.approx(admission.LOOK_S, abs=1)
 
     def test_words_that_come_too_late(self):
         world, ticket = busy()
@@ -233,13 +211,12 @@ class TestReading:
 class TestTold:
     """What `llmux why` shows."""
 
-    def test_the_deadline(self):
+    def test_once_for_all_who_wait(self):
         world, _ = busy()
         world.request("equal")
         world.request("urgent")
         assert [reason for kind, reason in world.reasons("victim") if kind == "drain"] == [
-            "drains for equal; 1 request in flight, cut in 300 s, or once the clients have stopped reading",
-            "drains for equal; 1 request in flight, cut in 5 s, as a model of higher priority waits",
+            "drains for equal; 1 request in flight, never cut while clients read",
         ]
 
     def test_why_new_requests_wait(self):
@@ -254,7 +231,9 @@ class TestTold:
     def test_a_load_that_an_operator_asks_for_drains_too(self):
         world, ticket = busy()
         world.post(LoadAsked(ModelId("urgent")))
-        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
+        world.run(60)
+        assert world.state("victim") == "draining"
+        world.finish(ticket)
         world.run(5)
         assert world.loaded() == {"urgent"}
 
@@ -269,12 +248,6 @@ class TestOrdered:
             world.run(admission.ORDERED_DRAIN_S / 2)
         assert ticket in world.cut
         assert world.state("victim") == "stopped"
-
-    def test_it_gives_no_more_time_than_who_waits(self):
-        world, ticket = busy()
-        world.request("urgent")
-        world.post(UnloadAsked(ModelId("victim")))
-        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
 
     def test_an_unloaded_one_that_crashes_meanwhile_stays_away(self):
         world, _ = busy()
@@ -304,7 +277,7 @@ class TestReload:
         world.request("equal")
         world.run(10)
         world.configure(*self.MODELS, limits=Limits(queue_wait_s=10_000, drain_s=after, **NO_RESIDENCY))
-        return lasts(world, ticket)
+        return lasts(world, ticket, 600)
 
     def test_one_that_would_never_end_gets_an_end(self):
         assert self.reloaded(math.inf, 60) == pytest.approx(50, abs=1)
@@ -316,11 +289,11 @@ class TestReload:
         assert self.reloaded(None, 500) == pytest.approx(490, abs=1)
 
     def test_back_to_the_default(self):
-        assert self.reloaded(1000, None) == pytest.approx(admission.LONGEST_DRAIN_S - 10, abs=1)
+        assert self.reloaded(500, None) == math.inf
 
 
 def test_several_victims():
-    """Each by its own priority; the whole plan waits for the slowest."""
+    """Each by its own end; the whole plan waits for the slowest."""
     world = World()
     world.configure(
         model("a", 7000),
@@ -332,8 +305,10 @@ def test_several_victims():
     world.run(6)
     assert set(tickets.values()) <= set(world.dispatched)
     waiting = world.request("urgent")
-    assert lasts(world, tickets["a"]) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
-    assert lasts(world, tickets["b"]) == pytest.approx(admission.LONGEST_DRAIN_S - admission.URGENT_DRAIN_S, abs=1)
+    world.run(10)
+    world.finish(tickets["a"])
+    assert lasts(world, tickets["b"], 100) == math.inf
+    world.finish(tickets["b"])
     world.run(5)
     assert waiting in world.dispatched
 

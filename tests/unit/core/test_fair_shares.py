@@ -162,16 +162,17 @@ class TestClasses:
 class TestPressing:
     """A request of a higher class may ask a busy worker of a lower class to drain, and only that."""
 
-    def test_a_young_busy_victim_of_a_lower_class_drains_at_once_and_soon(self, world):
+    def test_a_young_busy_victim_of_a_lower_class_drains_at_once_and_is_not_cut(self, world):
         world.configure(model("a", 10000), model("b", 10000))
         running = ask(world, "a", "x", LOW)
         world.run(3)
-        ask(world, "b", "y", HIGH)
+        waiting = ask(world, "b", "y", HIGH)
         assert world.state("a") == "draining"
-        world.run(4.9)
+        world.run(60)
         assert running not in world.cut
-        world.run(0.2)
-        assert running in world.cut
+        world.finish(running)
+        world.run(3)
+        assert waiting in world.dispatched
 
     @pytest.mark.parametrize("priority", [NORMAL, LOW])
     def test_others_wait_for_the_minimum_residency(self, world, priority):
@@ -183,7 +184,7 @@ class TestPressing:
 
     def test_who_comes_for_a_draining_model_in_a_higher_class_has_it(self, world):
         world.configure(model("a", 10000), model("b", 10000))
-        ask(world, "a", "x")
+        running = ask(world, "a", "x")
         world.run(40)
         waiting = ask(world, "b", "y")
         assert world.state("a") == "draining"
@@ -191,7 +192,8 @@ class TestPressing:
         assert high in world.dispatched
         world.finish(high)
         assert world.state("a") == "draining", "for the other one, who waits on"
-        world.run(310)
+        world.finish(running)
+        world.run(5)
         assert waiting in world.dispatched
 
     @pytest.mark.parametrize("priority", [NORMAL, LOW])
@@ -204,7 +206,7 @@ class TestPressing:
         assert later not in world.dispatched
         assert world.state("a") == "draining"
 
-    def test_where_it_has_no_place_the_model_hurries(self, world):
+    def test_where_it_has_no_place_it_comes_first_when_the_answer_has_ended(self, world):
         world.configure(model("a", 10000, target_inflight=1), model("b", 10000))
         running = ask(world, "a", "x")
         world.run(40)
@@ -212,8 +214,9 @@ class TestPressing:
         world.run(10)
         high = ask(world, "a", "z", HIGH)
         assert world.state("a") == "draining"
-        world.run(5.1)
-        assert running in world.cut
+        world.run(20)
+        assert running not in world.cut
+        world.finish(running)
         world.run(10)
         assert high in world.dispatched
         assert waiting in world.open

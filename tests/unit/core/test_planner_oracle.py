@@ -29,7 +29,7 @@ from supervisor.core.plans import (
     Snapshot,
     Wait,
 )
-from supervisor.core.types import DeviceId, Eviction, ModelId, Policy
+from supervisor.core.types import DeviceId, Eviction, Limits, ModelId, Policy
 
 TYPES = ("llm", "tts")
 NAMES = [f"m{number}" for number in range(7)]
@@ -41,7 +41,8 @@ USABLE, FREE, BLOCKED = st.sampled_from([6, 12, 16]), st.integers(-2, 4), st.sam
 ORDER, RESIDENTS = st.permutations(NAMES), st.sampled_from([7, 6, 5, 3, 1, 0])
 TYPE, PRIORITY, HELD = st.sampled_from(TYPES), st.sampled_from([100, 100, 200, 300]), st.integers(0, 6)
 BLOCK = st.sampled_from([EvictionBlock.NONE] * 8 + list(EvictionBlock))
-IDLE, RELOAD = st.sampled_from([0.0, 1.0, 4.0]), st.sampled_from([0.0, 1.0, 2.0])
+IDLE, RELOAD = st.sampled_from([0.0, 1.0, 4.0, 61.0]), st.sampled_from([0.0, 1.0, 2.0])
+USED_BY, AGING = st.sampled_from([50, 50, 50, 80, 20]), st.sampled_from([60.0, 60.0, math.inf])
 ASKED_PRIORITY, NEED, NEED_OF_EACH = st.sampled_from([100, 200, 300]), st.integers(2, 13), st.integers(1, 9)
 LIMITS, EVICTION = st.dictionaries(TYPE, st.sampled_from([1, 2, 3, 4, 0])), st.sampled_from(Eviction)
 SPOTS, PLACES = {}, {}  # by the number of devices
@@ -69,6 +70,7 @@ def cases(draw) -> tuple[LoadDemand, Snapshot]:
             block=draw(BLOCK),
             idle_s=draw(IDLE),
             reload_s=draw(RELOAD),
+            used_by=draw(USED_BY),
         )
         for name in names[: draw(RESIDENTS)]
     )
@@ -77,7 +79,8 @@ def cases(draw) -> tuple[LoadDemand, Snapshot]:
         ModelId("new"), draw(TYPE), draw(ASKED_PRIORITY), tuple(Option((place,), (draw(NEED),)) for place in places)
     )
     limits = draw(LIMITS)
-    return demand, Snapshot(tuple(devices), residents, AdmissionPolicy(policy=Policy(draw(EVICTION), limits)))
+    admission = AdmissionPolicy(Limits(aging_s=draw(AGING)), Policy(draw(EVICTION), limits))
+    return demand, Snapshot(tuple(devices), residents, admission)
 
 
 class Oracle:
@@ -95,11 +98,15 @@ class Oracle:
         counted = [r for r in snapshot.residents if r.type == demand.type and r.block != "stopping"]
         limit = snapshot.admission.policy.max_loaded.get(demand.type, 10**6)
         self.excess = max(0, len(counted) + 1 - limit)
+        usable = {view.id for view, _ in self.places if view.outage is None}
+        self.concerned = [
+            r for r in snapshot.residents if usable & {*r.devices} or (self.excess and r.type == demand.type)
+        ]
 
     # ------------------------------------------------------------------------------------------------ definitions
 
     def blocked_now(self, resident: Resident) -> bool:
-        if resident.block in {"young", "held"} and resident.priority < self.demand.priority:
+        if resident.block in {"young", "held", "used"} and resident.priority < self.demand.priority:
             return False
         return resident.block != "none"
 
@@ -112,10 +119,25 @@ class Oracle:
             allowed = [r for r in allowed if r.priority <= self.demand.priority]
         return allowed
 
-    @staticmethod
-    def rank(resident: Resident) -> tuple[int, float, str]:
+    def used_by(self, resident: Resident) -> float:
+        """The least urgent class of all whose last use, with its age, comes before this one's or as early."""
+        if resident.block == "draining":
+            return math.inf
+        if resident.block in {"pinned", "stopping"}:  # it is no victim
+            return 50
+        aging_s = self.snapshot.admission.limits.aging_s
+        if math.isinf(aging_s):
+            return resident.used_by
+        later = lambda r: r.idle_s + r.used_by * aging_s / 30
+        others = [r for r in self.concerned if r.block not in {"pinned", "stopping"}]
+        return max(r.used_by for r in [resident, *others] if later(r) <= later(resident))
+
+    def standing(self, resident: Resident) -> tuple[int, float]:
+        return (resident.priority, -self.used_by(resident))
+
+    def rank(self, resident: Resident) -> tuple[tuple[int, float], float, str]:
         cost = 0.0 if resident.block == "draining" else resident.reload_s / (resident.idle_s or 0.001)
-        return (resident.priority, cost, resident.model)
+        return (self.standing(resident), cost, resident.model)
 
     def coming(self, device: str) -> list[Resident]:
         return [r for r in self.snapshot.residents if device in r.devices and r.block == "stopping"]
@@ -167,12 +189,12 @@ class Oracle:
     def subset_key(self, victims: tuple[Resident, ...], pool: list[Resident]) -> tuple:
         typed = self.typed(pool)
         space = sorted((v for v in victims if v not in typed), key=self.rank)
-        return (max((v.priority for v in space), default=-math.inf), len(space), [self.rank(v) for v in space])
+        return (max(map(self.standing, space), default=(-math.inf, 0)), len(space), [self.rank(v) for v in space])
 
     def device_key(self, view: DeviceView, victims: tuple[Resident, ...]) -> tuple:
         return (
             view.blocked is not None,
-            max((v.priority for v in victims), default=-math.inf),
+            max(map(self.standing, victims), default=(-math.inf, 0)),
             len(victims),
             math.fsum(self.rank(v)[1] for v in victims),
             view.id,
@@ -269,7 +291,7 @@ class TestProofs:
                 assert possible[0] in {2, 4}
                 gone = [by_id[model] for model in victims]
                 assert gone
-                assert all(r.block in {"none", "young", "held"} for r in gone)
+                assert all(r.block in {"none", "young", "held", "used"} for r in gone)
                 view = next(view for view in snapshot.devices if view.id == device)
                 back = sum(r.held_on(device) for r in [*gone, *oracle.coming(device)])
                 assert need <= view.free_mib + back

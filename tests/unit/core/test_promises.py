@@ -1,5 +1,5 @@
-"""What the order of requests promises, over simulated time and whatever comes: nobody starves, a higher class waits for one
-bounded drain at most, and no device idles while somebody waits for it.
+"""What the order of requests promises, over simulated time and whatever comes: nobody starves, a higher class waits for
+the running answers at most, and no device idles while somebody waits for it.
 
 Fairness between tenants, the bypass bound and budgets have tests of their own: test_fair_shares, test_budget.
 """
@@ -7,22 +7,23 @@ Fairness between tenants, the bypass bound and budgets have tests of their own: 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.demand import HIGH, LOW, NORMAL
-from supervisor.core.effects import Dispatch
+from supervisor.core.effects import Decided, Dispatch
 from supervisor.core.model_state import ModelState
 from supervisor.core.types import DeviceId, Limits, ModelId, RejectCode, TicketId, WorkerState
 from tests.support.simulation import GPU, World, model
 
 GPU1 = DeviceId("gpu1")
 STEP_S = 0.4  # longer than the world takes between two readings
-DRAIN_S = 5.0
-"""What runs gets at most when a higher class waits for its memory."""
+ANSWER_S = 40.0
+"""What the longest answer takes."""
 
 sizes = {"a": 9000, "b": 7000, "c": 6000, "d": 15000}
 names = st.sampled_from(sorted(sizes))
@@ -112,32 +113,106 @@ class TestStarvation:
 
 
 class TestInversion:
-    """A request of a higher class waits for lower ones only until one bounded drain is over."""
+    """A request of a higher class waits for lower ones only until the running answers have ended."""
 
     @settings(max_examples=100)
     @given(arrivals, names, st.floats(0.0, 5.0), st.sampled_from([0, 1]))
-    def test_no_longer_than_one_bounded_drain(self, asked, name, pause_s, places):
+    def test_no_longer_than_the_running_answers(self, asked, name, pause_s, places):
         world = serving(Limits(aging_s=math.inf), places=places)
         world.play(asked)
         world.run(pause_s)
         ticket = world.ask(name, HIGH, 1.0)
         turn_s = world.exit_s + world.return_s + world.load_s + 2 * STEP_S
-        full_s = 40.0 * places  # a request that has the only place of the model itself isn't cut for another one of it
-        world.run(full_s + turn_s + DRAIN_S + turn_s)  # what loads is not broken off; then its drain, and its own turn
+        full_s = ANSWER_S * places  # who has the only place of the model itself
+        world.run(full_s + turn_s + ANSWER_S + turn_s)  # what loads is not broken off; then its drain, and its own turn
         assert ticket in world.begun, world.reasons(name)[-5:]
 
     @settings(max_examples=60)
     @given(arrivals, names, st.sampled_from([20.0, 70.0, 130.0]), st.sampled_from([0, 1]))
     def test_nor_longer_than_two_behind_who_waited_long(self, asked, name, pause_s, places):
-        """Then the lower one has its turn first, and is asked to end soon as well."""
+        """Then the lower one has its turn first."""
         world = serving(Limits(), places=places)
         world.play(asked)
         world.run(pause_s)
         ticket = world.ask(name, HIGH, 1.0)
         turn_s = world.exit_s + world.return_s + world.load_s + 2 * STEP_S
-        ahead = len(sizes) * (turn_s + DRAIN_S) + 40.0 * places
+        ahead = len(sizes) * (turn_s + ANSWER_S) + ANSWER_S * places
         world.run(ahead + turn_s)
         assert ticket in world.begun, world.reasons(name)[-5:]
+
+
+@dataclass
+class Watching(Serving):
+    """It remembers by itself who used each model last, and judges every eviction by that."""
+
+    used: dict[str, tuple[int, float, float]] = field(default_factory=dict)  # class, when, and until when it is kept
+    running: dict[TicketId, tuple[str, int]] = field(default_factory=dict)
+    draining: set[str] = field(default_factory=set)
+    classes: dict[TicketId, int] = field(default_factory=dict)
+    kept_s: float = 30.0
+    judged: int = 0
+
+    def _carry_out(self, effect):
+        if isinstance(effect, Dispatch):
+            self.running[effect.ticket] = (effect.model, self.classes[effect.ticket])
+            self._use(effect.model, self.classes[effect.ticket])
+        elif isinstance(effect, Decided) and effect.kind in {"evicted", "drain"}:
+            found = re.search(r"(?:drains|makes room|made room) for (\w+)", effect.reason)
+            if found is not None and not (effect.kind == "evicted" and effect.model in self.draining):
+                self._judge(effect.model, found[1])
+            if effect.kind == "drain":
+                self.draining.add(effect.model)
+        elif isinstance(effect, Decided) and effect.kind in {"resume", "ready"}:
+            self.draining.discard(effect.model)
+        super()._carry_out(effect)
+
+    def finish(self, ticket, tokens=0, *, served=True):
+        if ticket in self.running:
+            name, priority = self.running.pop(ticket)
+            self._use(name, priority)
+        super().finish(ticket, tokens, served=served)
+
+    def _use(self, name: str, priority: int) -> None:
+        self.used[name] = (priority, self.now, self.now + self.kept_s)
+
+    def _judge(self, victim: str, waiter: str) -> None:
+        """Nobody less urgent, with its age, takes it from who uses it or used it within the time that keeps it."""
+        self.judged += 1
+        priority, _, until = self.used.get(victim, (100, 0.0, 0.0))
+        if using := [asked for name, asked in self.running.values() if name == victim]:
+            priority, until = min(using), math.inf
+        stopped_at = self.scheduler.state.models[ModelId(waiter)].stopped_at
+        waiting = [t for t, name in self.open.items() if name == waiter and t not in self.begun]
+        aged = [self.classes[t] - (self.now - max(self.came[t], stopped_at)) / 2 for t in waiting]
+        assert waiting
+        assert min(aged) <= priority + 1e-6 or self.now >= until - 1e-6, (victim, waiter, priority, aged, until)
+
+    def ask(self, name, priority, takes_s):
+        self.classes[TicketId(f"t{len(self.takes_s) + 1}")] = priority
+        return super().ask(name, priority, takes_s)
+
+
+class TestWhoUsedItLast:
+    """Whoever comes when: no less urgent request evicts a model that a more urgent one uses, or used within its time."""
+
+    @settings(max_examples=60)
+    @given(
+        st.lists(
+            st.tuples(
+                st.floats(0.0, 40.0), names, st.sampled_from([HIGH, NORMAL, LOW]), st.sampled_from([0.1, 1.0, 8.0])
+            ),
+            min_size=2,
+            max_size=20,
+        ),
+        st.sampled_from([0.0, 5.0, 30.0, 200.0]),
+    )
+    def test_every_eviction(self, asked, kept_s):
+        world = Watching(kept_s=kept_s)
+        world.configure(*(model(name, mib) for name, mib in sizes.items()), limits=Limits(min_residency_s=kept_s))
+        world.play(asked)
+        world.run(300.0)
+        event(f"{min(world.judged, 3)} evictions")
+        assert set(world.takes_s) == world.begun.keys()
 
 
 class TestIdleDevices:

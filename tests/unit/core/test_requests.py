@@ -114,7 +114,7 @@ class TestNames:
             (stuck, "its own worker can't be ended|public's worker can't be ended"),
             (late_memory, "public can't be loaded: gpu0 is quarantined: its own worker ended 3. s ago"),
             (full_queue, "1 requests are queued for public"),
-            (waited_too_long, "Waited 5 s for public .* llmux why public$"),
+            (waited_too_long, "Waited 5 s for public, at last for .* llmux why public$"),
             (unloaded, "public was unloaded by an operator"),
             (removed_while_it_drains, "public was removed|There is no model 'public'"),
             (no_room, "public can't be loaded: .* pinned other holds"),

@@ -89,7 +89,7 @@ class Oracle:
     def pool(self, rule: int) -> list[Resident]:
         allowed = [r for r in self.snapshot.residents if r.block not in {"pinned", "stopping"}]
         if rule in {2, 4}:
-            yields = {"young", "held"}
+            yields = {"young", "held", "used"}
             allowed = [
                 r for r in allowed if r.block == "none" or (r.block in yields and r.priority < self.demand.priority)
             ]

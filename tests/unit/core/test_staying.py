@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervisor.core.demand import HIGH, LOW, NORMAL
 from supervisor.core.events import PinAsked, UnloadAsked
 from supervisor.core.types import Limits, ModelId, Policy
+from supervisor.core.waiting import awaited
 from tests.support.simulation import World, load, model, record
 
 A, B = ModelId("a"), ModelId("b")
 NO_RESIDENCY = Limits(min_residency_s=0.0)
+MODELS_THAT_HOLD = (model("a", 10000, hold_s=20.0), model("b", 10000), model("asr", 10000, "asr"))
 
 
 def answer(world: World, name: str, **demand: object) -> None:
@@ -121,9 +126,7 @@ class TestHold:
 
     @pytest.fixture
     def rivals(self, world):
-        world.configure(
-            model("a", 10000, hold_s=20.0), model("b", 10000), model("asr", 10000, "asr"), limits=NO_RESIDENCY
-        )
+        world.configure(*MODELS_THAT_HOLD, limits=NO_RESIDENCY)
         answer(world, "a")
         return world
 
@@ -135,23 +138,38 @@ class TestHold:
         rivals.run(4.0)
         assert waiting in rivals.dispatched
 
-    def test_each_use_begins_it_anew(self, rivals):
-        """A bulk pass with pauses between its items never loses its model."""
-        waiting = rivals.request("b")
+    def bulk_pass(self, world):
+        """An item for `a` after each pause; whether `a` was loaded all the time."""
         for _ in range(10):
-            rivals.run(15.0)
-            item = rivals.request("a")
-            assert item in rivals.dispatched
-            rivals.run(5.0)
-            rivals.finish(item)
-        assert rivals.starts == ["a"]
+            world.run(15.0)
+            item = world.request("a")
+            if item not in world.dispatched:
+                return False
+            world.run(5.0)
+            world.finish(item)
+        return world.starts == ["a"]
+
+    def test_each_use_begins_it_anew(self, rivals):
+        """A bulk pass with pauses between its items never loses its model, while nobody has waited too long."""
+        rivals.configure(*MODELS_THAT_HOLD, limits=Limits(min_residency_s=0.0, aging_s=math.inf))
+        waiting = rivals.request("b")
+        assert self.bulk_pass(rivals)
         rivals.run(24.0)
         assert waiting in rivals.dispatched
+
+    @pytest.mark.parametrize(("priority", "aged_s"), [(NORMAL, 60), (LOW, 120)])
+    def test_it_ends_when_the_waiter_has_come_before_its_class(self, rivals, priority, aged_s):
+        waiting = rivals.request("b", priority)
+        began = rivals.now
+        assert not self.bulk_pass(rivals)
+        rivals.run(30.0)
+        assert waiting in rivals.dispatched
+        assert record(rivals, "a").stopped_at - began == pytest.approx(aged_s, abs=6)  # an item may run at that moment
 
     def test_a_busy_one_is_not_drained_for_its_equal(self, rivals):
         item = rivals.request("a")
         rivals.request("b")
-        rivals.run(100.0)
+        rivals.run(50.0)
         assert rivals.state("a") == "ready"
         another = rivals.request("a")
         assert {item, another} <= rivals.dispatched.keys()
@@ -265,3 +283,107 @@ class TestWhoGoesFirst:
     def test_a_load_time_that_an_earlier_daemon_learned_counts_before_the_first_load(self, world):
         world.configure(model("a", 10000, load_s=5.0), model("b", 10000), policy=Policy())
         assert (record(world, "a").reload_s, record(world, "b").reload_s) == (5.0, 10000 / 1024)
+
+
+class TestWhoUsedItLast:
+    """A less urgent request doesn't take a model from the class that used it last, for a time; aging ends that."""
+
+    def waits(self, world: World, priority: int, most_s: float, name: str = "b") -> float:
+        """After which time a request of this class makes `a` go; infinite: it doesn't."""
+        began = world.now
+        world.request(name, priority)
+        while world.now < began + most_s:
+            if world.state("a") != "ready":
+                return world.now - began
+            world.run(0.5)
+        return math.inf
+
+    def used(self, world: World, priority: int = NORMAL, limits: Limits = NO_RESIDENCY, **more: object) -> None:
+        """`a` has just answered a request of this class."""
+        asked = {"keep_alive_s": more.pop("asked_s", None)}
+        world.configure(model("a", 10000, **more), model("b", 10000), model("asr", 10000, "asr"), limits=limits)
+        answer(world, "a", priority=priority, **asked)
+
+    @pytest.mark.parametrize(
+        ("kept", "window_s"),
+        [
+            ({"own_keep_alive_s": 40.0, "keep_alive_s": 40.0}, 40),
+            ({"hold_s": 50.0}, 50),
+            ({"asked_s": 45.0}, 45),
+            ({"asked_s": 45.0, "own_keep_alive_s": 20.0, "keep_alive_s": 20.0}, 45),
+            ({"own_keep_alive_s": 10.0, "keep_alive_s": 1000.0}, 10),  # an entry's own; not the minimum residency
+            ({"keep_alive_s": 1000.0}, 30),  # of its type
+            ({}, 30),
+        ],
+    )
+    def test_how_long(self, world, kept, window_s):
+        self.used(world, limits=Limits(min_residency_s=30.0), **kept)
+        assert self.waits(world, LOW, 100) == pytest.approx(window_s, abs=1)
+        assert world.replays()
+
+    @pytest.mark.parametrize(("used", "asks", "aged_s"), [(HIGH, LOW, 120), (HIGH, NORMAL, 60), (NORMAL, LOW, 60)])
+    def test_aging_ends_it(self, world, used, asks, aged_s):
+        self.used(world, used, asked_s=500.0)
+        assert self.waits(world, asks, 300) == pytest.approx(aged_s, abs=1)
+
+    def test_without_aging_nothing_does(self, world):
+        limits = Limits(min_residency_s=0.0, aging_s=math.inf)
+        self.used(world, own_keep_alive_s=400.0, limits=limits)
+        assert self.waits(world, LOW, 600) == pytest.approx(400, abs=1)
+
+    @pytest.mark.parametrize(("used", "asks"), [(NORMAL, NORMAL), (LOW, NORMAL), (NORMAL, HIGH)])
+    def test_nobody_else_waits_for_it(self, world, used, asks):
+        self.used(world, used, asked_s=500.0)
+        assert self.waits(world, asks, 10) <= 1
+
+    def test_nor_a_model_of_higher_priority(self, world):
+        self.used(world, HIGH, own_keep_alive_s=500.0)
+        assert self.waits(world, LOW, 10, "asr") <= 1
+
+    def test_each_use_begins_it_anew_until_the_waiter_has_aged(self, world):
+        self.used(world, limits=Limits(min_residency_s=10.0))
+        began, waiting = world.now, world.request("b", LOW)
+        while world.state("a") == "ready":
+            item = world.request("a")
+            assert item in world.dispatched
+            world.run(1.0)
+            world.finish(item)
+            world.run(4.0)
+        assert world.now - began == pytest.approx(60, abs=6)
+        world.run(5.0)
+        assert waiting in world.dispatched
+        assert len(world.scheduler.state.timers) < 20, "one for each use"
+
+    def test_a_busy_one_is_not_drained_before_that(self, world):
+        self.used(world)
+        item = world.request("a")
+        assert self.waits(world, LOW, 100) == pytest.approx(60, abs=1)
+        assert item not in world.cut
+
+    def test_what_is_told(self, world):
+        self.used(world, limits=Limits(min_residency_s=30.0))
+        world.run(5.0)
+        world.request("b", LOW)
+        assert world.reasons("b")[-1] == (
+            "wait",
+            "needs 10000 MiB on gpu0, 5872 free; waiting for a (llm, 10000 MiB, last used by a more urgent request, 5 s ago)",
+        )
+
+    def test_what_the_request_is_told(self, world):
+        self.used(world, asked_s=50.0)
+        world.request("b", LOW)
+        assert awaited(world.scheduler.state, record(world, "b")).what == "a, last used by more urgent requests"
+
+    @pytest.mark.parametrize(("later_s", "goes"), [(1.0, "low"), (59.0, "low"), (200.0, "high")])
+    def test_the_least_urgent_goes_first(self, world, later_s, goes):
+        """Though it was used later, and costs as much to reload. A use of long ago counts no more than the later one."""
+        world.configure(model("high", 7000), model("low", 7000), model("new", 7000), limits=NO_RESIDENCY)
+        answer(world, "low", priority=LOW)
+        answer(world, "high", priority=HIGH)
+        world.run(later_s)
+        ticket = world.request("low", LOW)
+        world.finish(ticket)
+        world.request("new")
+        assert world.state(goes) == "stopping"
+        (reason,) = (reason for kind, reason in world.reasons("new") if kind == "evict")
+        assert reason.endswith(f"last used with priority {LOW if goes == 'low' else HIGH})")

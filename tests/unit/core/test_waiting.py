@@ -143,6 +143,4 @@ class TestForecast:
         world.request("a")
         world.run(40)
         world.request("b")
-        assert foretold(world, B) == Forecast(
-            None, "at most 5 min, then its first load with these settings, no estimate yet"
-        )
+        assert foretold(world, B) == Forecast(None, "then its first load with these settings, no estimate yet")
