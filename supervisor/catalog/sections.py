@@ -173,8 +173,8 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Pict
     drain_s: Annotated[float, Field(ge=0, le=86_400)] | Literal["never"] | None = Field(
         default=None,
         description="Time running requests get before their worker is stopped; `never`: none is cut for another model. "
-        "Default: 30 for an unload, a reload or the shutdown; for another model 5 if it has a higher priority, else 300, "
-        "or 30 when the clients have stopped reading.",
+        "Default: 30 for an unload, a reload or the shutdown; for another model until they have ended, or their clients "
+        "have stopped reading for 30.",
         examples=[60, "never"],
     )
     backoff_first_s: Seconds = Field(default=1.0, description="Pause after the first crash; doubles.")

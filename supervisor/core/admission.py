@@ -106,7 +106,7 @@ class AdmissionPolicy:
 
     # ------------------------------------------------------------------------------------- who keeps its place how long
 
-    def may_overtake(self, priority: int, other: int) -> bool:
+    def may_overtake(self, priority: float, other: float) -> bool:
         """May a model of `priority` take the place of one of priority `other` within its minimum residency?"""
         return priority > other
 
