@@ -19,7 +19,7 @@ that may overtake the resident. A PINNED resident never goes.
 Victims are chosen in one order: lowest priority, draining, last used by the least urgent class (with its age), least valuable
 (cheap to reload for the time it idled), id. First those that `max_loaded` forces out, on any device; what they free on this
 device set is counted. Then, for space, whole priority classes from the lowest up, and of the last class the smallest set that
-fits, of models that the least urgent classes used last (docs/adr/0002-eviction-order.md, 0024-answers-and-users.md). Among
+fits, of models that the least urgent classes used last (docs/adr/0002-eviction-order.md, 0025-answers-and-users.md). Among
 device sets: lowest priority touched, least urgent class touched, fewest victims, least value, ids.
 
 A demand with a `spread` is planned like that first. Only where that is a refusal, the tree is walked once more for parts
