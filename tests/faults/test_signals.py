@@ -24,7 +24,9 @@ def test_a_storm_of_signals(tmp_path, measured):
     """SIGTERM without a pause until the process is gone: it stopped cleanly, and says so."""
     sent = 0
     for _ in range(times(2, 50)):
-        daemon = Daemon(tmp_path, MODELS).start()
+        daemon = Daemon(tmp_path, MODELS)
+        daemon.by_exec = True  # to the very end, when Python takes it apart
+        daemon.start()
         daemon.chat("plain").raise_for_status()
         while daemon.process.poll() is None:
             daemon.signal(signal.SIGTERM if sent % 50 else signal.SIGHUP)

@@ -3,7 +3,8 @@
 Nine tenths of a start are imports. So each process of tests has one forker: a program of its own with one thread, no event
 loop and nothing open. At each `start` it forks; the child gives up all that it has from the forker, and is then what
 `python -m` would have made of it, but for /proc's cmdline, environ and exe, its memory, and what the variables in
-`READ_EARLY` say to Python, its libraries and libc before `main` runs. A test of one of these sets `Daemon.by_exec`.
+`READ_EARLY` say to Python, its libraries and libc before `main` runs. At its end, Python's objects are not taken apart. A
+test of one of these sets `Daemon.by_exec`.
 
 The forker is the parent: a child that has ended is a zombie until `poll` or `wait` is called, as with `Popen`. When the
 tests' process ends, however it does, the forker ends what is left and then itself.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -26,13 +28,14 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -66,8 +69,13 @@ def can_start(program: tuple[str, ...], env: Mapping[str, str], streams: Mapping
     return plain and program == LLMUX and _early(env) == _EARLY
 
 
-def start(argv: Iterable[str], *, cwd: Path, env: Mapping[str, str], **streams: FileDescriptorLike) -> Forked:
-    """`argv`: what follows `python`, which is `-m` and a module. `streams`: all of stdin, stdout and stderr."""
+def start(
+    argv: Iterable[str], *, cwd: Path, env: Mapping[str, str], terminal: bool = False, **streams: FileDescriptorLike
+) -> Forked:
+    """`argv`: what follows `python`, which is `-m` and a module. `streams`: all of stdin, stdout and stderr.
+
+    With `terminal` the terminal that stdin is becomes the process's own.
+    """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     order = {
         "argv": [*argv],
@@ -75,6 +83,7 @@ def start(argv: Iterable[str], *, cwd: Path, env: Mapping[str, str], **streams: 
         "env": dict(env),
         "umask": int(status["Umask"], 8),
         "limits": [resource.getrlimit(number) for number in LIMITS],
+        "terminal": terminal,
     }
     global _forker
     with _lock:
@@ -265,6 +274,8 @@ def _become(order: dict[str, Any], sources: list[random.Random]) -> None:
     """
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.setsid()
+    if order["terminal"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(order["umask"])
     os.chdir(order["cwd"])
@@ -283,6 +294,25 @@ def _become(order: dict[str, Any], sources: list[random.Random]) -> None:
     gc.enable()
 
 
+def _code_of(module: str) -> int:
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            raise
+        return end.code or 0
+    return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """All that Python does at an end but taking its objects apart: that would copy all that is shared with the forker."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
 if __name__ == "__main__":
     gc.disable()
     with socket.socket(fileno=int(sys.argv[1])) as end:
@@ -298,5 +328,5 @@ if __name__ == "__main__":
             end.detach()
     if todo is not None:
         _become(todo, drawn_from)
-        # Here, at the bottom of the stack, its end is that of the process, however it comes.
-        runpy.run_module(todo["argv"][1], run_name="__main__", alter_sys=True)
+        # Here, at the bottom of the stack, an exception is the end of the process as usual.
+        _leave(_code_of(todo["argv"][1]))

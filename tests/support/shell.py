@@ -88,16 +88,13 @@ class Terminal:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         output = slave if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT, 0o600)
-        self.process = subprocess.Popen(
-            [*LLMUX, *words],
-            stdin=slave,
-            stdout=output,
-            stderr=slave,
-            env=env,
-            cwd=cwd,
-            start_new_session=True,
-            preexec_fn=self._take_over,
-        )
+        streams = {"stdin": slave, "stdout": output, "stderr": slave}
+        self.process: subprocess.Popen[bytes] | forker.Forked
+        if forker.can_start(tuple(LLMUX[1:]), env, streams):
+            self.process = forker.start([*LLMUX[1:], *words], env=env, cwd=cwd, terminal=True, **streams)
+        else:
+            own = {"start_new_session": True, "preexec_fn": self._take_over}
+            self.process = subprocess.Popen([*LLMUX, *words], env=env, cwd=cwd, **own, **streams)
         for descriptor in {slave, output}:
             os.close(descriptor)
 
