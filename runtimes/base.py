@@ -246,6 +246,7 @@ class Adapter(abc.ABC, Generic[C]):
     builds: ClassVar[Mapping[str, Build]] = {}  # device → how its program is compiled; other devices need no compiler
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     divides: ClassVar[bool] = False  # in unequal parts, too: `gpus: auto`
+    offload_key: ClassVar[str] = ""  # moves a part of a model from the GPU to the main memory
     remote: ClassVar[bool] = False  # do others run its models?
     heeds_max_tokens: ClassVar[bool] = True  # may a chat's answer be cut short?
     overridable_keys: ClassVar[

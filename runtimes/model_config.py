@@ -31,6 +31,9 @@ PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s", "probe")
 """Keys of every model that say how its worker is watched, and how long it gets; they don't change what it takes."""
 
 
+Gpus = Annotated[int, Field(ge=1, le=16)] | Literal["auto"]
+
+
 class Source(BaseModel):
     """Where a model's files come from, for `llmux pull`."""
 
@@ -97,11 +100,12 @@ class ModelConfig(BaseModel):
         default=None, gt=0, description="Memory it takes, in MiB. Default: learned, else estimated from its files."
     )
     devices: list[str] = Field(default_factory=list, description="Devices it may run on. Default: any.")
-    gpus: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = Field(
+    gpus: Gpus = Field(
         default=1,
         description="GPUs that share one worker, each with an equal part of its memory; `auto`: one GPU where one can have it "
         "whole, else as few as suffice, each with a part in proportion to what is free there, less 512 MiB. Without meaning "
-        "on host memory.",
+        "on host memory. Default: `auto` for llama_server, llama_cpp, transformers' language models, exllamav3 and tabbyapi, "
+        "unless other keys say where their layers go.",
         examples=[2, "auto"],
     )
     target_inflight: int | None = Field(
@@ -174,4 +178,20 @@ class ModelConfig(BaseModel):
     def _replicas(self) -> Self:
         if self.replica_max is not None and self.replica_max < self.replicas:
             raise ValueError(f"replica_max is {self.replica_max}, and replicas is {self.replicas}: make it no smaller")
+        return self
+
+
+class DividedConfig(ModelConfig):
+    """The keys of a runtime whose workers put whole layers on each GPU: a model may go over several unless it is said otherwise."""
+
+    gpus: Gpus = Field(default="auto", description=ModelConfig.model_fields["gpus"].description)
+
+    def says_where(self) -> bool:
+        """Do other keys decide what goes on which GPU, or can only one be used with them?"""
+        return False
+
+    @model_validator(mode="after")
+    def _on_one(self) -> Self:
+        if "gpus" not in self.model_fields_set and self.says_where():
+            self.__dict__["gpus"] = 1  # not as if the file said so
         return self

@@ -137,6 +137,7 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
     summary = "Pictures: Stable Diffusion 1.5 to 3.5, SDXL, FLUX and others, on diffusers."
     all_endpoints = frozenset(map(Endpoint, ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations")))
     spreads = True
+    offload_key = "offload"
     overridable_keys = (
         "dtype",
         "threads",

@@ -17,7 +17,7 @@ from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_cach
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 from runtimes.base import Capabilities, Contradiction, LaunchContext, ModelUnusableError, Thinking
 from runtimes.estimate import MIB, Estimate
-from runtimes.model_config import Modality
+from runtimes.model_config import DividedConfig, Modality
 
 PAGE: Final = 256  # tokens; caches and chunks are whole pages
 PROGRAM_MIB: Final = 700  # CUDA's context, torch and the library's kernels, with a margin: no GPU has measured it yet
@@ -26,8 +26,12 @@ SCALE_BITS: Final = 0.5  # of a quantised cache: a half float for 32 values
 Bits = Annotated[int, Field(ge=2, le=8)]
 
 
-class ExLlamaV3Config(WorkerConfig):
+class ExLlamaV3Config(DividedConfig, WorkerConfig):
     """An EXL3 model run by ExLlamaV3. `threads` has hardly any effect."""
+
+    def says_where(self) -> bool:
+        """By its own keys."""
+        return self.gpu_split is not None or self.tensor_parallel
 
     type: Literal["llm"] = Field(default="llm", description="What the model is for: texts.")
     modalities: list[Literal["text"]] = Field(  # type: ignore[assignment]  # narrower: there are no others

@@ -20,7 +20,7 @@ from runtimes.estimate import Estimate
 from runtimes.llama_server.adapter import estimate, gguf_meta, size
 from runtimes.llama_server.adapter.builds import gpu_builds
 from runtimes.llama_server.adapter.config import CacheType, FilePath, LlamaServerConfig, Switch
-from runtimes.model_config import Modality
+from runtimes.model_config import DividedConfig, Modality
 from runtimes.prompt_cache import PromptCache
 from runtimes.sizing import Room, Sizing
 
@@ -54,7 +54,7 @@ ChatFormat = Literal[
 ]
 
 
-class LlamaCppConfig(WorkerConfig):
+class LlamaCppConfig(DividedConfig, WorkerConfig):
     """A GGUF model run by llama-cpp-python."""
 
     type: Literal["llm"] = Field(default="llm", description="What the model is for: texts.")
@@ -99,6 +99,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
     config = LlamaCppConfig
     spreads = True
     divides = True
+    offload_key = "n_gpu_layers"
     overridable_keys = ("n_ctx", "n_gpu_layers", "flash_attn", "type_k", "type_v", "n_batch", "threads")
     program = "runtimes.llama_cpp.worker"
 

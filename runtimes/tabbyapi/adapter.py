@@ -27,13 +27,14 @@ from runtimes.adapters.server_program import (
 )
 from runtimes.adapters.worker_adapter import BOOTSTRAP, KEY_VARIABLE
 from runtimes.base import LaunchContext, ModelUnusableError
+from runtimes.model_config import DividedConfig
 
 CACHE_STEP: Final = 256  # the cache's size is a multiple of it
 GIB: Final = 1024  # MiB
 BITS: Final[Mapping[str, float]] = MappingProxyType({"FP16": 16, "Q8": 8, "Q6": 6, "Q4": 4})
 
 
-class TabbyConfig(ServerProgramConfig):
+class TabbyConfig(DividedConfig, ServerProgramConfig):
     """A model in ExLlama's format on TabbyAPI."""
 
     folder: FilePath = Field(description="TabbyAPI's checkout, with its main.py.", examples=["/opt/tabbyAPI"])

@@ -21,7 +21,28 @@ def specs_on(
     """Every model for the core, with what keeps it off these devices. Blocks on reading model files."""
     specs = catalog.model_specs(learned)
     troubles = {problem.trail[1]: problem for problem in check_devices(catalog, devices, specs)}
-    return tuple(_hindered(spec, troubles[spec.id]) if spec.id in troubles else spec for spec in specs)
+    found = (replace(spec, remedy=_remedy(catalog.models[spec.id], spec, devices)) for spec in specs)
+    return tuple(_hindered(spec, troubles[spec.id]) if spec.id in troubles else spec for spec in found)
+
+
+def _remedy(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> str:
+    """What helps a model that is larger than its devices, of what its runtime can do."""
+    adapter, config = model.adapter, model.config
+    gpus = [one for one in devices if not one.takes_whole and (not spec.devices or one.id in spec.devices)]
+    found: list[str] = []
+    if len(gpus) > 1 and config.gpus != "auto":
+        equal = (
+            count for count in range(spec.gpus + 1, len(gpus) + 1) if misplaced(replace(spec, gpus=count), gpus) is None
+        )
+        if adapter.divides:
+            found.append("gpus: auto lets it go over several GPUs")
+        elif adapter.spreads and (count := next(equal, None)) is not None:
+            found.append(f"gpus: {count} gives each GPU a part that fits")
+        elif not adapter.spreads:
+            found.append(f"a worker of {adapter.name} uses one GPU")
+    if adapter.offload_key and gpus:
+        found.append(f"{adapter.offload_key} leaves a part of it in the main memory")
+    return "; ".join((*found, spec.remedy))
 
 
 def _hindered(spec: ModelSpec, problem: Problem) -> ModelSpec:
@@ -53,7 +74,7 @@ def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[Devi
     found: list[str] = []
     problem = misplaced(spec, devices)
     if problem is not None and problem[0] == TOO_LARGE:
-        found.append(f"{problem[1]}; choose a smaller quantisation or context, or other devices")
+        found.append(f"{problem[1]}; {spec.remedy}")
     given = model.config.vram_mib
     if given is not None and (raised := [(device, mib) for device, mib in spec.raised.items() if mib > given]):
         device, mib = max(raised, key=lambda one: one[1])

@@ -279,6 +279,7 @@ class _Round:
                 model.life.reason = reason
                 code = outage or RejectCode.INSUFFICIENT_MEMORY
                 message = f"{ASKED} can't be loaded: {replicas.unnamed(state, model, reason)}"
+                message += f". To mend it: {model.spec.remedy}" if fits_nowhere else ""
                 lasts = fits_nowhere or outage is not None
                 reject_all(state, step, model, code, message, retry_after_s=None if lasts else REFUSED_RETRY_S)
                 state.update_wanted(model)

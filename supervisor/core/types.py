@@ -118,6 +118,7 @@ class ModelSpec:
     definition: str = ""  # fingerprint of all that determines how the worker runs
     footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
     load_s: float | None = None  # how long its last load took, if an earlier daemon measured it
+    remedy: str = "choose a smaller quantisation or context, or other devices"  # where it is larger than its devices
     trouble: str = ""  # set iff it can't run on this machine as it is now, such as a missing file: why, for everybody
 
 

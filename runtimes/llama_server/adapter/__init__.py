@@ -115,6 +115,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     config = LlamaServerConfig
     spreads = True
     divides = True
+    offload_key = "n_gpu_layers"
     overridable_keys = (
         "n_ctx",
         "n_gpu_layers",

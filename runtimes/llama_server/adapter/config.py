@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from runtimes.adapters import options
 from runtimes.adapters.options import Options, keys_of, of_keys
-from runtimes.model_config import ModelConfig
+from runtimes.model_config import DividedConfig, ModelConfig
 
 SLOTS = 4
 """Requests generated at once, where nothing else is said."""
@@ -48,13 +48,17 @@ SpecType = Literal[
 ]
 
 
-class LlamaServerConfig(ModelConfig):
+class LlamaServerConfig(DividedConfig):
     """A GGUF model served by llama.cpp's own HTTP server."""
 
     @classmethod
     def options(cls) -> Mapping[str, str]:
         """Every spelling of an option that has a key of its own."""
         return KEY_OF_OPTION
+
+    def says_where(self) -> bool:
+        """By options of llama.cpp that have no key."""
+        return any(word.partition("=")[0] in _PLACING for word in self.extra_args)
 
     path: FilePath = Field(description="The GGUF file; of a split model its first part.")
     program: Literal["auto", "binary", "embedded"] = Field(
@@ -147,6 +151,7 @@ class LlamaServerConfig(ModelConfig):
     )
 
 
+_PLACING = frozenset(["--tensor-split", "-ts", "--split-mode", "-sm", "--main-gpu", "-mg", "--device", "-dev"])
 _NO_OPTION = {"path", "program", "binary", "library_path", "extra_args"}
 _KEYS = LlamaServerConfig.model_fields.keys() - ModelConfig.model_fields.keys() - _NO_OPTION
 

@@ -32,6 +32,7 @@ class TransformersAdapter(Adapter[TransformersConfig]):
     config = TransformersConfig
     spreads = True
     divides = True
+    offload_key = "device_map"
 
     def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Problems of the folder and its content, and keys that models of this type don't have."""

@@ -8,13 +8,18 @@ from pydantic import Field
 
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
 from runtimes.adapters.worker_adapter import ModelPath, WorkerConfig
+from runtimes.model_config import DividedConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "none", "fp8", "mxfp4", "bitsandbytes-8bit", "bitsandbytes-4bit"]
 
 
-class TransformersConfig(WorkerConfig):
+class TransformersConfig(DividedConfig, WorkerConfig):
     """A Hugging Face model folder, run by transformers: a language model, or speech recognition (`type: asr`)."""
+
+    def says_where(self) -> bool:
+        """By its map of devices. Speech recognition uses one GPU."""
+        return self.type == "asr" or self.device_map != "auto"
 
     type: Literal["llm", "asr"] = Field(
         default="llm", description="llm: a language model; asr: speech recognition. Decides its default priority, too."

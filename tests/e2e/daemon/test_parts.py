@@ -59,12 +59,20 @@ class TestParts:
         program.chmod(0o755)
         env = {"ARGV_TO": str(tmp_path / "argv.json"), "FAKE_WORKER": str(FAKE_WORKER)}
         model = {"runtime": "llama_server", "binary": str(program), "path": str(tiny.model()), "env": env}
-        config = {"devices": "auto", "models": {"large": {**model, "vram_mib": LARGE_MIB, "gpus": "auto"}}}
+        models = {
+            "large": {**model, "vram_mib": LARGE_MIB},
+            "small": {**model, "vram_mib": 1000},
+        }  # auto is its default
+        config = {"devices": "auto", "models": models}
         with running(tmp_path, config, env=cards.env) as daemon:
             assert daemon.chat("large").status_code == 200
             told = json.loads((tmp_path / "argv.json").read_text())
             assert told[told.index("--tensor-split") + 1] == "5576,8760"
             assert parts(daemon) == {"gpu0": 5576, "gpu1": 8760}
+            daemon.post("/v1/admin/models/large/unload")
+            assert daemon.chat("small").status_code == 200
+            assert [*parts(daemon, "small").values()] == [1000]
+            assert "--tensor-split" not in json.loads((tmp_path / "argv.json").read_text())
 
     def test_they_are_shown(self, tmp_path, cards):
         with running(tmp_path, site(cards), env=cards.env) as daemon:
@@ -156,6 +164,17 @@ class TestConfiguration:
             assert refused.status_code == 503
             assert "needs 30000 MiB, and gpu0 and gpu1 have 18432 usable together, less 512 MiB each" in refused.text
             assert daemon.chat("other").status_code == 200
+
+    def test_a_refusal_names_what_helps(self, tmp_path, cards):
+        models = {"large": fake(vram_mib=LARGE_MIB), "lora": fake(vram_mib=30000)}
+        with running(tmp_path, {"devices": "auto", "models": models}, env=cards.env) as daemon:
+            refused = daemon.chat("large")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "insufficient_memory")
+            helps = (
+                "gpus: auto lets it go over several GPUs; choose a smaller quantisation or context, or other devices"
+            )
+            assert refused.json()["error"]["message"].endswith(f"To mend it: {helps}")
+            assert helps in daemon.model("large")["warnings"][0]
 
     def test_a_runtime_that_divides_equally(self, tmp_path, cards):
         model = {"runtime": "vllm_serve", "path": str(tmp_path), "gpus": "auto"}

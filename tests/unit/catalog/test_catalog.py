@@ -8,12 +8,13 @@ from runtimes.base import Endpoint
 from runtimes.sizing import Room
 from supervisor.catalog import Rewrite, check_devices
 from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
-from supervisor.catalog.fitting import memory_warnings
+from supervisor.catalog.fitting import memory_warnings, specs_on
 from supervisor.catalog.overrides import overridden
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.device_sets import Spread, need_mib, spread
 from supervisor.core.types import DeviceId, DeviceSpec, Eviction, Footprint, FootprintSource, Limits
 from supervisor.proxy.json_body import open_object
+from tests.unit.catalog.conftest import StubAdapter
 
 TWO = """\
 models:
@@ -240,6 +241,35 @@ class TestCheckDevices:
 
     HOST = DeviceSpec("host", total_mib=1000, margin_mib=100)
     GPU = DeviceSpec("gpu0", total_mib=2000, margin_mib=512)
+
+    def test_specs_say_why_a_model_has_no_place(self, folder):
+        catalog = folder.load("models: {m: {cmd: x, gpus: 2}, n: {cmd: x}}")
+        assert [(spec.id, spec.gpus, spec.trouble) for spec in specs_on(catalog, [self.GPU])] == [
+            ("m", 1, "gpus: 2 GPUs share the model, and it may run on 1"),
+            ("n", 1, ""),
+        ]
+
+    @pytest.mark.parametrize(
+        ("spreads", "divides", "keys", "found"),
+        [
+            (True, True, "", ["gpus: auto lets it go over several GPUs"]),
+            (True, True, ", gpus: auto", []),
+            (True, False, "", ["gpus: 3 gives each GPU a part that fits"]),
+            (True, False, ", devices: [gpu0]", []),
+            (False, False, "", ["a worker of command uses one GPU"]),
+        ],
+    )
+    def test_what_helps_one_that_is_too_large(self, folder, monkeypatch, spreads, divides, keys, found):
+        monkeypatch.setattr(StubAdapter, "spreads", spreads)
+        monkeypatch.setattr(StubAdapter, "divides", divides)
+        monkeypatch.setattr(StubAdapter, "offload_key", "layers")
+        gpus = [replace(self.GPU, id=DeviceId(f"gpu{number}")) for number in range(3)]
+        (spec,) = specs_on(folder.load(f"models: {{m: {{cmd: x, vram_mib: 4400{keys}}}}}"), gpus)
+        always = [
+            "layers leaves a part of it in the main memory",
+            "choose a smaller quantisation or context, or other devices",
+        ]
+        assert spec.remedy.split("; ") == [*found, *always]
 
     def test_guesses_refuse_nothing(self, folder):
         catalog = folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}")
