@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, assert_never
 
 import structlog
@@ -91,7 +92,7 @@ class Engine(Operating):
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = float("inf")
         self._impatient = False
-        self._sampling = Sampling(self.sample, self._scheduler.is_impatient)
+        self._sampling = Sampling([partial(self._read, part) for part in sampler.parts], self._scheduler.is_impatient)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[asyncio.Future[None]] = []
         self._finished: Callable[[TicketId], None] | None = None  # set iff a successor schedules
@@ -349,5 +350,8 @@ class Engine(Operating):
 
     async def sample(self) -> None:
         """Read all devices and workers once, and let the scheduler know."""
-        for reading in (await self._sampler.sample({**self._fleet.holders(), **self.measured_partners()})).by_device():
+        await asyncio.gather(*(self._read(part) for part in self._sampler.parts))
+
+    async def _read(self, sampler: MemorySampler) -> None:
+        for reading in (await sampler.sample({**self._fleet.holders(), **self.measured_partners()})).by_device():
             self.post(reading)

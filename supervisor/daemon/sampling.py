@@ -1,10 +1,13 @@
-"""When memory is read: every two seconds, eight times as often while a load waits for memory, and at once on demand."""
+"""When memory is read: every two seconds, eight times as often while a load waits for memory, and at once on demand.
+
+Each source of readings has a loop of its own, so that one that hangs delays no other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
@@ -15,34 +18,34 @@ IDLE_S = 2.0
 
 
 class Sampling:
-    """Calls `sample` again and again. Use from the event loop's thread."""
+    """Calls each of `samples` again and again. Use from the event loop's thread."""
 
-    def __init__(self, sample: Callable[[], Awaitable[None]], is_impatient: Callable[[], bool]) -> None:
-        self._sample = sample
+    def __init__(self, samples: Iterable[Callable[[], Awaitable[None]]], is_impatient: Callable[[], bool]) -> None:
+        self._samples = [(sample, asyncio.Event()) for sample in samples]
         self._is_impatient = is_impatient
-        self._now = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin. Call once, on the running loop."""
-        self._task = asyncio.create_task(self._run(), name="memory-sampling")
+        self._tasks = [asyncio.create_task(self._run(*each), name="memory-sampling") for each in self._samples]
 
     def stop(self) -> None:
         """Stop; a running reading is dropped."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     def soon(self) -> None:
         """Read as soon as the loop is free."""
-        self._now.set()
+        for _, now in self._samples:
+            now.set()
 
-    async def _run(self) -> None:
+    async def _run(self, sample: Callable[[], Awaitable[None]], now: asyncio.Event) -> None:
         while True:
-            self._now.clear()
+            now.clear()
             try:
-                await self._sample()
+                await sample()
             except Exception:
                 log.exception("memory.sampling_failed")  # a bug of ours must not end the readings for good
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IMPATIENT_S if self._is_impatient() else IDLE_S):
-                    await self._now.wait()
+                    await now.wait()

@@ -138,7 +138,10 @@ class Driver(Protocol):
 
 
 class MemorySampler(Protocol):
-    """What the engine polls."""
+    """What the engine polls: each of `parts` by itself, since one may hang and make the others wait."""
+
+    @property
+    def parts(self) -> Sequence[MemorySampler]: ...
 
     def devices(self) -> tuple[DeviceInfo, ...]: ...
 
@@ -173,6 +176,10 @@ class ThreadedSampler:
         self._busy: Mapping[DeviceId, float] = {}
         self._trouble: str | None = None
 
+    @property
+    def parts(self) -> Sequence[MemorySampler]:
+        return (self,)
+
     def devices(self) -> tuple[DeviceInfo, ...]:
         return self._reader.devices()
 
@@ -191,6 +198,8 @@ class ThreadedSampler:
             self._note(f"no answer within {self._timeout_s:g} s")
         except OSError as error:
             self._note(str(error))
+        except Exception as error:  # a bug, or what no device can have: nothing is known
+            self._note(f"its reader failed: {error!r}", error)
         else:
             self._note(None)
             return sampled
@@ -198,7 +207,7 @@ class ThreadedSampler:
 
     def _read(self, holders: Holders) -> MemorySampled:
         taken_at = self._clock()
-        reading = self._reader.read(holders)
+        reading = _checked(self._reader.read(holders))
         self._busy = reading.busy
         return MemorySampled(reading.devices, reading.workers, taken_at)
 
@@ -223,34 +232,44 @@ class ThreadedSampler:
             last.taken_at,
         )
 
-    def _note(self, trouble: str | None) -> None:
+    def _note(self, trouble: str | None, mistake: Exception | None = None) -> None:
         if trouble != self._trouble:
             if trouble:
-                log.warning("memory.stale", devices=[device.id for device in self.devices()], reason=trouble)
+                devices = [device.id for device in self.devices()]
+                log.warning("memory.stale", devices=devices, reason=trouble, exc_info=mistake)
             else:
                 log.info("memory.readable", devices=[device.id for device in self.devices()])
             self._trouble = trouble
 
 
 class CompositeSampler:
-    """Several samplers as one: a GPU driver that hangs doesn't delay the reading of host memory."""
+    """Several samplers as one. A sample of all at once is as late, and as old, as that of the slowest."""
 
     def __init__(self, samplers: Sequence[MemorySampler]) -> None:
-        self._samplers = tuple(samplers)
+        self.parts = tuple(part for sampler in samplers for part in sampler.parts)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        return tuple(device for sampler in self._samplers for device in sampler.devices())
+        return tuple(device for sampler in self.parts for device in sampler.devices())
 
     def busy(self) -> Mapping[DeviceId, float]:
-        return {device: share for sampler in self._samplers for device, share in sampler.busy().items()}
+        return {device: share for sampler in self.parts for device, share in sampler.busy().items()}
 
     async def sample(self, holders: Holders) -> MemorySampled:
-        parts = await asyncio.gather(*(sampler.sample(holders) for sampler in self._samplers))
+        parts = await asyncio.gather(*(sampler.sample(holders) for sampler in self.parts))
         return MemorySampled(
             tuple(device for part in parts for device in part.devices),
             tuple(worker for part in parts for worker in part.workers),
             min(part.taken_at for part in parts),
         )
+
+
+def _checked(reading: Reading) -> Reading:
+    """What the core can reckon with. Raises ValueError for anything else."""
+    figures = (*(device.free_mib for device in reading.devices), *(worker.used_mib for worker in reading.workers))
+    for figure in figures:
+        if figure is not None and (type(figure) is not int or figure < 0):
+            raise ValueError(f"{figure!r} MiB")
+    return reading
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:

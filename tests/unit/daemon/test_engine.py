@@ -70,6 +70,7 @@ class Sampler:
         self.failures = 0
         self.stale = False
         self.clock: Callable[[], float] = lambda: 0.0
+        self.parts = (self,)
 
     def devices(self) -> tuple[object, ...]:
         return ()

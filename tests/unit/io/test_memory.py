@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from runtimes.device_kind import CUDA
 from supervisor.core.events import DeviceSample, WorkerSample
@@ -90,6 +91,13 @@ class TestThreadedSampler:
         assert stale.devices == (DeviceSample(X, 900, stale=True, outside_mib=0),)
         assert (stale.workers, stale.taken_at) == (fresh.workers, fresh.taken_at)
 
+    @pytest.mark.parametrize("free_mib", [-1, 1.5, "900"])
+    async def test_what_no_device_can_have_free_is_not_believed(self, reader, free_mib):
+        sampler = ThreadedSampler(reader, timeout_s=30)
+        await sampler.sample(HOLDERS)
+        reader.free_mib = free_mib
+        assert (await sampler.sample(HOLDERS)).devices == (DeviceSample(X, 900, stale=True, outside_mib=0),)
+
     async def test_calls_do_not_pile_up_behind_one_that_hangs(self, reader):
         reader.open.clear()
         before = set(threading.enumerate())
@@ -122,8 +130,10 @@ class TestThreadedSampler:
 
     async def test_a_bug_is_not_hidden(self, reader):
         reader.error = KeyError("bug")
-        with pytest.raises(KeyError):
-            await ThreadedSampler(reader, timeout_s=30).sample(HOLDERS)
+        with capture_logs() as logs:
+            sampled = await ThreadedSampler(reader, timeout_s=30).sample(HOLDERS)
+        assert sampled.devices == (DeviceSample(X, 0, stale=True),), "nothing is known, and nothing old believed"
+        assert [entry["exc_info"] for entry in logs] == [reader.error]
 
     async def test_cancelling_a_call_leaves_the_reading_to_the_next(self, reader):
         reader.open.clear()
