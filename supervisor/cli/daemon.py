@@ -52,7 +52,7 @@ from supervisor.io.venvs import sweep_aside
 
 log = structlog.get_logger("llmux.daemon")
 
-OWN_STOP_S = 20.0  # of the end, besides requests and graces: unkillable workers are waited for, too
+OWN_STOP_S = 10.0  # of the end, besides requests and graces: unkillable workers are waited for, too
 OFFERED_WITHIN_S = 3.0  # again, where the user logged out and in
 
 OnListening = Callable[[str, int], None]
@@ -172,7 +172,7 @@ async def take_over(
 def _cancel_on_signals() -> None:
     starting = asyncio.current_task()
     assert starting is not None
-    on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT)
+    on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT, within_s=lambda: OWN_STOP_S)
     # Sent again until the reloader is there to take it.
     on_signals(lambda: starting.get_loop().call_later(0.1, signal.raise_signal, signal.SIGHUP), signal.SIGHUP)
 
@@ -250,10 +250,11 @@ async def _until_stopped(
     handover: Handover,
     takeover: Takeover | None,
 ) -> None:
-    engine, catalog = daemon.engine, daemon.catalog
+    engine = daemon.engine
     server = make_server(application)
     stopping = asyncio.Event()
-    on_signals(partial(_on_signal, stopping, engine), signal.SIGTERM, signal.SIGINT)
+    end = partial(_on_signal, stopping, engine)
+    on_signals(end, signal.SIGTERM, signal.SIGINT, within_s=partial(_longest_end_s, daemon, stopping))
     on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
     engine.start()
     settle_garbage_collector()
@@ -272,7 +273,7 @@ async def _until_stopped(
     daemon.jobs.start(application.send_job)
     # What an earlier daemon left; for its own it sees to that itself.
     asyncio.get_running_loop().call_later(daemon.pictures.keep_s + 1, daemon.pictures.expire)
-    notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
+    notify.notify("READY=1", f"STATUS=serving {len(daemon.catalog.listing())} models")
     ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await daemon.pulls.close()
@@ -286,9 +287,7 @@ async def _until_stopped(
         await see_out(server, stopping, takeover)
     else:
         log.info("daemon.stopping")
-        # At most as long as the running requests, then the slowest worker, then what is ours.
-        graces = [model.config.grace_s for model in daemon.catalog.models.values()]
-        notify.stopping(engine.longest_drain_s() + max(graces, default=0.0) + OWN_STOP_S)
+        notify.stopping(_longest_end_s(daemon))
         is_restart = await asyncio.to_thread(notify.will_restart)
         if is_restart:
             application.park()
@@ -308,6 +307,13 @@ async def _until_stopped(
     if shared is not None:
         await shared.close(released=not handover.done.is_set())
     log.info("daemon.stopped")
+
+
+def _longest_end_s(daemon: Daemon, stopping: asyncio.Event | None = None) -> float:
+    """At most as long as the running requests, unless their end was asked for before, then the slowest worker, then what is ours."""
+    drain_s = 0.0 if stopping is not None and stopping.is_set() else daemon.engine.longest_drain_s()
+    graces = (model.config.grace_s for model in daemon.catalog.models.values())
+    return drain_s + max(graces, default=0.0) + OWN_STOP_S
 
 
 def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:

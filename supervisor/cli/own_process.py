@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import os
 import resource
@@ -17,17 +18,36 @@ from supervisor.daemon.handover import STDERR
 DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
 MAPPED_ABOVE = 1024 * 1024  # bytes: what is larger than this goes back to the system as soon as it is freed
 TRIM_S = 5.0  # between looks for what else was freed
+ALARM_S = 1.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
-def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
-    """Call `act` in the loop at each of these signals.
+def on_signals(act: Callable[[], object], *numbers: signal.Signals, within_s: Callable[[], float] | None = None) -> None:
+    """Call `act` in the loop at each of these signals. `within_s`: in so many seconds this process ends at the latest.
 
     Not by `add_signal_handler`: when the loop closes, the signals would kill the process again, at its very end.
     """
     loop = asyncio.get_running_loop()
+
+    def take(*_: object) -> None:
+        if within_s is not None:
+            _end_within(within_s())
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(act)
+
     for number in numbers:
-        signal.signal(number, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(act))
+        signal.signal(number, take)
+
+
+def _end_within(seconds: float) -> None:
+    """End this process then, whatever it is stuck in, and show where that was; its shims end the workers.
+
+    Nothing of Python may be needed: the loop may stand still, and there may be no thread left. Never undone: the interpreter's
+    own end waits for threads, too.
+    """
+    with contextlib.suppress(RuntimeError):  # no thread left
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_S)  # that may wait for whoever reads stderr
 
 
 @contextlib.contextmanager

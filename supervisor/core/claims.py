@@ -23,7 +23,9 @@ def settle_claims(state: SchedulerState, step: Step) -> None:
         for model_id in unsettled:
             victim = state.models.get(model_id)
             if victim is not None:
+                step.about = model_id
                 _settle(state, step, victim)
+    step.about = None
 
 
 def _settle(state: SchedulerState, step: Step, victim: ModelState) -> None:

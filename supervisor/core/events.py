@@ -266,6 +266,18 @@ class LeaseLost:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Mishandled:
+    """`event` once more: handling it raised. These models have failed before and after it; the others see what it brings.
+
+    `event` is None where it raises nevertheless: nothing of it counts.
+    """
+
+    event: Event | None
+    models: tuple[ModelId, ...]
+    mistake: str  # the kind of what was raised
+
+
 Event = (
     Configured
     | RequestArrived
@@ -292,4 +304,5 @@ Event = (
     | LeaseRestored
     | LeasesSeen
     | LeaseLost
+    | Mishandled
 )

@@ -26,7 +26,7 @@ class Trigger(StrEnum):
     STOP = "stop"  # signals are on their way
     GONE = "gone"  # its process tree is gone and its memory is back
     CRASH = "crash"  # it ended by itself; try again later
-    FAIL = "fail"  # it ended by itself too often, or can never work
+    FAIL = "fail"  # it ended by itself too often, or can never work, or llmux makes a mistake over it
     RETRY = "retry"  # the pause after a crash is over
     RESET = "reset"  # an operator says: try again
 
@@ -71,7 +71,7 @@ def _stop(model: ModelState, entry: Entry) -> None:
 
 def _end(model: ModelState, entry: Entry) -> None:
     """Also after a crash: `retry_at` is set iff it is tried again by itself."""
-    model.worker = model.drain = model.keep_alive_at = None
+    model.worker = model.drain = model.keep_alive_at = model.mistake = None
     model.crashes = replace(model.crashes, retry_at=entry.retry_at)
 
 
@@ -94,7 +94,7 @@ _S = WorkerState
 
 TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
     (_S.STOPPED, Trigger.START): Transition(_S.STARTING, _start),
-    (_S.STOPPED, Trigger.FAIL): Transition(_S.FAILED, _end),  # it can't run on this machine now
+    (_S.STOPPED, Trigger.FAIL): Transition(_S.FAILED, _end),
     (_S.STARTING, Trigger.READY): Transition(_S.READY, _serve),
     (_S.STARTING, Trigger.STOP): Transition(_S.STOPPING, _stop),
     (_S.STARTING, Trigger.GONE): Transition(_S.STOPPED, _end),  # ended by itself in a way that needs no backoff
@@ -109,8 +109,11 @@ TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
     (_S.DRAINING, Trigger.CRASH): Transition(_S.BACKOFF, _end),
     (_S.DRAINING, Trigger.FAIL): Transition(_S.FAILED, _end),
     (_S.STOPPING, Trigger.GONE): Transition(_S.STOPPED, _end),
+    (_S.STOPPING, Trigger.FAIL): Transition(_S.FAILED, _end),
+    (_S.BACKOFF, Trigger.FAIL): Transition(_S.FAILED, _end),
     (_S.BACKOFF, Trigger.RETRY): Transition(_S.STOPPED, _retry),
     (_S.BACKOFF, Trigger.RESET): Transition(_S.STOPPED, _reset),
+    (_S.FAILED, Trigger.FAIL): Transition(_S.FAILED, _end),
     (_S.FAILED, Trigger.RETRY): Transition(_S.STOPPED, _retry),
     (_S.FAILED, Trigger.RESET): Transition(_S.STOPPED, _reset),
 }

@@ -135,6 +135,9 @@ class ModelState:
     claimed_by: ModelId | None = None  # set iff that model waits for this one's memory; the first claim counts
     wish: Wish | None = None  # set iff not only requests want it; never while READY
     change: Change | None = None  # set iff a reload waits for the end of its worker, or of the last of its leases
+    mistake: Crash | None = (
+        None  # set iff it has failed once its worker is gone; only while STOPPING, or DRAINING for that
+    )
     crashes: CrashHistory = field(default_factory=CrashHistory)
     partner: Partner | None = None  # set iff it is no model: somebody else's process has the memory
     pin: bool | None = None  # set iff an operator pinned or unpinned it; None: as configured
@@ -171,6 +174,11 @@ class ModelState:
     def serves(self) -> bool:
         """Is a worker there, or about to be, that takes requests?"""
         return self.life.state is WorkerState.READY or self.life.state is WorkerState.STARTING
+
+    @property
+    def has_failed(self) -> bool:
+        """Does it start no worker, or will it not once its last one is gone?"""
+        return self.life.state is WorkerState.FAILED or self.mistake is not None
 
     @property
     def state(self) -> WorkerState:
@@ -347,6 +355,9 @@ class ModelState:
         yield self.wish is None or self.wish != Wish(), "an empty wish"
         yield self.wish is None or state is not WorkerState.READY, "wished for although it is ready"
         yield self.keep_alive_at is None or state is WorkerState.READY, "an idle timer only while READY"
+        if self.mistake is not None:
+            is_ordered = drain is not None and drain.is_ordered
+            yield is_ordered or state is WorkerState.STOPPING, "a mistake over a worker that isn't stopped"
         if crashes.retry_at is None:
             yield state is not WorkerState.BACKOFF, "BACKOFF without an end"
         else:

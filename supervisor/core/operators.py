@@ -43,6 +43,7 @@ def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
 
 
 def _reset(step: Step, model: ModelState, reason: str) -> None:
+    model.mistake = None
     if (model.state, Trigger.RESET) in TABLE:
         advance(model, Trigger.RESET, step.now, reason)
 
@@ -122,17 +123,22 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     named = {spec.id for spec in specs}
     state.groups = replicas.groups(specs)
     for spec in specs:
+        step.about = spec.id
         _specify(state, step, spec, "its configuration changed")
     for model in list(state.models.values()):
+        step.about = model.id
         if model.id not in named and model.partner is None:
             remove(state, step, model)
     for model in list(state.models.values()):
+        step.about = model.id
         state.touch(model)
         finish_stop(state, step, model)  # the memory of a device that is gone is waited for no longer
         if model.removed and model.id in state.models:
             forget(state, step, model)
     for model in state.models.values():
+        step.about = model.id
         default_models.arm(state, step, model)
+    step.about = None
     state.wanted.give_up_places()  # a device may be gone
 
 
@@ -183,6 +189,7 @@ def shut_down(state: SchedulerState, step: Step) -> None:
     """Take nothing new, drain, stop everything."""
     state.shutting_down = True
     for model in list(state.models.values()):
+        step.about = model.id
         message = "llmux is shutting down; try again in a moment."
         reject_all(state, step, model, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0)
         state.update_wanted(model)

@@ -104,6 +104,7 @@ class _Round:
             offered = {device}
             while self.due and self.due[0][0] == key:
                 offered.add(heapq.heappop(self.due)[1])
+            self.step.about = key[1]
             if self.wanted.key(key[1]) == key:
                 self._place(key, offered)
             for device in sorted(offered - {DeviceId("")}):
@@ -149,6 +150,7 @@ class _Round:
         if there.outage is not None or (is_full and most_mib <= 0):
             return
         for key in self.wanted.after(after):
+            self.step.about = key[1]
             if self._could_gain(key, device, there, is_full=is_full):
                 heapq.heappush(self.due, (key, device))
                 return

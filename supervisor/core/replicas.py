@@ -139,7 +139,9 @@ def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | 
     for line in touched(state, event, step.effects, running):
         model = state.models.get(line)
         if model is not None and not state.shutting_down:
+            step.about = line
             changed |= _balance(state, step, model)
+    step.about = None
     return changed
 
 
@@ -147,7 +149,7 @@ def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
     replicas, queued = state.replicas(model), state.queue.count(model.id)
     loaded = [each for each in replicas if each.serves]
     leader = state.leader(model)
-    if not loaded and queued and (leader.stuck or leader.state is WorkerState.FAILED):
+    if not loaded and queued and (leader.stuck or leader.has_failed):
         refused = failed(leader, step.now)
         reject_all(state, step, leader, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
     for each in replicas:

@@ -41,7 +41,7 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     """It is ready, as a predecessor left it. The predecessor's requests on it count until each is finished."""
     model = state.models[event.model]
     model.generation = Generation(event.generation - 1)
-    if model.state is WorkerState.FAILED:  # its files are gone, and it was started before
+    if model.has_failed:  # its files are gone, and it was started before; or it failed meanwhile
         advance(model, Trigger.RESET, step.now, "handed over")
     advance(model, Trigger.START, step.now, "handed over", devices=event.devices)
     state.ledger.adopt(model.holder, event.devices, on_each(event.mib, event.devices), step.now)
@@ -117,11 +117,14 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
     stale = {device.id for device in event.devices if device.stale}  # what it says of workers there is older than it is
     for worker in event.workers:
         if worker.used_mib is not None and worker.device not in stale:
+            step.about = worker.model
             state.ledger.measure((worker.model, worker.generation), worker.device, worker.used_mib)
             _learn(state, step, worker, worker.used_mib, event.taken_at)
+    step.about = None
     back = [model_id for device in event.devices for model_id in state.ledger.sample(device, event.taken_at)]
     for model_id in dict.fromkeys(back):
         model = state.models[model_id]
+        step.about = model_id
         finish_stop(state, step, model)
         if model.removed and model.id in state.models:
             forget(state, step, model)

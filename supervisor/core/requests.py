@@ -37,7 +37,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         message = f"{ASKED} can't be loaded: {device} is {state.ledger.blocked(device, leader.id)}"
         step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message))
         return
-    if leader.state is WorkerState.FAILED and not is_served_elsewhere:
+    if leader.has_failed and not is_served_elsewhere:
         refused = failed(leader, step.now)
         step.emit(Reject(event.ticket, RejectCode.MODEL_FAILED, refused.message, refused.retry_after_s))
         return
@@ -145,6 +145,7 @@ def expire(state: SchedulerState, step: Step) -> None:
     waited = state.limits.queue_wait_s
     for waiting in state.queue.expired(step.now):
         model = state.models[waiting.model]
+        step.about = model.id
         if waiting.until <= step.now:
             message = f"The budget was over before {ASKED} could answer. To see why: llmux why {ASKED}"
             step.emit(Reject(waiting.ticket, RejectCode.BUDGET_EXCEEDED, message))
@@ -153,6 +154,7 @@ def expire(state: SchedulerState, step: Step) -> None:
             message = f"Waited {waited:.0f} s for {ASKED}, at last for {last}. To see why: llmux why {ASKED}"
             step.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
         _left(state, step, model)
+    step.about = None
 
 
 def _cannot_fit(state: SchedulerState, step: Step, model: ModelState, event: RequestArrived) -> bool:

@@ -39,6 +39,7 @@ from supervisor.core.events import (
     LoadAsked,
     LoadCancelled,
     MemorySampled,
+    Mishandled,
     PinAsked,
     RequestArrived,
     RequestFinished,
@@ -53,7 +54,8 @@ from supervisor.core.events import (
     WorkerUnready,
 )
 from supervisor.core.placement import place_wanted
-from supervisor.core.state import SchedulerState, Step
+from supervisor.core.state import MishandledError, SchedulerState, Step
+from supervisor.core.types import ModelId
 
 
 class Scheduler:
@@ -63,21 +65,28 @@ class Scheduler:
         self.state = SchedulerState(admission or AdmissionPolicy())
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event at `now` (monotonic seconds, never going back); returns what has to be done, in order."""
-        step = Step(now)
+        """Take one event at `now` (monotonic seconds, never going back); returns what has to be done, in order.
+
+        Raises MishandledError, and leaves the state half changed: `recovery` makes it whole again.
+        """
         running = self.state.tickets.get(event.ticket) if type(event) is RequestFinished else None
-        self._take(step, event)
-        timers.fire(self.state, step)
-        if isinstance(event, Tick) or self.state.ledger.has_changed():
-            reports.watch_memory(self.state, step)
-        if self.state.groups:
-            replicas.balance(self.state, step, event, running)
-        place_wanted(self.state, step)
-        if self.state.groups and replicas.balance(self.state, step, event, running):
+        step = Step(now, about=running or _about(event))
+        try:
+            self._take(step, event)
+            step.about = None
+            timers.fire(self.state, step)
+            if isinstance(event, Tick | Mishandled) or self.state.ledger.has_changed():
+                reports.watch_memory(self.state, step)
+            if self.state.groups:
+                replicas.balance(self.state, step, event, running)
             place_wanted(self.state, step)
-        for effect in step.effects:
-            if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing
-                self.state.admission.accounts.refused(effect.ticket, now)
+            if self.state.groups and replicas.balance(self.state, step, event, running):
+                place_wanted(self.state, step)
+            for effect in step.effects:
+                if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing
+                    self.state.admission.accounts.refused(effect.ticket, now)
+        except Exception as mistake:
+            raise MishandledError(str(mistake), step.about) from mistake
         return step.effects
 
     def deadline(self, now: float) -> float:
@@ -141,7 +150,25 @@ class Scheduler:
                 state.ledger.share(others, trouble)
             case LeaseLost():
                 partners.lost(state, step, event)
+            case Mishandled(inner, models, why):
+                termination.mishandled(state, step, models, why)
+                if inner is not None:
+                    step.about = _about(inner)
+                    self._take(step, inner)
+                    termination.mishandled(state, step, models, why)
             case Tick():
                 pass
             case _:
                 assert_never(event)
+
+
+def _about(event: Event) -> ModelId | None:
+    """The model that it is about, if it names one."""
+    match event:
+        case RequestArrived(model=model):
+            return model
+        case Respecified(spec) | LeaseAsked(spec) | LeaseRestored(spec):
+            return spec.id
+        case LeaseRenewed(lease) | LeaseEnded(lease):
+            return lease
+    return getattr(event, "model", None)

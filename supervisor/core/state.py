@@ -22,12 +22,21 @@ from supervisor.core.types import Generation, Limits, ModelId, TicketId, WorkerS
 from supervisor.core.waiters import Waiters
 
 
+class MishandledError(AssertionError):
+    """Handling an event raised, which is a bug; the state is half changed. `about`: the model that it was about, if any."""
+
+    def __init__(self, message: str, about: ModelId | None) -> None:
+        super().__init__(message)
+        self.about = about
+
+
 @dataclass(slots=True)
 class Step:
     """One call of `Scheduler.handle`."""
 
     now: float
     effects: list[Effect] = field(default_factory=list)
+    about: ModelId | None = None  # the model that is being looked at, for `MishandledError`
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -108,7 +117,7 @@ class SchedulerState:
         if model.line not in self.groups:
             return model
         replicas = self.replicas(model)
-        usable = (each for each in replicas if each.life.state is not WorkerState.FAILED and not each.stuck)
+        usable = (each for each in replicas if not each.has_failed and not each.stuck)
         return next(usable, replicas[0])
 
     def waiting_for(self, model: ModelState) -> int:
@@ -189,7 +198,7 @@ class SchedulerState:
         if state is WorkerState.READY:
             served = not (model.answering and self.queue.count(model.line)) or self.admission.is_full(model)
             yield served, "a queued request could be served"
-        if state is WorkerState.FAILED or model.removed or model.stuck or self.shutting_down:
+        if model.has_failed or model.removed or model.stuck or self.shutting_down:
             yield not queued, "a request waits for what can't come"
         yield (model.id in self.wanted) == self.is_wanted(model), "wanted iff it is to be loaded"
         yield not (self.claims(model.id) and self.handing_over), "claims although a successor plans"

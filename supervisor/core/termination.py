@@ -20,7 +20,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import listed, seconds
 from supervisor.core.model_state import Change, Drain, ModelState, Worker
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.types import ASKED, Crash, CrashClass, DeviceId, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, Crash, CrashClass, DeviceId, ModelId, RejectCode, StopCause, WorkerState
 
 OUT_OF_MEMORY_EXTRA = 1.25
 """Factor on the footprint of a model whose start ran out of memory."""
@@ -108,7 +108,10 @@ def finish_stop(state: SchedulerState, step: Step, model: ModelState) -> None:
     """STOPPING ends when the tree is gone *and* its memory is back; then what waited for that happens."""
     if model.state is not WorkerState.STOPPING or state.ledger.holds(model.holder):
         return
-    advance(model, Trigger.GONE, step.now, model.life.reason)
+    if model.mistake is not None:
+        _fail_by_mistake(state, step, model, model.mistake)
+    else:
+        advance(model, Trigger.GONE, step.now, model.life.reason)
     _apply_change(state, step, model)
 
 
@@ -180,13 +183,43 @@ def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) ->
     then = "" if is_hopeless else f"; next try in {seconds(state.limits.failed_retry_s)}"
     advance(model, Trigger.FAIL, step.now, f"failed{times}: {crash.told}{then}", retry_at=retry_at)
     model.crashes = replace(model.crashes, given_up=True)
-    refused = failed(model, step.now)
-    reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
+    _refuse(state, step, model)
     if retry_at is not None:
         model.want_back()
         state.wake(retry_at, model.id)
     step.decide("failed", model.id, model.life.reason)
     step.emit(Alert("model.failed", model.life.reason, model=model.id))
+
+
+def mishandled(state: SchedulerState, step: Step, models: tuple[ModelId, ...], why: str) -> None:
+    """Llmux made a mistake over these models. Each has failed: at once, or when its worker is gone, which ends after its requests."""
+    crash = Crash(CrashClass.UNKNOWN, f"llmux made a mistake over it ({why}), which its log tells")
+    for model in [state.models[name] for name in models if name in state.models]:
+        step.about = model.id
+        if model.partner is not None:
+            if not model.removed:
+                remove(state, step, model, crash.summary)
+        elif model.has_worker:
+            model.mistake = crash
+            _refuse(state, step, model)
+            stop_worker(state, step, model, StopCause.MISTAKE, crash.summary)
+        elif not model.removed and (model.state is not WorkerState.FAILED or model.life.since < step.now):
+            _fail_by_mistake(state, step, model, crash)
+        if model.id in state.models:
+            state.update_wanted(model)
+            state.touch(model)
+    step.about = None
+
+
+def _fail_by_mistake(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
+    model.crashes = replace(model.crashes, last=crash, given_up=True)
+    _counted(state, step, model, crash)
+    _fail(state, step, model, crash)
+
+
+def _refuse(state: SchedulerState, step: Step, model: ModelState) -> None:
+    refused = failed(model, step.now)
+    reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
 
 
 class Failed(NamedTuple):
@@ -202,8 +235,9 @@ def failed(model: ModelState, now: float) -> Failed:
         return Failed(
             f"{ASKED} can't run here: {model.spec.trouble}. It is served once that is mended.", TROUBLE_RETRY_S
         )
-    cause = model.crash.summary if model.crash is not None else model.life.reason
-    if model.crash is not None and model.crash.quote:
+    crash = model.mistake or model.crash
+    cause = crash.summary if crash is not None else model.life.reason
+    if crash is not None and crash.quote:
         cause += f". Its last words: llmux logs {ASKED}{model.id.removeprefix(model.line)}"
     if model.crashes.retry_at is None:
         remedy = f"Fix the cause, then: llmux load {ASKED}"

@@ -23,7 +23,9 @@ def fire(state: SchedulerState, step: Step) -> None:
     """Do everything that is due."""
     for model_id in state.due(step.now):
         if (model := state.models.get(model_id)) is not None:
+            step.about = model_id
             _look(state, step, model)
+    step.about = None
     if state.queue.deadline() <= step.now:
         expire(state, step)
 

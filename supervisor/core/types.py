@@ -271,6 +271,7 @@ class StopCause(StrEnum):
     UNWANTED = "unwanted"  # nobody waits for its load any more
     SHUTDOWN = "shutdown"
     LEASE = "lease"  # others may have its memory
+    MISTAKE = "mistake"  # of llmux, in handling what happened to it
 
 
 class RejectCode(StrEnum):

@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
@@ -39,13 +40,16 @@ from supervisor.core.events import (
     ClientsRead,
     Event,
     LoadAsked,
+    Mishandled,
     RequestArrived,
     RequestFinished,
     ShutdownAsked,
     Tick,
     WorkerExited,
     WorkerReady,
+    WorkerUnkillable,
 )
+from supervisor.core.recovery import Recovery
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId
 from supervisor.daemon.leaving import HandedOverError
@@ -62,6 +66,7 @@ from supervisor.proxy.disconnect import CancelOnDisconnect
 log = structlog.get_logger("llmux.engine")
 
 MOST_RECORDINGS = 4
+DROPPED_S = 1.0  # until the next tick after an event that could not be handled
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
@@ -77,6 +82,7 @@ class Engine(Operating):
         learn: Callable[[Learn | LearnLoad], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._scheduler = Scheduler()
+        self._recovery = Recovery(self._scheduler)
         self._decisions = DecisionLog()
         self._recordings = set[Recording]()
         self.clock = time.monotonic
@@ -91,6 +97,9 @@ class Engine(Operating):
         self._handling = False
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = float("inf")
+        self._rests_until = float(
+            "-inf"
+        )  # no tick comes sooner: one that is dropped would come at once, again and again
         self._impatient = False
         self._sampling = Sampling([partial(self._read, part) for part in sampler.parts], self._scheduler.is_impatient)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,7 +111,8 @@ class Engine(Operating):
     def post(self, event: Event) -> None:
         """Handle `event` now, or right after the one being handled. Never blocks, never raises for operational trouble.
 
-        A bug in handling `event` is raised only after the events that followed from it were handled.
+        A bug in handling it costs the model that it is about: see `core.recovery`. Where even that fails, `event` is dropped, and
+        the bug raised after the events that followed from it were handled.
         """
         if self._finished is not None:
             if type(event) is RequestFinished:
@@ -124,8 +134,15 @@ class Engine(Operating):
                 effects = self._scheduler.handle(following, began)
             except Exception as error:
                 log.critical("event.mishandled", happened=repr(following), exc_info=error)
-                mistake = error if following is event else mistake
-                continue
+                recovered = self._recovery.recover(following, began, error)
+                if recovered is None:
+                    log.critical("event.dropped", happened=repr(following))
+                    self._rests_until, settled = began + DROPPED_S, False
+                    mistake = error if following is event else mistake
+                    continue
+                following, effects = recovered
+            else:
+                self._recovery.note(following, began)
             took = self.clock() - began
             self._decisions.note(effects, began)
             for effect in effects:
@@ -153,8 +170,9 @@ class Engine(Operating):
                 self._waits.look(self._scheduler.state, at)
             for recording in tuple(self._recordings):
                 recording.add(at, event, effects)
+            happened = event.event or event if type(event) is Mishandled else event
             for observe in self.observers:
-                observe(event, effects)
+                observe(happened, effects)
         except Exception as error:
             log.critical("event.mishandled", happened=repr(event), exc_info=error)
 
@@ -178,7 +196,7 @@ class Engine(Operating):
         if self._tick is not None:
             self._tick.cancel()
         self._tick_at = deadline
-        delay = max(0.0, deadline - self.clock())
+        delay = max(0.0, max(deadline, self._rests_until) - self.clock())
         self._tick = asyncio.get_running_loop().call_later(delay, self._on_tick)
 
     def _on_tick(self) -> None:
@@ -196,6 +214,8 @@ class Engine(Operating):
             message = f"llmux failed to do it: {error!r}"
             if isinstance(effect, StartWorker):
                 self._events.append(WorkerExited(effect.model, effect.generation, Crash(CrashClass.UNKNOWN, message)))
+            elif isinstance(effect, StopWorker):
+                self._events.append(WorkerUnkillable(effect.model, effect.generation, message))
             elif isinstance(effect, Dispatch):
                 self._reject(Reject(effect.ticket, RejectCode.LOAD_FAILED, message))
                 self._events.append(RequestFinished(effect.ticket))
@@ -292,11 +312,10 @@ class Engine(Operating):
         """
         if self._finished is not None:
             return False
-        models = self._scheduler.state.models
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (
-                    (found := models.get(ticket.model)) is not None
+                    (found := self._scheduler.state.models.get(ticket.model)) is not None
                     and found.generation == ticket.generation
                     and found.answering
                 ):
@@ -354,4 +373,8 @@ class Engine(Operating):
 
     async def _read(self, sampler: MemorySampler) -> None:
         for reading in (await sampler.sample({**self._fleet.holders(), **self.measured_partners()})).by_device():
-            self.post(reading)
+            try:
+                self.post(reading)
+            except Exception:  # no load may begin on what was read before
+                self.post(replace(reading, devices=tuple(replace(each, stale=True) for each in reading.devices)))
+                raise

@@ -109,12 +109,11 @@ class Leaving:
 
     async def why_ended(self, ticket: Ticket, within_s: float) -> str | None:
         """Why the ticket's worker ended, in words for everybody; None if it doesn't turn out within that time."""
-        models = self._scheduler.state.models
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (
                     self._finished is None
-                    and (found := models.get(ticket.model)) is not None
+                    and (found := self._scheduler.state.models.get(ticket.model)) is not None
                     and found.generation == ticket.generation
                     and not found.spec.remote
                 ):

@@ -198,7 +198,7 @@ class ThreadedSampler:
             self._note(f"no answer within {self._timeout_s:g} s")
         except OSError as error:
             self._note(str(error))
-        except Exception as error:  # a bug, or what no device can have: nothing is known
+        except Exception as error:  # noqa: BLE001  # a bug, or what no device can have: nothing is known
             self._note(f"its reader failed: {error!r}", error)
         else:
             self._note(None)

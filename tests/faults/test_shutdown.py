@@ -1,12 +1,14 @@
-"""SIGTERM while requests run, wait and arrive."""
+"""SIGTERM while requests run, wait and arrive, and while something is stuck."""
 
 from __future__ import annotations
 
 import signal
 import time
 
+import pytest
+
 from tests.support.clients import Call, Stream, code, stats
-from tests.support.daemon import Daemon, fake, wait_until
+from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
 
 MODELS = {
@@ -80,3 +82,49 @@ class Test30SigtermUnderLoad:
         assert all("complete: llmux is shutting down." in stream.text for stream in streams)
         assert daemon.workers() == []
         measured(ended_after_second_signal_s=ended_s)
+
+
+class StuckDaemon(Daemon):
+    program = ("-m", "tests.support.stuck_daemon")
+
+
+class Test35StuckAtTheEnd:
+    """Whatever is stuck, SIGTERM ends the daemon within drain, grace and ten seconds, and no worker is left."""
+
+    @pytest.mark.parametrize("place", ["state", "loop", "thread"])
+    def test_in_llmux_itself(self, tmp_path, measured, place):
+        """It shows where it was stuck."""
+        config = {"models": {"a": fake(grace_s=1), "b": fake("--daemonize", grace_s=1)}, "limits": {"drain_s": 1}}
+        daemon = StuckDaemon(tmp_path, config, {"LLMUX_TEST_STUCK": place}).start()
+        assert [daemon.chat(model).status_code for model in ("a", "b")] == [200, 200]
+        asked_at = time.monotonic()
+        assert daemon.stop() == 1
+        measured(ended_s=time.monotonic() - asked_at)
+        wait_until(lambda: not daemon.workers())
+        assert "Timeout (0:00:05" in daemon.log_text()
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_again(self, tmp_path, number):
+        """Whoever asks twice doesn't wait for the drain either."""
+        config = {"models": {"a": fake(grace_s=1)}, "limits": {"drain_s": 600}}
+        daemon = StuckDaemon(tmp_path, config, {"LLMUX_TEST_STUCK": "state"}).start()
+        stream = Stream(daemon, "a", fake={"chunks": 40000, "chunk_delay": 0.1})
+        wait_until(lambda: stream.chunks > 2)
+        daemon.signal(number)
+        wait_until(lambda: daemon.get("/health").status_code == 503)
+        daemon.signal(number)
+        assert daemon.process.wait(LIMIT_S) == 1
+        wait_until(lambda: not daemon.workers())
+        assert not stream.result().ended_cleanly
+
+    def test_in_the_driver_of_a_gpu(self, tmp_path, gpu, measured):
+        """A reading that never ends keeps nobody."""
+        config = {"devices": "auto", "models": {"a": fake(vram_mib=2000, env=gpu.takes(2000), grace_s=1)}}
+        with running(tmp_path, config, env=gpu.env) as daemon:
+            assert daemon.chat("a").status_code == 200
+            gpu.write(hang={"nvmlDeviceGetMemoryInfo": 600})
+            wait_until(lambda: daemon.events("memory.stale"))
+            asked_at = time.monotonic()
+            assert daemon.stop() == 0
+            measured(ended_s=time.monotonic() - asked_at)
+            assert daemon.workers() == []

@@ -168,7 +168,7 @@ class World:
         if len(self.lines) >= SEGMENT:
             self.recorded = Recording(self.scheduler, self.now)
             self.lines = self.recorded.take()
-        effects = self.scheduler.handle(event, self.now)
+        event, effects = self.handled(event)
         self.decisions.note(effects, self.now)
         self.recorded.add(self.now, event, effects)
         self.lines += self.recorded.take()
@@ -176,6 +176,10 @@ class World:
             self.effects.append(effect)
             self._carry_out(effect)
         self.check()
+
+    def handled(self, event: Event) -> tuple[Event, list[Effect]]:
+        """What the scheduler handles, and what comes of it."""
+        return event, self.scheduler.handle(event, self.now)
 
     def replays(self) -> bool:
         """Does the recording of the last events give the same again?"""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -85,6 +86,8 @@ def models(changed: int) -> tuple[ModelSpec, ...]:
 
 
 class Scheduling(RuleBasedStateMachine):
+    machine: ClassVar[type[World]] = World
+
     @initialize(
         return_s=st.sampled_from([0.0, 0.1, 1.5, 6.0, 45.0]),
         at_exit=st.booleans(),
@@ -107,7 +110,7 @@ class Scheduling(RuleBasedStateMachine):
         blind: bool,
     ) -> None:
         totals = {GPU: 16384} | ({GPU1: 8192} if two else {})
-        self.world = World(
+        self.world = self.machine(
             totals=totals, returns_at_exit=at_exit, return_s=return_s, gradual=gradual, blind=blind and not at_exit
         )
         self.in_parts = in_parts

@@ -1,0 +1,137 @@
+"""What follows when handling an event raises: a bug of ours, or something that nobody had checked.
+
+The scheduler changes its state in place, so such an event leaves it half changed. The state as it was before is made anew: a
+copy of it is kept, with the events since, and the scheduler looks at nothing else, so the same events give the same state.
+While nothing raises, that costs an entry in a list for each event, and a copy now and then.
+
+Then the event is handled again, as `Mishandled`: the model that was being handled has failed, and the others are served. If
+that raises for another model, that one has failed as well; if it raises once more, the event is dropped. An event that
+is about no model is repeated once, then dropped. Dropped means: nothing of it has happened.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Final
+
+from supervisor.core.effects import Effect
+from supervisor.core.events import Event, Mishandled
+from supervisor.core.scheduler import Scheduler
+from supervisor.core.state import MishandledError, SchedulerState
+from supervisor.core.types import ModelId
+
+MOST_EVENTS: Final = 1000
+"""So many are handled again at the most: some 50 ms. More where there are many models, whose state is copied less often."""
+
+EVENTS_PER_MODEL: Final = 10
+
+MOST_FAILED: Final = 8
+"""So many models fail for one event at the most."""
+
+
+class Recovery:
+    """The last state that is known to be whole, of one scheduler. `note` each event that it has handled."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._keep()
+
+    def note(self, event: Event, now: float) -> None:
+        """It was handled at `now`."""
+        self._since.append((event, now))
+        if len(self._since) >= self._most:
+            self._keep()
+
+    def recover(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
+        """Handling `event` at `now` raised `mistake`. What was handled instead, with its effects; None: nothing has happened."""
+        failed: tuple[ModelId, ...] = ()
+        is_repeated = is_dropped = False
+        about = _about(mistake)
+        while True:
+            self._undo()
+            if about is not None and about not in failed and len(failed) < MOST_FAILED and not is_dropped:
+                failed = (*failed, about)
+            elif not failed and not is_repeated:
+                is_repeated = True
+            elif failed and not is_dropped:
+                is_dropped = True
+            else:
+                return None
+            again = Mishandled(None if is_dropped else event, failed, _kind(mistake)) if failed else event
+            try:
+                effects = self._scheduler.handle(again, now)
+            except Exception as another:  # noqa: BLE001  # this is the one place that takes them
+                about = _about(another)
+            else:
+                self.note(again, now)
+                return again, effects
+
+    def _keep(self) -> None:
+        self._kept: SchedulerState = copied(self._scheduler.state)
+        self._since: list[tuple[Event, float]] = []
+        self._most = MOST_EVENTS + EVENTS_PER_MODEL * len(self._kept.models)
+
+    def _undo(self) -> None:
+        """The state is as it was after the last event that was noted."""
+        state, whole = self._scheduler.state, copied(self._kept)
+        for attribute in _slots(SchedulerState):  # others know the state by this object
+            setattr(state, attribute, getattr(whole, attribute))
+        for event, at in self._since:
+            self._scheduler.handle(event, at)
+        self._keep()  # the next attempt may raise, too
+
+
+def _about(mistake: Exception) -> ModelId | None:
+    return mistake.about if isinstance(mistake, MishandledError) else None
+
+
+def _kind(mistake: Exception) -> str:
+    return type(mistake.__cause__ or mistake).__name__
+
+
+def copied(value: Any) -> Any:
+    """An equal state that shares nothing with it that ever changes: the copy of each object that stands in several places is one."""
+    return _copied(value, {})
+
+
+def _copied(value: Any, seen: dict[int, Any]) -> Any:
+    kind = type(value)
+    if (made := seen.get(id(value))) is not None:
+        return made
+    if kind is dict or kind is OrderedDict:
+        made = kind(value)
+        for key, item in value.items():
+            if not _never_changes(type(item)):
+                made[key] = _copied(item, seen)
+    elif kind is set:
+        made = set(value)
+    elif kind is list or kind is deque:
+        made = value.copy()
+        for index, item in enumerate(value):
+            if not _never_changes(type(item)):
+                made[index] = _copied(item, seen)
+    else:
+        made = seen[id(value)] = object.__new__(kind)
+        anew = getattr(kind, "UNRECORDED", ())
+        for attribute in (*_slots(kind), *getattr(value, "__dict__", ())):
+            item = None if attribute in anew else getattr(value, attribute)
+            if not _never_changes(type(item)):
+                item = _copied(item, seen)
+            setattr(made, attribute, item)
+    seen[id(value)] = made
+    return made
+
+
+@cache
+def _never_changes(kind: type) -> bool:
+    """Is it of those values of the core that stay as they are, with all that they hold?"""
+    is_frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return is_frozen or issubclass(kind, str | int | float | tuple | frozenset | Enum | type(None))
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(attribute for each in kind.__mro__ for attribute in getattr(each, "__slots__", ()))
