@@ -11,6 +11,7 @@ and is listed as `task:NAME`; nothing else may be called so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -124,8 +125,14 @@ class CatalogModel:
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """What the runtime computes that it takes. The first call blocks on its files."""
-        return self.adapter.estimate(self.config)
+        """What the runtime computes that it takes: whole MiB, at least one, as a lease needs. The first call blocks on its files.
+
+        None also where the adapter says what no model can take.
+        """
+        found = self.adapter.estimate(self.config)
+        if found is None or not 0 <= found.mib < math.inf:
+            return None
+        return replace(found, mib=max(1, math.ceil(found.mib)), each_mib=max(0, math.ceil(found.each_mib)))
 
     @cached_property
     def definition(self) -> str:

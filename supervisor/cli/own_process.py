@@ -22,7 +22,9 @@ ALARM_S = 1.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
-def on_signals(act: Callable[[], object], *numbers: signal.Signals, within_s: Callable[[], float] | None = None) -> None:
+def on_signals(
+    act: Callable[[], object], *numbers: signal.Signals, within_s: Callable[[], float] | None = None
+) -> None:
     """Call `act` in the loop at each of these signals. `within_s`: in so many seconds this process ends at the latest.
 
     Not by `add_signal_handler`: when the loop closes, the signals would kill the process again, at its very end.

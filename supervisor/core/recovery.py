@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import cache
 from typing import Any, Final
 
 from supervisor.core.effects import Effect
@@ -27,6 +26,8 @@ MOST_EVENTS: Final = 1000
 """So many are handled again at the most: some 50 ms. More where there are many models, whose state is copied less often."""
 
 EVENTS_PER_MODEL: Final = 10
+
+_VALUES: Final = (str, int, float, tuple, frozenset, Enum, type(None))
 
 MOST_FAILED: Final = 8
 """So many models fail for one event at the most."""
@@ -77,7 +78,7 @@ class Recovery:
     def _undo(self) -> None:
         """The state is as it was after the last event that was noted."""
         state, whole = self._scheduler.state, copied(self._kept)
-        for attribute in _slots(SchedulerState):  # others know the state by this object
+        for attribute in _slots[SchedulerState]:  # others know the state by this object
             setattr(state, attribute, getattr(whole, attribute))
         for event, at in self._since:
             self._scheduler.handle(event, at)
@@ -98,40 +99,48 @@ def copied(value: Any) -> Any:
 
 
 def _copied(value: Any, seen: dict[int, Any]) -> Any:
-    kind = type(value)
+    kind: Any = type(value)
     if (made := seen.get(id(value))) is not None:
         return made
     if kind is dict or kind is OrderedDict:
         made = kind(value)
         for key, item in value.items():
-            if not _never_changes(type(item)):
+            if not _is_value[type(item)]:
                 made[key] = _copied(item, seen)
     elif kind is set:
         made = set(value)
     elif kind is list or kind is deque:
         made = value.copy()
         for index, item in enumerate(value):
-            if not _never_changes(type(item)):
+            if not _is_value[type(item)]:
                 made[index] = _copied(item, seen)
     else:
         made = seen[id(value)] = object.__new__(kind)
         anew = getattr(kind, "UNRECORDED", ())
-        for attribute in (*_slots(kind), *getattr(value, "__dict__", ())):
+        for attribute in (*_slots[kind], *getattr(value, "__dict__", ())):
             item = None if attribute in anew else getattr(value, attribute)
-            if not _never_changes(type(item)):
+            if not _is_value[type(item)]:
                 item = _copied(item, seen)
             setattr(made, attribute, item)
     seen[id(value)] = made
     return made
 
 
-@cache
-def _never_changes(kind: type) -> bool:
-    """Is it of those values of the core that stay as they are, with all that they hold?"""
-    is_frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    return is_frozen or issubclass(kind, str | int | float | tuple | frozenset | Enum | type(None))
+class _Values(dict[type, bool]):
+    """Is it of those of the core that stay as they are, with all that they hold? By kind."""
+
+    def __missing__(self, kind: type) -> bool:
+        is_frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        self[kind] = is_frozen or issubclass(kind, _VALUES)
+        return self[kind]
 
 
-@cache
-def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(attribute for each in kind.__mro__ for attribute in getattr(each, "__slots__", ()))
+class _Slots(dict[type, tuple[str, ...]]):
+    """The slots of a kind."""
+
+    def __missing__(self, kind: type) -> tuple[str, ...]:
+        self[kind] = tuple(attribute for each in kind.__mro__ for attribute in getattr(each, "__slots__", ()))
+        return self[kind]
+
+
+_is_value, _slots = _Values(), _Slots()

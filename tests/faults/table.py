@@ -305,6 +305,36 @@ TABLE: Final = (
         ("tests/faults/test_bodies_memory.py",),
     ),
     Fault(
+        34,
+        "Handling an event raises: a bug of llmux, or data that nobody checked",
+        "Its model has failed and its requests are answered, or nothing has happened. The others are served; the daemon ends when told.",
+        "`core/recovery`: the state is made again as it was, by a copy and the events since; then the event is handled without "
+        "that model. `catalog`, `io/memory`, `io/store` check what adapters, drivers and files say.",
+        (
+            "tests/unit/core/test_recovery.py",
+            "tests/unit/daemon/test_engine.py::TestMistakes",
+        ),
+    ),
+    Fault(
+        35,
+        "SIGTERM while a worker, a driver, a successor or llmux itself is stuck",
+        "The daemon ends within drain, grace and ten seconds, and no worker is left. A second signal takes the drain off.",
+        "`cli/own_process`: a thread without Python and an alarm end the process; `io/shim` ends its workers.",
+    ),
+    Fault(
+        36,
+        "The driver of one device hangs",
+        "The memory of the others is read, given back and given as before.",
+        "`daemon/sampling`: each source of readings has a loop and events of its own.",
+    ),
+    Fault(
+        37,
+        "Any request ends, however much it held, where the collector never runs",
+        "The daemon's memory is within 10 MiB of what it was.",
+        "`http/response_cycle`, `daemon/pipeline`: what serves a request refers to its context, which refers to none of it.",
+        ("tests/faults/test_bodies_memory.py",),
+    ),
+    Fault(
         38,
         "kill -9 between an answer and its place on disk; a disk that is full then",
         "Each job and each response in the background is found after the restart. What was told as over stays as it was told.",

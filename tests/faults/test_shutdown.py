@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
 import time
 
+import httpx
+import psutil
 import pytest
 
+from tests.faults.test_hung_successor import Hanging
 from tests.support.clients import Call, Stream, code, stats
 from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
@@ -128,3 +133,26 @@ class Test35StuckAtTheEnd:
             assert daemon.stop() == 0
             measured(ended_s=time.monotonic() - asked_at)
             assert daemon.workers() == []
+
+    @pytest.mark.parametrize("step", ["met", "prepared", "serving"])
+    def test_with_a_successor_that_hangs(self, tmp_path, step):
+        """It ends as well, and so do the workers that it was given."""
+        daemon = Hanging(tmp_path, {"models": {"a": fake(grace_s=1)}}, env={"HANGS_AT": step}).start()
+        try:
+            assert daemon.chat("a").status_code == 200
+            upgrade = threading.Thread(target=suppressed, args=(daemon,))
+            upgrade.start()
+            wait_until(
+                lambda: any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in daemon.successors())
+            )
+            daemon.stop()
+            upgrade.join(LIMIT_S)
+            wait_until(lambda: not daemon.successors() and not daemon.workers())
+        finally:
+            daemon.end()
+
+
+def suppressed(daemon: Hanging) -> None:
+    """An upgrade that may be cut."""
+    with contextlib.suppress(httpx.HTTPError):
+        daemon.post("/v1/admin/upgrade")

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from runtimes.base import Endpoint
+from runtimes.estimate import Estimate
 from runtimes.sizing import Room
 from supervisor.catalog import Rewrite, check_devices
 from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
@@ -74,6 +75,18 @@ class TestSpecs:
         gpu, host = DeviceSpec("gpu0", 2000, 0), DeviceSpec("host", 2000, 0)
         assert (gpu.need(spec).mib, gpu.need(spec).source) == (42, FootprintSource.LEARNED)
         assert host.need(spec).mib == 70
+
+    @pytest.mark.parametrize(("said", "mib"), [(0, 1), (70.5, 71), (-1, None), (float("nan"), None), (None, None)])
+    def test_what_an_adapter_estimates_is_what_can_be_leased(self, folder, monkeypatch, said, mib):
+        """A tiny file takes 0 MiB in many a formula."""
+        model = folder.load("models: {m: {cmd: x}}").models["m"]
+        estimate = None if said is None else Estimate(said, "file_size", "as said")
+        monkeypatch.setattr(type(model.adapter), "estimate", lambda *_: estimate)
+        footprint = model.spec().footprint
+        if mib is None:
+            assert footprint.source is FootprintSource.DEFAULT
+        else:
+            assert footprint == Footprint(mib, FootprintSource.FILE_SIZE, "as said")
 
     def test_parts(self, folder):
         """Several GPUs share what is estimated or configured; host memory takes all; what was learned is a part's."""

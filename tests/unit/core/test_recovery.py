@@ -173,9 +173,9 @@ def failed(event: Event) -> tuple[ModelId, ...]:
 class Stumbling(Scheduling):
     machine = ClumsyWorld
 
-    @rule(at=st.floats(0, 1, exclude_max=True), skip=st.integers(0, 2))
-    def stumble(self, at: float, skip: int) -> None:
-        self.world.at, self.world.skip = at, skip
+    @rule(percent=st.integers(0, 99), skip=st.integers(0, 2))
+    def stumble(self, percent: int, skip: int) -> None:
+        self.world.at, self.world.skip = percent / 100, skip
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

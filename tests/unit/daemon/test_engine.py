@@ -11,12 +11,15 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core import reports, timers
+from supervisor.core.device_ledger import Holder
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import (
     Configured,
     DeviceSample,
     Event,
     MemorySampled,
+    RequestArrived,
     Respecified,
     Tick,
     UnloadAsked,
@@ -24,9 +27,11 @@ from supervisor.core.events import (
     WorkerReady,
     WorkerUnkillable,
 )
+from supervisor.core.ledger import Ledger
 from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.leaving import HandedOverError
+from supervisor.daemon.recording import replay
 from supervisor.errors import NotFoundError, UnavailableError
 from tests.support.simulation import GPU, model
 
@@ -235,6 +240,74 @@ class TestMistakes:
         bench.engine.post(UnloadAsked(A, force=True))
         with pytest.raises(UnavailableError):
             await asked
+
+    async def test_a_worker_that_can_not_be_told_to_stop_is_given_up(self, bench):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        bench.engine.finish(await asked)
+        bench.fleet.refuse_stop = RuntimeError("no")
+        bench.engine.post(UnloadAsked(A))
+        assert bench.world.models[A].stuck
+        async with asyncio.timeout(10):
+            await bench.engine.shutdown()
+
+    async def test_a_model_that_the_core_stumbles_over_has_failed_and_the_others_are_served(self, bench, monkeypatch):
+        begin = Ledger.begin
+
+        def stumble(self: Ledger, holder: Holder, *more: object, **named: object) -> None:
+            if holder[0] == A:
+                raise ZeroDivisionError
+            begin(self, holder, *more, **named)
+
+        monkeypatch.setattr(Ledger, "begin", stumble)
+        happened: list[Event] = []
+        bench.engine.observers.append(lambda event, _: happened.append(event))
+        with bench.engine.recording() as recording:
+            with pytest.raises(UnavailableError, match=r"llmux made a mistake over it \(ZeroDivisionError\)") as caught:
+                await bench.engine.admit(TicketId("1"), A)
+            assert caught.value.code == "model_failed"
+            assert [type(event) for event in happened] == [RequestArrived]
+            bench.world.check()
+            with pytest.raises(UnavailableError, match="tried again in 10 min"):
+                await bench.engine.admit(TicketId("2"), A)
+            asked = bench.ask(B, "3")
+            await soon(lambda: bool(bench.fleet.started))
+            bench.become_ready()
+            bench.engine.finish(await asked)
+            lines = recording.take()
+        assert all(replayed.is_same for replayed in replay(lines))
+        assert bench.left_behind() == (0, 0, 0)
+        down = asyncio.create_task(bench.engine.shutdown())
+        await soon(lambda: bool(bench.fleet.stopped))
+        bench.exit()
+        async with asyncio.timeout(10):
+            await down
+
+    async def test_a_reading_that_the_core_can_not_take_is_none(self, bench, monkeypatch):
+        sampled = reports.sampled
+
+        def stumble(state: object, step: object, event: MemorySampled) -> None:
+            if not event.devices[0].stale:
+                raise ZeroDivisionError("division by zero")
+            sampled(state, step, event)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(reports, "sampled", stumble)
+        bench.engine._recovery._keep()  # what was read before the mistake
+        with pytest.raises(AssertionError, match="division by zero"):
+            await bench.engine.sample()
+        assert bench.world.ledger.view(GPU).blocked == "its memory can't be read"
+
+    async def test_a_tick_that_the_core_can_not_take_does_not_come_again_at_once(self, bench, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr(timers, "fire", lambda *_: 1 / 0)
+            bench.engine._recovery._keep()
+            with pytest.raises(AssertionError, match="division by zero"):
+                bench.engine.post(Tick())
+            bench.world.wake(0.0, A)
+            bench.engine._look_ahead()
+        assert bench.engine._tick is not None
+        assert bench.engine._tick.when() >= bench.engine._rests_until > 0
 
     async def test_a_ticket_without_an_upstream_is_refused_and_given_back(self, bench):
         asked = bench.ask()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,7 +87,7 @@ class TestTheRest:
 
     @pytest.fixture
     def engine(self, world):
-        engine = Engine(None, None)
+        engine = Engine(None, SimpleNamespace(parts=()))
         engine._scheduler = world.scheduler
         return engine
 
