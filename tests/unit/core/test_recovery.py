@@ -184,7 +184,7 @@ class Stumbling(Scheduling):
 
 
 TestStumbling = Stumbling.TestCase
-TestStumbling.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestStumbling.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 A, IDLE, AWAY, JOB = map(ModelId, ("a", "idle", "away", "job"))
@@ -259,7 +259,7 @@ EVENTS: dict[str, Callable[[World], object]] = {
     "lease lost": lambda w: w.post(LeaseLost(*record(w, "idle").holder, "gone")),
     "lease restored": lambda w: w.post(LeaseRestored(model("job 3", 500), PARTNER, (OTHER,), 500)),
 }
-PARTS = 12
+PARTS = 6
 
 
 class TestEveryHandler:
