@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core.demand import LOW, NORMAL
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import (
     Configured,
@@ -140,6 +141,15 @@ class TestTheNewOne:
             world.run(10)
             found = world.scheduler.state.models.get(A.id)
             assert (found and found.state) is after
+
+    def test_who_used_it_last_counts_on(self, world):
+        world.configure(A, B)
+        world.post(adopted(world, last_priority=NORMAL))
+        world.request("b", LOW)
+        world.run(20)
+        assert state(world, "a") is WorkerState.READY
+        world.request("b", NORMAL)
+        assert state(world, "a") is WorkerState.STOPPING
 
     def test_a_late_word_about_its_requests_is_harmless(self, world):
         world.configure(A)
