@@ -85,8 +85,8 @@ class ModelConfig(BaseModel):
     preload: bool = Field(default=False, description="Load it when the daemon starts.")
     keep_alive_s: Annotated[float, Field(gt=0)] | Literal["forever"] | None = Field(
         default=None,
-        description="Unload after this many idle seconds; `forever`: only when the memory is needed. Default: "
-        "`limits.keep_alive`.",
+        description="Unload after this many idle seconds; no less urgent request evicts it before. `forever`: unload only "
+        "when the memory is needed. Default: `limits.keep_alive`.",
         examples=[900, "forever"],
     )
     hold_s: float = Field(

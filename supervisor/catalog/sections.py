@@ -155,7 +155,9 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Pict
     queue_per_model: Count = Field(default=64, description="Requests that may wait for one model.")
     queue_wait_s: Seconds = Field(default=600.0, description="Longest a request waits, in seconds.")
     min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
-        default=30.0, description="A model in demand stays at least this long before another evicts it."
+        default=30.0,
+        description="A model in demand stays at least this long before another evicts it; and so long after its last use "
+        "no less urgent request does.",
     )
     linger_s: float = Field(
         default=0.25,
