@@ -60,6 +60,7 @@ _IGNORED: Final = b"x-llmux-ignored"
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms", _IGNORED))
 _STREAM_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
 _CORS: Final = b"access-control-"
+_BODILESS: Final = (204, 304)
 
 _TOKENS: Final = b'_tokens"'
 _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d{1,15})\b')
@@ -220,7 +221,12 @@ async def forward(
             )
             return
         if not sse_started:
-            head = response_headers(response.headers, own, is_stream=content_type.startswith(STREAMS))
+            head = response_headers(
+                response.headers,
+                own,
+                is_stream=content_type.startswith(STREAMS),
+                is_bodiless=response.status in _BODILESS,
+            )
             await send({"type": "http.response.start", "status": response.status, "headers": head})
         outcome.started = True
         if content_type.startswith(STREAMS) and not _encoded(response.headers):
@@ -337,9 +343,12 @@ def request_headers(headers: Headers, request_id: bytes, dropped: Collection[byt
     return kept
 
 
-def response_headers(headers: Headers, own: Headers, *, is_stream: bool) -> Headers:
-    """The worker's headers as the client gets them: without its CORS policy, Server and Date, and with ours."""
-    dropped = _STREAM_REPLACED if is_stream else _NOT_FOR_CLIENTS
+def response_headers(headers: Headers, own: Headers, *, is_stream: bool, is_bodiless: bool = False) -> Headers:
+    """The worker's headers as the client gets them: without its CORS policy, Server and Date, and with ours.
+
+    What has no body has no length: whatever the worker says of one, it never comes.
+    """
+    dropped = _STREAM_REPLACED if is_stream or is_bodiless else _NOT_FOR_CLIENTS
     kept = [item for item in headers if item[0] not in dropped and not item[0].startswith(_CORS)]
     if is_stream:
         kept.append((b"x-accel-buffering", b"no"))

@@ -127,6 +127,17 @@ class TestHeaders:
             status, fields, body = split(await talk(front.port, request))
             assert (status, fields[b"content-length"], body) == (200, [b"5"], b"")
 
+    @pytest.mark.parametrize("status", [204, 304])
+    @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+    async def test_what_has_no_body_has_no_length(self, status, method, caplog):
+        wire = b'HTTP/1.1 %d None\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"error":"x"}' % status
+        async with proxied(answering(wire)) as (front, _):
+            request = method + b" / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+            told, fields, body = split(await talk(front.port, request))
+            assert (told, fields.get(b"content-length"), body) == (status, None, b"")
+            assert front.outcomes[0].error is None
+        assert "application_failed" not in caplog.text
+
 
 class TestBodies:
     """Bytes arrive as they were sent, whatever their size."""
