@@ -42,7 +42,7 @@ from supervisor.daemon.targets import Target, Targets
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait
 from supervisor.errors import BudgetError, LlmuxError, UnreachableError, UpstreamError
-from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.held_body import BodyBudget, Gathered, HeldBody
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.response_store import ResponseStore
 from supervisor.proxy import budget, load_feedback
@@ -202,7 +202,7 @@ class Pipeline:
     def _memory(self, context: RequestContext) -> Memory:
         key = context.key
         owner, is_admin = (None, True) if key is None else (key.id, KeyScope.ADMIN in key.scopes)
-        return Memory(self._responses, self._bodies, owner, is_admin, context.response, context)
+        return Memory(self._responses, self._bodies, self._body_limit, owner, is_admin, context.response, context)
 
     def _tell_limits(self, context: RequestContext, taking: int = 0) -> None:
         """Let every response say what is left; a stream that waits for its model may begin before it is charged."""
@@ -292,6 +292,7 @@ class Pipeline:
         # 4.
         ticket = context.ticket = await self._admitted(context, target, client, keepalive)
         assert ticket.upstream is not None
+        gathered = Gathered(self._bodies, self._body_limit)
         served = True
         try:
             # 5.
@@ -307,6 +308,7 @@ class Pipeline:
                 names=target.names,
                 completion=target.completion,
                 pictures=self._links(scope) if context.path in PICTURE_PATHS else None,
+                gathered=gathered,
                 request_id=context.request_id,
                 extra_headers=[
                     (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
@@ -328,6 +330,7 @@ class Pipeline:
             raise
         finally:
             # 6.
+            gathered.release()
             self._engine.finish(ticket, tokens_of(context.demand.accounts, context.outcome), served=served)
 
     def _links(self, scope: Scope) -> PictureLinks:

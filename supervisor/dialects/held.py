@@ -23,6 +23,11 @@ class HeldAnswer(abc.ABC):
     def changed(self, fields: Fields) -> Fields | None:
         """What the answer's fields become; None: it stays as it is."""
 
+    @property
+    def gathered(self) -> int:
+        """See StreamTranslation."""
+        return len(self._held)
+
     def feed(self, piece: bytes) -> bytes:
         """Nothing yet, or an answer that is too long."""
         self._held += piece

@@ -32,7 +32,7 @@ from supervisor.dialects.openai import OPENAI
 from supervisor.dialects.responses.background import is_answered
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.http.request_id import STATE_KEY
-from supervisor.io.held_body import Bytes, HeldBody
+from supervisor.io.held_body import Bytes, Gathered, HeldBody
 from supervisor.proxy.body import read_body
 from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
@@ -256,8 +256,9 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         "extensions": {EXTENSION: disconnect},
         "state": {STATE_KEY: request_id},
     }
-    dialect, held = dialect_of(scope), HeldBody(daemon.bodies)
-    response = _Response(body, daemon.catalog.limits.jobs_mib << 20, held)
+    limits = daemon.catalog.limits
+    dialect, held = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
+    response = _Response(body, held, is_kept=job.response is None)
     del body  # the pipeline's from now on: it counts it, and may write it to disk
     context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
@@ -279,7 +280,7 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     else:
         answer = response.answer()
         if answer.error is None and job.response is None:  # which is kept where it is looked for
-            taken, held = held, HeldBody()
+            taken, held = held, Gathered()
             return replace(answer, held=taken)
         return replace(answer, body=b"")
     finally:
@@ -306,12 +307,12 @@ def _key(daemon: Daemon, key_id: str) -> Key | None:
 
 
 class _Response:
-    """Takes what the pipeline sends, of which `held` counts the body."""
+    """Takes what the pipeline sends, of which `held` counts the body. Of an answer that isn't kept here only an error is."""
 
-    def __init__(self, body: bytes, limit: int, held: HeldBody) -> None:
+    def __init__(self, body: bytes, held: Gathered, *, is_kept: bool) -> None:
         self._request: bytes | None = body
-        self._limit = limit
         self._held = held
+        self._is_kept = is_kept
         self._status = 0
         self._headers: Mapping[bytes, bytes] = {}
         self._body = bytearray()
@@ -326,12 +327,10 @@ class _Response:
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], dict(message["headers"])
             return
-        piece = message.get("body", b"")
-        size = len(self._body) + len(piece)
-        if size > min(self._limit, self._held.most):
-            raise UpstreamError("The answer is larger than limits.jobs_mib or limits.bodies_mib allows.")
-        self._held.grow(size)
-        self._body += piece
+        if self._is_kept or self._status >= 400:
+            piece = message.get("body", b"")
+            self._held.grow(len(self._body) + len(piece))
+            self._body += piece
 
     def answer(self) -> Answer:
         content_type = self._headers.get(b"content-type", b"").decode("latin-1")

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from supervisor.errors import UnavailableError
+from supervisor.errors import UnavailableError, UpstreamError
 
 log = structlog.get_logger("llmux.bodies")
 
@@ -106,11 +106,6 @@ class HeldBody:
         self._budget = budget
         self._data: Bytes | None = data
         self.size = len(data)
-
-    @property
-    def most(self) -> int:
-        """What it may have where there is no other."""
-        return self._budget.limit
 
     def expect(self, size: int) -> None:
         """Raises UnavailableError if the budget has no room for a body of `size` bytes."""
@@ -244,3 +239,20 @@ class HeldBody:
                     return None
                 file.append(whole[start : start + _FILE_SLICE])
         return file
+
+
+class Gathered(HeldBody):
+    """What somebody keeps of one answer until it is complete: counted as bodies are, and no more than a body may have."""
+
+    def __init__(self, budget: BodyBudget = _UNBOUNDED, most: int = _UNBOUNDED.limit) -> None:
+        super().__init__(budget)
+        self._most = most
+
+    def grow(self, size: int) -> None:
+        """`size` bytes of it are kept. Raises UpstreamError where that is too much, and UnavailableError."""
+        if size > min(self._most, self._budget.limit):
+            raise UpstreamError(
+                f"The answer is longer than the {self._most >> 20} MiB that llmux keeps of one (limits.body_mib).",
+                code="upstream_too_large",
+            )
+        super().grow(size)

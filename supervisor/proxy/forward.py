@@ -19,6 +19,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from supervisor.errors import LlmuxError
+from supervisor.io.held_body import Gathered
 from supervisor.io.program import ProgramResponse
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
 from supervisor.proxy import cache_report
@@ -146,6 +147,7 @@ async def forward(
     names: Renaming | None = None,
     completion: StreamTranslation | None = None,
     pictures: PictureLinks | None = None,
+    gathered: Gathered | None = None,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     ignored: Sequence[str] = (),
@@ -163,7 +165,7 @@ async def forward(
     cache (see `cache_report`). `x-llmux-ignored` names the fields in `ignored`, and those that the worker's header names. With `sse_started` the response's head was
     sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to
     what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks. `pictures` keeps those whose addresses are
-    wanted.
+    wanted. `gathered` counts what any of them keeps of the answer, and bounds it.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
     with `sse_started` the worker's error; with `raises_overflow` also the worker's error that the request is too long for
@@ -204,9 +206,11 @@ async def forward(
             said = {name for name, _ in (*own, *response.headers)}
             own += [item for item in told if item[0] not in said]
         if pictures is not None and response.status < 400:
-            response = await pictures.linked(response)
+            response = await pictures.linked(response, gathered or Gathered())
         if is_read and response.status < 400:
-            response = await _shaped(response, content_type, outcome, names, completion, translation)
+            response = await _shaped(
+                response, content_type, outcome, names, completion, translation, gathered or Gathered()
+            )
             content_type = _header(response.headers, b"content-type")
         outcome.status = response.status
         if arrived_at is not None:
@@ -247,16 +251,18 @@ async def _shaped(
     names: Renaming | None,
     completion: StreamTranslation | None,
     translation: AnswerTranslation | None,
+    gathered: Gathered,
 ) -> UpstreamResponse:
     """The answer as the client is to get it. Raises UpstreamError for one that can't be translated."""
     if not _encoded(response.headers):
         if names is not None:
             response = RenamedResponse.of(response, names, content_type)
         if completion is not None:
-            response = TranslatedResponse(response, content_type, completion)
+            response = TranslatedResponse(response, content_type, completion, gathered)
     if translation is None:
         return response
-    translated = await TranslatedResponse.of(response, translation, is_stream=content_type.startswith(EVENTS))
+    is_stream = content_type.startswith(EVENTS)
+    translated = await TranslatedResponse.of(response, translation, gathered, is_stream=is_stream)
     outcome.canonical = translated.canonical
     return translated
 

@@ -11,6 +11,8 @@ import msgspec
 from supervisor.errors import UpstreamError
 
 EVENT_LIMIT: Final = 16 * 1024 * 1024
+PIECE_BYTES: Final = 64
+"""What a piece of a text takes besides its letters."""
 _FRAME: Final = b"\n\n"
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -25,6 +27,16 @@ class FrameStream(abc.ABC):
 
     def __init__(self) -> None:
         self._rest = b""
+        self._kept = 0  # see `keeps`
+
+    @property
+    def gathered(self) -> int:
+        """See StreamTranslation."""
+        return len(self._rest) + self._kept
+
+    def keeps(self, text: str) -> None:
+        """Count a piece of a text that is kept until the stream ends."""
+        self._kept += PIECE_BYTES + len(text)
 
     @abc.abstractmethod
     def frame(self, data: bytes) -> bytes:

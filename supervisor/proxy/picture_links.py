@@ -14,11 +14,12 @@ import msgspec
 
 from runtimes.shared.pictures import HEADER
 from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.io.held_body import Gathered
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.upstream import UpstreamResponse
 from supervisor.proxy.body import RESPONSE_FORMAT
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.translation import ANSWER_LIMIT, TranslatedResponse
+from supervisor.proxy.translation import TranslatedResponse, whole
 
 PREFIX: Final = "/v1/images/files/"
 _BARE: Final = ("/images/generations", "/images/edits", "/images/variations")
@@ -35,16 +36,14 @@ class PictureLinks:
         self._store = store
         self._base = base_url(scope) if public_url is None else public_url.rstrip("/")
 
-    async def linked(self, response: UpstreamResponse) -> UpstreamResponse:
+    async def linked(self, response: UpstreamResponse, gathered: Gathered) -> UpstreamResponse:
         """The same response where no addresses are wanted, else the one with addresses. Raises LlmuxError."""
         if (_HEADER, b"url") not in response.headers:
             return response
         if not self._store.is_on:
             raise _not_kept()
-        body = await response.read(ANSWER_LIMIT)
-        if len(body) >= ANSWER_LIMIT:
-            raise UpstreamError("The worker's answer is too large; ask for fewer pictures, or smaller ones.")
-        linked = _Whole(response, await asyncio.to_thread(self._written, body))
+        body = await whole(response, gathered)
+        linked = _Whole(response, await asyncio.to_thread(self._written, body), gathered)
         loop = asyncio.get_running_loop()
         loop.call_later(self._store.keep_s + 1, self._store.expire)
         return linked
@@ -76,8 +75,8 @@ def _not_kept() -> InvalidRequestError:
 
 
 class _Whole(TranslatedResponse):
-    def __init__(self, response: UpstreamResponse, body: bytes) -> None:
-        super().__init__(response, b"application/json", None)
+    def __init__(self, response: UpstreamResponse, body: bytes, gathered: Gathered) -> None:
+        super().__init__(response, b"application/json", None, gathered)
         self.headers = [item for item in self.headers if item[0] != _HEADER]
         self._whole = body
 

@@ -22,10 +22,9 @@ from pydantic import JsonValue
 
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
-from supervisor.errors import UpstreamError
+from supervisor.io.held_body import Gathered
 from supervisor.io.upstream import Headers, UpstreamResponse
 
-ANSWER_LIMIT: Final = 64 * 1024 * 1024
 KEPT_PIECES: Final = 4  # of the canonical answer's end, where its usage stands
 KEPT_BYTES: Final = 4096
 CANONICAL: Final[Mapping[str, str]] = MappingProxyType(
@@ -47,6 +46,10 @@ class StreamTranslation(Protocol):
 
     def end(self) -> bytes:
         """The last output, after a stream that ended properly."""
+
+    @property
+    def gathered(self) -> int:
+        """About how many bytes of memory it keeps of what came."""
 
 
 class AnswerTranslation(Protocol):
@@ -228,6 +231,11 @@ class _ChainedStream:
         last = self._first.end()
         return (self._then.feed(last) if last else b"") + self._then.end()
 
+    @property
+    def gathered(self) -> int:
+        """See StreamTranslation."""
+        return self._first.gathered + self._then.gathered
+
 
 def called(fields: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
     """Canonical fields, or parts of them, as a client knows them: see `AnswerTranslation.names`."""
@@ -252,10 +260,28 @@ def ignored_header(names: Sequence[str]) -> str:
     return ", ".join(map(str, shown(names)))
 
 
+async def whole(response: UpstreamResponse, gathered: Gathered) -> bytes:
+    """The body, which `gathered` counts. Raises UpstreamError, UnavailableError."""
+    parts: list[bytes] = []
+    size = 0
+    while not response.drained and (piece := await response.next_chunk()):
+        size += len(piece)
+        gathered.grow(size)
+        parts.append(piece)
+    return b"".join(parts)
+
+
 class TranslatedResponse:
     """A worker's response as a client of the dialect gets it; see `io.upstream.UpstreamResponse`."""
 
-    def __init__(self, response: UpstreamResponse, content_type: bytes, stream: StreamTranslation | None) -> None:
+    def __init__(
+        self,
+        response: UpstreamResponse,
+        content_type: bytes,
+        stream: StreamTranslation | None,
+        gathered: Gathered,
+    ) -> None:
+        """`gathered` counts what `stream` keeps."""
         self.status = response.status
         self.headers: Headers = [item for item in response.headers if item[0] not in _REPLACED]
         self.headers.append((b"content-type", content_type))
@@ -263,19 +289,18 @@ class TranslatedResponse:
         self.canonical: deque[bytes] = deque(maxlen=KEPT_PIECES)
         self._response = response
         self._stream = stream
+        self._gathered = gathered
         self._whole = b""
 
     @classmethod
     async def of(
-        cls, response: UpstreamResponse, translation: AnswerTranslation, *, is_stream: bool
+        cls, response: UpstreamResponse, translation: AnswerTranslation, gathered: Gathered, *, is_stream: bool
     ) -> TranslatedResponse:
-        """A whole answer is translated here, before anything is sent. Raises UpstreamError for one that is too large."""
+        """A whole answer is translated here, before anything is sent. Raises UpstreamError, UnavailableError: see `Gathered`."""
         if is_stream:
-            return cls(response, translation.stream_content_type, translation.stream())
-        translated = cls(response, translation.content_type, None)
-        body = await response.read(ANSWER_LIMIT)
-        if len(body) >= ANSWER_LIMIT:
-            raise UpstreamError("The worker's answer is too large to be translated.")
+            return cls(response, translation.stream_content_type, translation.stream(), gathered)
+        translated = cls(response, translation.content_type, None, gathered)
+        body = await whole(response, gathered)
         translated.canonical.append(body[-KEPT_BYTES:])
         translated._whole = translation.answer(body)  # its own
         return translated
@@ -293,6 +318,7 @@ class TranslatedResponse:
             piece = await self._response.next_chunk()
             self.canonical.append(piece[-KEPT_BYTES:])
             found = self._stream.feed(piece)
+            self._gathered.grow(self._stream.gathered)
         return found
 
     async def read(self, limit: int) -> bytes:

@@ -19,7 +19,8 @@ class Memory:
     """Where responses are kept, and whose may be found for one request."""
 
     store: ResponseStore
-    bodies: BodyBudget  # for what is kept of the request until its answer is there
+    bodies: BodyBudget  # for what is kept of the request until its answer is there, and of that
+    most: int  # bytes of an answer
     owner: str | None  # its key's id
     is_admin: bool  # all may be found
     response: str | None = None  # the name of the one that it generates in the background

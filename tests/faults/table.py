@@ -302,7 +302,7 @@ TABLE: Final = (
         "`io/held_body`: a body is let go once its worker has it, or its request has failed; one budget bounds all of them. "
         "What serves a request refers to its context, which refers to none of it: nothing of size is in a cycle. "
         "`cli/own_process` has the C library give back what it keeps.",
-        ("tests/faults/test_bodies_memory.py",),
+        ("tests/faults/test_bodies_memory.py", "tests/faults/test_endless_answers.py"),
     ),
     Fault(
         34,

@@ -35,6 +35,11 @@ class StreamedStop:
     def __init__(self) -> None:
         self._rest = b""  # of a line that isn't complete
 
+    @property
+    def gathered(self) -> int:
+        """See StreamTranslation."""
+        return len(self._rest)
+
     def feed(self, piece: bytes) -> bytes:
         """The complete lines so far."""
         text = self._rest + piece

@@ -66,6 +66,7 @@ class Events(chat.ChatStream):
         if not text:
             return self._begin()
         self._texts.append(text)
+        self.keeps(text)
         return self._begin() + frames.event("response.output_text.delta", {"delta": text})
 
     def failed(self, error: WorkerAnswerError) -> bytes:

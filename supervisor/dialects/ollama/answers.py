@@ -148,6 +148,7 @@ class Lines(ChatStream):
         call.id = call.id or piece.id
         call.function.name = call.function.name or piece.function.name
         call.function.arguments = (call.function.arguments or "") + (piece.function.arguments or "")
+        self.keeps(piece.function.arguments or "")
 
     def _called(self) -> bytes:
         calls = _finished([*self._calls.values()], self._reason)

@@ -33,6 +33,11 @@ class Completion:
         self._items: dict[bytes, int] = {}  # id → its place in the output
         self._passes = False
 
+    @property
+    def gathered(self) -> int:
+        """See StreamTranslation."""
+        return len(self._rest)
+
     def feed(self, piece: bytes) -> bytes:
         """The complete events so far."""
         if b"\r\n" in piece:  # not llama.cpp's; with other ends of lines no event would be seen to end

@@ -207,6 +207,9 @@ class ResponseStream(chat.ChatStream):
             found = self._ended()
             item = self._open = _Text(kind, len(self._output))
             found += item.begun()
+        self.keeps(piece)
+        for each in logprobs or ():
+            self.keeps(str(each))
         return [*found, item.grown(piece, logprobs or [])]
 
     def _call(self, piece: chat.ToolCall) -> list[Json]:
@@ -218,6 +221,7 @@ class ResponseStream(chat.ChatStream):
             item = self._open = _Call(piece, len(self._output), self._spaces)
             found += item.begun()
         arguments = piece.function.arguments
+        self.keeps(arguments or "")
         return [*found, item.grown(arguments)] if arguments else found
 
     def _ended(self, status: Status = "completed") -> list[Json]:

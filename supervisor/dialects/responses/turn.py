@@ -19,14 +19,14 @@ from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.kept import earlier, joined, response_of
 from supervisor.dialects.responses.state import wish_of
-from supervisor.io.held_body import HeldBody
+from supervisor.errors import LlmuxError
+from supervisor.io.held_body import Gathered, HeldBody
 from supervisor.io.response_store import EventLog, Kept
 from supervisor.proxy import frames
 from supervisor.proxy.body import Body
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.disconnect import Message, Send
 from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.translation import ANSWER_LIMIT
 from supervisor.proxy.turn import Memory, Turn
 
 _FRAME: Final = b"\n\n"
@@ -122,6 +122,7 @@ class ResponseTurn:
             self._items.wait()  # for the answer
         self._first_at: float | None = None  # the first piece of a stream's text, or of what else its model says
         self._finished: tuple[str, bytes] | None = None  # the response's name and object, once it is over
+        self._gathered = Gathered(memory.bodies, memory.most)  # the whole answer, or its log
         self._head: Message | None = None  # of a whole answer, until it is there
         self._whole = bytearray()
         self._is_stream = False
@@ -129,6 +130,7 @@ class ResponseTurn:
 
     def release(self) -> None:
         """See Turn."""
+        self._gathered.release()
         if self._items is not None:
             self._items.release()
 
@@ -141,12 +143,13 @@ class ResponseTurn:
                     return
             elif self._head is not None:
                 self._whole += message.get("body", b"")
-                if message.get("more_body", False) and len(self._whole) < ANSWER_LIMIT:
+                is_last = not message.get("more_body", False)
+                if not is_last and self._has_room(len(self._whole)):
                     return
                 head, self._head = self._head, None
                 data = bytes(self._whole)
                 self._whole.clear()
-                if not message.get("more_body", False):
+                if is_last:
                     data = self._response(data)
                     headers = [item for item in head["headers"] if item[0] != b"content-length"]
                     head["headers"] = [*headers, (b"content-length", b"%d" % len(data))]
@@ -154,11 +157,22 @@ class ResponseTurn:
                 await send(head)
                 message["body"] = data
             elif self._is_stream:
-                message["body"] = self._fed(message.get("body", b""), is_last=not message.get("more_body", False))
+                is_last = not message.get("more_body", False)
+                message["body"] = self._fed(message.get("body", b""), is_last=is_last)
+                if not is_last:
+                    self._gathered.grow(len(self._rest) + (0 if self._log is None else self._log.size))
                 await self._keep()
             await send(message)
 
         return observe
+
+    def _has_room(self, size: int) -> bool:
+        """May so much of a whole answer be gathered? One that is longer passes as it is, and isn't kept."""
+        try:
+            self._gathered.grow(size)
+        except LlmuxError:
+            return False
+        return True
 
     def _begin(self, head: Message) -> bool:
         """Look at the head of an answer. Is it to be sent with the body?"""

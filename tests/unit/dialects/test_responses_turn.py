@@ -43,7 +43,7 @@ async def store(tmp_path):
 async def asked(store, /, owner="ann", is_counted=False, **fields):
     """A request: its body as it came, and as it goes on, and what becomes of its answer."""
     body = await JsonBody.open(json.dumps({"model": "m", **fields}).encode())
-    return body, *await turn_of(body, Memory(store, BodyBudget(), owner, False), is_counted=is_counted)
+    return body, *await turn_of(body, Memory(store, BodyBudget(), 1 << 25, owner, False), is_counted=is_counted)
 
 
 async def got(body):
@@ -107,7 +107,7 @@ class TestRequest:
     async def test_one_that_is_not_kept_costs_nothing(self, store):
         assert (await asked(store, input="Hi", store=False))[2] is None
         other = await JsonBody.open(b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}')
-        memory = Memory(store, BodyBudget(), "ann", False)
+        memory = Memory(store, BodyBudget(), 1 << 25, "ann", False)
         assert (await RESPONSES.turn("/v1/responses", other, memory))[1] is None
 
     async def test_only_the_tokens_of_one_that_goes_on(self, store):
@@ -180,7 +180,7 @@ class TestAnswer:
     @pytest.mark.parametrize("stream", [False, True])
     async def test_metrics_stand_beside_a_workers_own_fields(self, store, stream):
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
+        memory = Memory(store, BodyBudget(), 1 << 25, "ann", False, times=Times())
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = ANSWER | {"usage": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}}
         begun = {"type": "response.created", "response": answer}
@@ -211,7 +211,7 @@ class TestAnswer:
     @pytest.mark.parametrize("usage", [None, {"input_tokens": None}, {"input_tokens": 1.5}, []])
     async def test_an_odd_usage_loses_nothing_else(self, store, usage):
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
+        memory = Memory(store, BodyBudget(), 1 << 25, "ann", False, times=Times())
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = ANSWER | {"usage": usage}
         _, got = await told(turn, JSON, json.dumps(answer).encode())
@@ -248,7 +248,7 @@ class TestAnswer:
         kept = Kept("ann", begun, msgspec.Raw(b"[]"), is_background=True, is_streamed=stream)
         await store.keep("resp_2", kept)
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), "ann", False, response="resp_2")
+        memory = Memory(store, BodyBudget(), 1 << 25, "ann", False, response="resp_2")
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = {"object": "response", "output": []}
         pieces = framed({"type": "response.completed", "response": answer})

@@ -71,7 +71,7 @@ class TestAnswer:
         daemon = Scripted(3, limit_mib=2)
         answer = await send(daemon, job(), b"{}")
         assert (answer.status, answer.retry_after_s, daemon.bodies.used) == (502, None, 0)
-        assert "limits.bodies_mib" in answer.error["message"]
+        assert "limits.body_mib" in answer.error["message"]
 
     async def test_of_a_kept_response_nothing_is_kept_here(self):
         daemon, one = Scripted(3), job()

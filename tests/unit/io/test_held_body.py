@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from supervisor.errors import UnavailableError
+from supervisor.errors import UnavailableError, UpstreamError
 from supervisor.io import held_body
-from supervisor.io.held_body import ALWAYS_TAKEN, SPILL_ABOVE, BodyBudget, HeldBody
+from supervisor.io.held_body import ALWAYS_TAKEN, SPILL_ABOVE, BodyBudget, Gathered, HeldBody
 from tests.support.wire import open_fds, until
 
 LARGE = SPILL_ABOVE + 700_000
@@ -173,3 +173,25 @@ class TestSpilling:
         await until(lambda: budget.used == 0)
         assert not list(tmp_path.iterdir())
         body.release()
+
+
+class TestGathered:
+    """What is kept of an answer: one of them is bounded, and all together count as bodies."""
+
+    async def test_one(self, budget):
+        answer = Gathered(budget, 2 * LARGE)
+        answer.grow(2 * LARGE)
+        with pytest.raises(UpstreamError, match=r"limits\.body_mib") as told:
+            answer.grow(2 * LARGE + 1)
+        assert (told.value.code, budget.used) == ("upstream_too_large", 2 * LARGE)
+        answer.release()
+
+    async def test_all(self, budget):
+        answers = [Gathered(budget, 6 * LARGE) for _ in range(2)]
+        answers[0].grow(6 * LARGE)
+        with pytest.raises(UnavailableError) as told:
+            answers[1].grow(6 * LARGE)
+        assert told.value.code == "busy"
+        answers[0].release()
+        answers[1].grow(6 * LARGE)
+        answers[1].release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.errors import UpstreamError
+from supervisor.io.held_body import Gathered
 from supervisor.proxy.frames import FrameStream
 from supervisor.proxy.translation import TranslatedResponse
 
@@ -54,12 +55,12 @@ def test_what_came_before_one_that_fails_is_given_first():
 
 
 async def test_a_response_gives_it_to_its_client():
-    response = TranslatedResponse(Worker(b"data: a\n\ndata: 1\n\n"), b"text/event-stream", Loud())
+    response = TranslatedResponse(Worker(b"data: a\n\ndata: 1\n\n"), b"text/event-stream", Loud(), Gathered())
     assert (await response.next_chunk(), response.drained) == (b"A;", False)
     with pytest.raises(UpstreamError):
         await response.next_chunk()
 
 
 async def test_a_response_ends_with_the_streams_end():
-    response = TranslatedResponse(Worker(b"data: a\n\n", b"data: b"), b"text/event-stream", Loud())
+    response = TranslatedResponse(Worker(b"data: a\n\n", b"data: b"), b"text/event-stream", Loud(), Gathered())
     assert [await response.next_chunk(), await response.next_chunk(), response.drained] == [b"A;", b"B;", True]

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.io.held_body import Gathered
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.store import NotSavedError
 from supervisor.proxy.picture_links import PictureLinks, base_url, refuse_links
@@ -23,13 +24,14 @@ class Answer:
     """A worker's answer, complete."""
 
     status = HTTPStatus.OK
-    drained = True
+    drained = False
 
     def __init__(self, body: object, *headers: tuple[bytes, bytes]) -> None:
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body)), *headers]
 
     async def next_chunk(self) -> bytes:
+        self.drained = True
         return self.body
 
     async def read(self, limit: int) -> bytes:
@@ -53,7 +55,7 @@ def answer_of(*pictures: bytes) -> dict[str, object]:
 
 
 async def linked(store: PictureStore, body: object, url: str | None = None) -> dict:
-    found = await PictureLinks(store, SCOPE, url).linked(Answer(body, WANTED))
+    found = await PictureLinks(store, SCOPE, url).linked(Answer(body, WANTED), Gathered())
     assert WANTED not in found.headers
     assert not any(name == b"content-length" for name, _ in found.headers)
     return json.loads(await found.next_chunk())
@@ -76,7 +78,7 @@ async def test_addresses_begin_as_configured(store):
 
 async def test_an_answer_that_wants_none_passes_as_it_is(store, tmp_path):
     plain = Answer(answer_of(PNG))
-    assert await PictureLinks(store, SCOPE, None).linked(plain) is plain
+    assert await PictureLinks(store, SCOPE, None).linked(plain, Gathered()) is plain
     assert not [*(tmp_path / "pictures").iterdir()]
 
 
