@@ -11,6 +11,7 @@ from supervisor.daemon.job import Job
 from supervisor.errors import LlmuxError
 from supervisor.http.jobs import send
 from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.response_store import ResponseStore
 from supervisor.proxy.disconnect import ResponseBrokenError
 
 MIB = 1 << 20
@@ -30,6 +31,7 @@ class Scripted:
         self.bodies = BodyBudget()
         self.bodies.limit = limit_mib * MIB
         self.pipeline = self
+        self.responses = ResponseStore()
         self.used: list[int] = []
         self._mib = mib
 
