@@ -18,6 +18,7 @@ import glob
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ ATTEMPTS: Final = 5  # in a row without a byte
 PASSING: Final = (408, 429)  # errors of the client that are worth a retry
 FIRST_PAUSE_S: Final = 0.1
 HEEDS_CTRL_C_S: Final = 0.5
+BESIDE_BYTES: Final = 16 << 20
+"""Of its own logs and records, the hub's own downloader may write more than the file has."""
 
 Told = Callable[[str], None]
 _T = TypeVar("_T")
@@ -174,9 +177,14 @@ class Copy:
         hub.utils.disable_progress_bars()
         self._with_hub = file
         try:
-            came = hub.hf_hub_download(
-                listing.repo, file.name, repo_type=listing.kind, revision=listing.commit, local_dir=self._aside(file)
-            )
+            with _no_file_above(file.size + BESIDE_BYTES):
+                came = hub.hf_hub_download(
+                    listing.repo,
+                    file.name,
+                    repo_type=listing.kind,
+                    revision=listing.commit,
+                    local_dir=self._aside(file),
+                )
             Path(came).replace(part)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, hub.errors.LocalEntryNotFoundError) else None
@@ -266,6 +274,18 @@ class Copy:
     def _remember(self, file: File) -> None:
         with self._writing:
             _write_record(self.folder, _record_of(self.folder) | {file.name: _mark(self.folder / file.name, file)})
+
+
+@contextlib.contextmanager
+def _no_file_above(size: int) -> Iterator[None]:
+    """Within the block, no file of this process grows beyond that: writing fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = [limit for limit in (size, soft) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _record_of(folder: Path) -> dict[str, list[object]]:

@@ -69,6 +69,7 @@ class Hub:
         self.ranges = True
         self.corrupt: Counter[str] = Counter()  # file → how often it comes with a wrong byte
         self.endless: set[str] = set()  # files, or names of repositories whose listing, that have no end
+        self.more_as_xet: dict[str, int] = {}  # file → so many bytes more come as Xet
         self.listed: dict[str, dict[str, object]] = {}  # file → what its listing says instead
         self.hold: dict[str, threading.Event] = {}  # file → wait half way
         self.half_way: dict[str, threading.Event] = {}
@@ -245,7 +246,7 @@ class Hub:
                     for version in ("main", *repo.versions):
                         for name, content in (repo.at(version) or {}).items():
                             if hashlib.sha256(content).hexdigest() == digest:
-                                return name, content
+                                return name, content + bytes(hub.more_as_xet.get(name, 0))
                 raise KeyError(digest)
 
             def rebuilding(self, digest: str) -> None:
@@ -296,8 +297,11 @@ class Hub:
                     rest = rest[: hub.cuts[name].pop(0)]
                 half = len(rest) // 2
                 for piece in (rest[:half], rest[half:]):
-                    self.wfile.write(piece)
-                    self.wfile.flush()
+                    try:
+                        self.wfile.write(piece)
+                        self.wfile.flush()
+                    except OSError:  # the client has had enough
+                        return
                     hub._sent[name] += len(piece)
                     if piece is not rest[half:] and name in hub.hold:
                         hub.half_way[name].set()

@@ -104,6 +104,14 @@ class TestXet:
         assert f"the hub lists {WEIGHTS} with another size" in done.stderr
         assert hub.xet_reads == []
 
+    def test_more_than_listed_is_cut_off(self, pull, hub):
+        hub.more_as_xet[WEIGHTS] = 200 * MIB
+        done = pull("tiny")
+        assert done.returncode == ExitCode.FAILED
+        assert "the hub's own downloader gave up" in done.stderr
+        assert "File too large" in done.stderr
+        assert pull.names("acme/tiny") == {"config.json", "tokenizer.json"}
+
     def test_without_xet_it_is_an_ordinary_file(self, pull, hub):
         hub.cuts[WEIGHTS] = [2 * MIB]
         done = pull("tiny", HF_HUB_DISABLE_XET="1")
