@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from random import Random
 
 import pytest
 
 from runtimes.base import Endpoint, TextReferences
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy import media
+from supervisor.proxy import json_body, media
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.media_loading import NOTHING
 
@@ -302,6 +303,46 @@ class TestTextsThatAreReferences:
         opened, wanted = asyncio.run(read(body))
         assert not wanted
         assert asyncio.run(opened.rewritten(Rewrite(), Endpoint("/echo"))) == body
+
+    @pytest.mark.parametrize("unit", ["ä€😀x", "\\u00e4\\ud83d\\ude00", '\\"a\\\\', "0123456789ab\\n"])
+    def test_long_texts_are_read_whole(self, unit):
+        body = '{"inputs": "%s"}' % (unit * (3_000_000 // len(unit)) + "%s")
+        asyncio.run(read((body % "![](data:x)").encode()))
+        with pytest.raises(InvalidRequestError, match="not loaded for clients"):
+            asyncio.run(read((body % "![](x)").encode()))
+
+    def test_pieces_of_texts_are_whole(self):
+        """Wherever a text is cut, no escape and no character is cut in two."""
+        units = [
+            "a",
+            "\\\\",
+            '\\"',
+            "\\n",
+            "\\u00e4",
+            "\\ud83d\\ude00",
+            "\\uD83D\\uDE00",
+            "ä",
+            "😀",
+            "ud83d",
+            " ",
+            "\\/",
+        ]
+        for seed in range(2000):
+            random = Random(seed)
+            some = random.sample(units, random.randint(1, 4))
+            text = "".join(random.choices(some, k=200)).encode()
+            at, pieces = 0, []
+            while at < len(text):
+                end = len(text) if len(text) - at <= 64 else json_body._cut(text, at, at + 64)
+                assert at < end <= at + 64
+                pieces.append(json.loads(b'"%b"' % text[at:end]))
+                at = end
+            assert "".join(pieces).encode() == json.loads(b'"%b"' % text).encode()
+
+    def test_what_is_no_text(self):
+        with pytest.raises(InvalidRequestError) as told:
+            asyncio.run(read(b'{"inputs": "' + b"a" * 300_000 + b'\xff"}'))
+        assert told.value.code == "invalid_json"
 
     def test_for_other_runtimes_they_are_texts(self):
         look(encode({"inputs": self.ADDRESS}))
