@@ -24,7 +24,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
 from supervisor.proxy.body import PRIVATE, SAID, Body, Bytes, refuse_other_charset
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.media import Texts, has_duplicates, references
+from supervisor.proxy.media import Texts, references
 from supervisor.proxy.media_address import LONGEST
 from supervisor.proxy.media_loading import NOTHING, Loading, Wanted
 from supervisor.proxy.modality import refuse_media
@@ -278,16 +278,11 @@ class JsonBody(Body):
         return await self._outline.restored(_encode(fields))
 
     def _value(self, key: str) -> Any:
-        """A field's value. Raises InvalidRequestError for one that is nested too deeply, or has a key twice somewhere."""
-        raw = self._fields[key]
+        """A field's value. Raises InvalidRequestError for one that is nested too deeply."""
         try:
-            value = _decode(raw)
-            is_clear = not has_duplicates(raw, value)
+            return _decode(self._fields[key])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
-        if not is_clear:
-            raise InvalidRequestError(f'"{key[:50]}" has the same key twice in one object.', code="duplicate_key")
-        return value
 
 
 def _cut(text: Bytes, first: int, last: int) -> int:

@@ -176,6 +176,8 @@ class Texts:
                 continue
             if field not in decoded:
                 decoded[field] = value(field)
+                yield None
+                refuse_duplicates(field, raw, decoded[field])
             values: list[tuple[Any, Any, str]] = [(decoded, field, field)]
             while values:
                 place, index, key = values.pop()
@@ -231,7 +233,8 @@ def references(
     """Look at a JSON request in slices: each None means that other tasks may run now.
 
     `fields` are its top-level fields, `value` decodes one of them; those that had to be are put into `decoded`, where they
-    may be changed. Adds the `type` of every part to `types`. Raises what `value` does.
+    may be changed. Adds the `type` of every part to `types`. Raises what `value` does, and InvalidRequestError for a key that
+    stands twice in one object.
     """
     values: list[tuple[str, str, bool, Any]] = []  # its field, its key, whether that means loading, itself
     for key, raw in fields.items():
@@ -240,13 +243,21 @@ def references(
         if len(raw) > _LARGE:
             yield None
         is_nested = memoryview(raw)[0] in b"[{"
-        if key in _USUAL_FIELDS and (not is_nested or (key == "messages" and is_text(raw))):
+        if key in _USUAL_FIELDS and not is_nested:
             continue
+        if key == "messages" and (texts := _texts_of(raw)) is not None:
+            if len(raw) > _LARGE:
+                yield None
+            if _is_as_long(texts, raw):
+                continue
         if key in _INERT_FIELDS or (is_nested and _NUMBERS.match(raw) and b'"' not in bytes(raw)):
             continue
         is_loaded = key not in _USUAL_FIELDS and means_loading(key)
         if is_loaded or is_nested:
             found = decoded[key] = value(key)
+            if len(raw) > _LARGE:
+                yield None
+            refuse_duplicates(key, raw, found)
             if isinstance(found, list | dict):
                 values.append((key, key, is_loaded, found))
             elif isinstance(found, str) and not is_content(key, found):
@@ -271,19 +282,26 @@ def references(
 
 
 def is_text(messages: msgspec.Raw) -> bool:
-    """Most prompts are text only; decoding them into just that type proves it quickly.
+    """Most prompts are text only; decoding them into just that type proves it quickly."""
+    texts = _texts_of(messages)
+    return texts is not None and _is_as_long(texts, messages)
 
-    Encoded again they are as long, but for blanks, unless a key stood there twice: no JSON of the same texts is shorter.
-    """
+
+def _texts_of(messages: msgspec.Raw) -> list[_Message] | None:
     try:
-        length = len(_encode(_texts(messages)))
+        return _texts(messages)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return False
+        return None
+
+
+def _is_as_long(texts: list[_Message], messages: msgspec.Raw) -> bool:
+    """Encoded again they are as long, but for blanks, unless a key stood there twice: no JSON of the same texts is shorter."""
+    length = len(_encode(texts))
     return length == len(messages) or length == len(msgspec.json.format(messages, indent=-1))
 
 
-def has_duplicates(raw: msgspec.Raw | bytes, value: Any) -> bool:
-    """Has an object in this JSON, which is decoded as `value`, the same key twice?
+def refuse_duplicates(field: str, raw: msgspec.Raw, value: Any) -> None:
+    """Raises InvalidRequestError where an object in a field, which is decoded as `value`, has the same key twice.
 
     Each key is followed by a colon. All others are within texts, where they may be escaped.
     """
@@ -291,7 +309,8 @@ def has_duplicates(raw: msgspec.Raw | bytes, value: Any) -> bool:
     colons = text.count(b":")
     if b"\\u003" in text:
         colons += len(_ESCAPED_COLON.findall(text))
-    return colons != _encode(value).count(b":")
+    if colons != _encode(value).count(b":"):
+        raise InvalidRequestError(f'"{field[:50]}" has the same key twice in one object.', code="duplicate_key")
 
 
 def _items(key: str, items: list[Any], *, is_loaded: bool) -> Iterator[_Inside]:
