@@ -70,10 +70,10 @@ class Scheduler:
         Raises MishandledError, and leaves the state half changed: `recovery` makes it whole again.
         """
         running = self.state.tickets.get(event.ticket) if type(event) is RequestFinished else None
-        step = Step(now, about=running or _about(event))
+        step, is_taken = Step(now), False
         try:
             self._take(step, event)
-            step.about = None
+            step.about, is_taken = None, True
             timers.fire(self.state, step)
             if isinstance(event, Tick | Mishandled) or self.state.ledger.has_changed():
                 reports.watch_memory(self.state, step)
@@ -86,7 +86,8 @@ class Scheduler:
                 if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing
                     self.state.admission.accounts.refused(effect.ticket, now)
         except Exception as mistake:
-            raise MishandledError(str(mistake), step.about) from mistake
+            about = step.about if is_taken else step.about or running or _about(event)
+            raise MishandledError(str(mistake), about) from mistake
         return step.effects
 
     def deadline(self, now: float) -> float:

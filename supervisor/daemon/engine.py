@@ -134,9 +134,8 @@ class Engine(Operating):
                 effects = self._scheduler.handle(following, began)
             except Exception as error:
                 log.critical("event.mishandled", happened=repr(following), exc_info=error)
-                recovered = self._recovery.recover(following, began, error)
+                recovered = self._recovered(following, began, error)
                 if recovered is None:
-                    log.critical("event.dropped", happened=repr(following))
                     self._rests_until, settled = began + DROPPED_S, False
                     mistake = error if following is event else mistake
                     continue
@@ -162,6 +161,17 @@ class Engine(Operating):
             self._wake_watchers()
         if mistake is not None:
             raise mistake
+
+    def _recovered(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
+        """What was handled instead; None: nothing. Whatever happens, the events after it are handled."""
+        try:
+            recovered = self._recovery.recover(event, now, mistake)
+        except Exception:
+            log.critical("state.not_recovered", exc_info=True)
+            return None
+        if recovered is None:
+            log.critical("event.dropped", happened=repr(event))
+        return recovered
 
     def _tell(self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False) -> None:
         """Everybody who looks. A mistake of theirs must not stop the engine."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import reports, timers
+from supervisor.core import operators, reports, timers
 from supervisor.core.device_ledger import Holder
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import (
@@ -19,6 +19,7 @@ from supervisor.core.events import (
     DeviceSample,
     Event,
     MemorySampled,
+    PinAsked,
     RequestArrived,
     Respecified,
     Tick,
@@ -283,6 +284,17 @@ class TestMistakes:
         bench.exit()
         async with asyncio.timeout(10):
             await down
+
+    async def test_events_after_one_of_which_nothing_can_be_mended_are_handled(self, bench, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr(operators, "pin", lambda *_: 1 / 0)
+            patch.setattr(bench.engine._recovery, "recover", lambda *_: 1 / 0)
+            with pytest.raises(AssertionError, match="division by zero"):
+                bench.engine.post(PinAsked(A, pin=True))
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        bench.engine.finish(await asked)
 
     async def test_a_reading_that_the_core_can_not_take_is_none(self, bench, monkeypatch):
         sampled = reports.sampled
