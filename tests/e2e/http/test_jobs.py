@@ -286,11 +286,16 @@ class TestWhose:
             taken = submit(site, headers=first).json()["id"]
             url = f"/v1/jobs/{taken}"
             wait_until(lambda: site.get(url, headers=first).json()["status"] == "completed")
+            said = site.post("/v1/responses", json={"model": "chat", "input": "Hi"}, headers=first).json()["id"]
+            response = f"/v1/responses/{said}"
+            assert site.get(response, headers=first).status_code == 200
             heir = made("add", "ann", "--replaces")
             assert [site.get(url, headers=who).status_code for who in (first, heir)] == [401, 200]
+            assert [site.get(response, headers=who).status_code for who in (first, heir)] == [401, 200]
             made("revoke", "ann")
             stranger = made("add", "ann")
             assert [site.get(url, headers=who).status_code for who in (heir, stranger)] == [401, 404]
+            assert site.get(response, headers=stranger).status_code == 404
             assert site.get("/v1/jobs", headers=stranger).json()["data"] == []
 
     def test_not_for_a_key_that_allows_it_no_longer(self, tmp_path):
