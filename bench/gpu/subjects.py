@@ -29,7 +29,7 @@ from runtimes.registry import REGISTRY
 from supervisor.io import venvs
 from tests.support import environments, hearing, minilm, seeing, tiny, tiny_ctranslate2, tiny_language, tiny_pictures
 from tests.support.chatterbox import clip
-from tests.support.limits import LIMIT_S
+from tests.support.made_once import generated
 
 LIMITS: Final = {
     "max_loaded": dict.fromkeys(get_args(ModelType), 1),  # so that models take turns
@@ -137,12 +137,7 @@ def _comfyui() -> Mapping[str, object]:
 
 def _speech() -> Path:
     """A random Chatterbox of full size, for it has no other: a GiB."""
-    folder = tiny.CACHE / "models" / "chatterbox"
-    if not (folder / "tokenizer.json").exists():
-        python = environments.installed("chatterbox") / "chatterbox" / "bin" / "python"
-        writer = Path(environments.__file__).with_name("write_chatterbox.py")
-        subprocess.run([python, "-I", writer, folder], check=True, timeout=LIMIT_S)
-    return folder
+    return generated("chatterbox", "write_chatterbox", "chatterbox", small=False)
 
 
 def _voices() -> Mapping[str, object]:

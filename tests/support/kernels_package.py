@@ -6,48 +6,37 @@ torch, transformers and all else are those of the everyday environment, which is
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 from supervisor.cli.environments import recipe_of
 from supervisor.io.recipe import pinned
 from tests.support import environments
-from tests.support.tiny import CACHE
+from tests.support.made_once import made
 
 NOT_ITS = {"bitsandbytes"}  # large, and nothing that `kernels` needs
 
 
-@cache
 def runtimes_dir() -> Path:
     """Made when first asked for on this machine: seconds, and tens of megabytes."""
     real = (environments.installed("transformers") / "transformers").resolve()
     lock = _lock()
-    digest = hashlib.sha256(f"{real}\n{lock}".encode()).hexdigest()[:16]
-    folder = CACHE / "kernels" / digest
-    if not folder.exists():
-        folder.parent.mkdir(exist_ok=True)
-        uv = str(Path(sys.executable).with_name("uv"))
-        path = folder.with_name(f"{digest}.{os.getpid()}") / "transformers"
-        python = path / "bin" / "python"
-        subprocess.run([uv, "venv", "--quiet", "--python", str(real / "bin" / "python"), str(path)], check=True)
-        (packages,) = path.glob("lib/python*/site-packages")
-        (borrowed,) = real.glob("lib/python*/site-packages")
-        wanted = path / "requirements.lock"
-        wanted.write_text(lock)
-        install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode"]
-        subprocess.run([*install, "--require-hashes", "--no-deps", "-r", str(wanted)], check=True, timeout=300)
-        (packages / "borrowed.pth").write_text(f"{borrowed}\n")
-        try:
-            path.parent.rename(folder)
-        except OSError:  # another run was quicker
-            shutil.rmtree(path.parent)
-    return folder
+    return made("kernels", lambda folder: _install(folder / "transformers", real, lock), None, (real, lock), by=())
+
+
+def _install(path: Path, real: Path, lock: str) -> None:
+    uv = str(Path(sys.executable).with_name("uv"))
+    python = path / "bin" / "python"
+    subprocess.run([uv, "venv", "--quiet", "--python", str(real / "bin" / "python"), str(path)], check=True)
+    (packages,) = path.glob("lib/python*/site-packages")
+    (borrowed,) = real.glob("lib/python*/site-packages")
+    wanted = path / "requirements.lock"
+    wanted.write_text(lock)
+    install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode"]
+    subprocess.run([*install, "--require-hashes", "--no-deps", "-r", str(wanted)], check=True, timeout=300)
+    (packages / "borrowed.pth").write_text(f"{borrowed}\n")
 
 
 def python() -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,8 +14,8 @@ import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from tests.support.build_llama_server import CACHE
 from tests.support.limits import LIMIT_S
+from tests.support.made_once import made
 
 RUNTIMES = Path(__file__).parents[2] / "runtimes"
 
@@ -25,21 +24,15 @@ def source(runtime: str, package: str) -> Path:
     """The folder with the package's modules, of the version that the runtime's locks have."""
     locks = "\n".join(lock.read_text() for lock in sorted((RUNTIMES / runtime).glob("requirements*.lock")))
     (pinned,) = set(re.findall(rf"^{re.escape(package)}==(?:.*\\\n)*.*$", locks, re.MULTILINE))
-    version = pinned.split()[0].partition("==")[2]
-    folder = CACHE / "sources" / f"{package}-{version}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-            _fetch(pinned, Path(aside))
-            made = Path(aside) / "made"
-            try:
-                made.rename(folder)
-            except OSError:  # another run was quicker
-                shutil.rmtree(made)
-    return folder
+    return made(f"{package}-sources", lambda folder: _fetch(pinned, folder), None, pinned, by=())
 
 
-def _fetch(pinned: str, aside: Path) -> None:
+def _fetch(pinned: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as aside:
+        _unpack(_downloaded(pinned, Path(aside)), folder)
+
+
+def _downloaded(pinned: str, aside: Path) -> Path:
     wanted = aside / "wanted.txt"
     wanted.write_text(pinned + "\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -53,16 +46,20 @@ def _fetch(pinned: str, aside: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (archive,) = (aside / "files").iterdir()
+    return archive
+
+
+def _unpack(archive: Path, folder: Path) -> None:
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for name in wheel.namelist():
-                _put(aside / "made", PurePosixPath(name), lambda name=name: wheel.read(name))
+                _put(folder, PurePosixPath(name), lambda name=name: wheel.read(name))
     else:
         with tarfile.open(archive) as sdist:
             for member in sdist.getmembers():
                 name = PurePosixPath(*PurePosixPath(member.name).parts[1:])
                 if member.isfile():
-                    _put(aside / "made", name, lambda member=member: sdist.extractfile(member).read())
+                    _put(folder, name, lambda member=member: sdist.extractfile(member).read())
 
 
 def _put(folder: Path, name: PurePosixPath, read) -> None:

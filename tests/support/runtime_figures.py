@@ -14,7 +14,6 @@ import datetime as dt
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -64,10 +63,7 @@ def vllm(folders: pytest.TempPathFactory) -> conftest.Subject:
     program = build_vllm.find()
     if program is None:
         pytest.skip("make test-vllm installs it")
-    path = folders.mktemp("vllm") / "qwen3"
-    command = [program.with_name("python"), "-I", tiny_language.GENERATOR, path, json.dumps({"kind": "qwen3"})]
-    subprocess.run(command, check=True, timeout=LIMIT_S, capture_output=True)
-    keys = {"path": str(path), "binary": str(program), **VLLM}
+    keys = {"path": str(tiny_language.model()), "binary": str(program), **VLLM}
     return conftest.Subject("vllm_serve", REGISTRY.get("vllm_serve"), keys, {}, "")
 
 

@@ -7,11 +7,10 @@ import json
 import struct
 import subprocess
 import zlib
-from functools import cache
 from pathlib import Path
 
-from tests.support.hearing import made, python, where
 from tests.support.limits import LIMIT_S
+from tests.support.made_once import generated, python
 
 KINDS = ("clip", "siglip", "siglip2")
 
@@ -34,10 +33,9 @@ json.dump({name: row.tolist() for name, row in rows.items()}, sys.stdout)
 """
 
 
-@cache
 def model(kind: str) -> Path:
     """A CLIP, a SigLIP, or a SigLIP 2 for pictures of any shape."""
-    return made("embeddings", where(kind, "seeing.py"), "seeing.py", kind)
+    return generated(kind, "seeing", "embeddings", kind=kind)
 
 
 def picture(width: int, height: int, colour: tuple[int, int, int]) -> str:
@@ -62,6 +60,6 @@ def broken() -> str:
 def own(kind: str, texts: list[str], pictures: list[str]) -> dict[str, list[list[float]]]:
     """What transformers computes of them: vectors of `texts` and `pictures`, and each picture's `scores` for the texts."""
     asked = json.dumps({"texts": texts, "pictures": pictures})
-    command = [str(python("embeddings")), "-c", OWN, str(model(kind))]
+    command = [str(python("embeddings")), "-I", "-c", OWN, str(model(kind))]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     return json.loads(done.stdout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass, field
 
 import httpx
@@ -12,7 +11,6 @@ import pytest
 from tests.support import build_vllm, environments, tiny, tiny_language
 from tests.support.asking import WEATHER, picture
 from tests.support.daemon import running
-from tests.support.limits import LIMIT_S
 
 THOUGHT = tiny.THOUGHT
 PARIS = ["get_weather", {"city": "Paris"}]
@@ -238,11 +236,9 @@ def _vllm_serve(folder) -> tuple[dict, dict]:
     program = build_vllm.find()
     if program is None:
         pytest.skip("there is no vLLM here; make test-vllm installs one")
-    written = [program.with_name("python"), "-I", tiny_language.GENERATOR, folder / "qwen3", '{"kind": "qwen3"}']
-    subprocess.run(written, check=True, timeout=LIMIT_S, capture_output=True)
     model = {
         "runtime": "vllm_serve",
-        "path": str(folder / "qwen3"),
+        "path": str(tiny_language.model()),
         "binary": str(program),
         "dtype": "float32",
         "max_model_len": 2048,

@@ -51,8 +51,8 @@ def chat(sdk: openai.OpenAI, model: str) -> None:
     assert whole(sdk, model=model, messages=HELLO).said.startswith(tiny.ANSWER)
 
 
-def transcribe(sdk: openai.OpenAI, spoken: str, name: str = "speech.mp3", **fields: object) -> object:
-    file = io.BytesIO((hearing.sounds(spoken) / name).read_bytes())
+def transcribe(sdk: openai.OpenAI, name: str = "speech.mp3", **fields: object) -> object:
+    file = io.BytesIO((hearing.sounds() / name).read_bytes())
     file.name = name
     answer = sdk.audio.transcriptions.create(model="cohere-transcribe", file=file, **fields)
     assert answer.text == hearing.COHERE_SAID

@@ -41,7 +41,7 @@ class TestTogether:
     def test_a_spoken_conversation_waits_for_no_model(self, home, became):
         before = home.given(HEARING, VOICE, SMALL)
         for _ in range(2):
-            transcribe(home.sdk, "de", language="de")
+            transcribe(home.sdk, language="de")
             chat(home.sdk, "Qwen3.5-4B-Instruct")
             speak(home.sdk, "Chatterbox-Multilingual", "anna", extra_body={"language": "de"})
         assert became(before, HEARING, VOICE, SMALL) == []
@@ -108,7 +108,7 @@ class TestTurns:
 
     def test_hearing_takes_the_place_of_a_large_one(self, home, became):
         before = home.given(LARGE)
-        transcribe(home.sdk, "en")
+        transcribe(home.sdk)
         became(before, HEARING)
         reason = home.reason(HEARING, "evict")
         assert reason.startswith("needs 4608 MiB on gpu0, 1792 free; evicting gpt-oss-20b (llm, 14080 MiB")

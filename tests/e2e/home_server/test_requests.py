@@ -64,18 +64,18 @@ class TestHearing:
 
     @pytest.mark.parametrize(("language", "name"), [("en", "english"), ("de", "german")])
     def test_languages(self, home, language, name):
-        answer = transcribe(home.sdk, language, language=language, response_format="verbose_json")
+        answer = transcribe(home.sdk, language=language, response_format="verbose_json")
         assert answer.language == name
 
     def test_english_unless_said(self, home):
-        assert transcribe(home.sdk, "en", response_format="verbose_json").language == "english"
+        assert transcribe(home.sdk, response_format="verbose_json").language == "english"
 
     @pytest.mark.parametrize("kind", ["flac", "mp3", "mp4", "mpeg", "mpga", "m4a", "wav", "webm"])
     def test_formats(self, home, kind):
-        transcribe(home.sdk, "en", f"speech.{kind}")
+        transcribe(home.sdk, f"speech.{kind}")
 
     def test_ogg(self, home):
-        transcribe(home.sdk, "en", "opus.ogg")
+        transcribe(home.sdk, "opus.ogg")
 
 
 class TestVoice:

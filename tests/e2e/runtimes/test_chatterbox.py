@@ -29,8 +29,8 @@ from tests.support.chatterbox import checkpoint, clip
 from tests.support.chatterbox import runtimes_dir as runtimes_dir
 from tests.support.daemon import running, wait_until
 from tests.support.limits import LIMIT_S
+from tests.support.made_once import generated, program
 from tests.support.ports import quiet_ports
-from tests.support.tiny import CACHE
 
 REAL = os.environ.get("LLMUX_TEST_CHATTERBOX") == "1"
 TEXT = "The first sentence is here. The second one follows it at once, as sentences do. And a third."
@@ -350,17 +350,14 @@ def test_the_real_library(tmp_path, capsys):
     listing = "from chatterbox.mtl_tts import SUPPORTED_LANGUAGES as known; print(*sorted(known))"
     told = subprocess.run([str(source / "bin" / "python"), "-c", listing], capture_output=True, text=True, check=True)
     assert tuple(told.stdout.split()[-23:]) == LANGUAGES
-    writer = Path(__file__).parents[2] / "support" / "write_chatterbox.py"
-    model = CACHE / "models" / "chatterbox-small"
-    if not (model / "tokenizer.json").exists():
-        subprocess.run([str(source / "bin" / "python"), "-I", str(writer), str(model), "--small"], check=True)
+    model = generated("chatterbox-small", "write_chatterbox", "chatterbox", small=True)
     folder = tmp_path / "runtimes"
     subprocess.run(
         [str(source / "bin" / "python"), "-m", "venv", "--without-pip", str(folder / "chatterbox")], check=True
     )
     (site_packages,) = (folder / "chatterbox" / "lib").glob("python*/site-packages")
     (real,) = source.resolve().glob("lib/python*/site-packages")
-    shutil.copy(writer, site_packages / "write_chatterbox.py")
+    shutil.copy(program("write_chatterbox"), site_packages / "write_chatterbox.py")
     (site_packages / "real.pth").write_text(f"{real}\nimport write_chatterbox; write_chatterbox.shrink()\n")
     clip(tmp_path / "voices" / "anna.wav", 7)
     models = {"tts": {"runtime": "chatterbox", "path": str(model), "voices": str(tmp_path / "voices")}}

@@ -6,10 +6,8 @@ import base64
 import json
 import math
 import os
-import shutil
 import signal
 import struct
-import subprocess
 import threading
 from pathlib import Path
 
@@ -19,41 +17,14 @@ import pytest
 from runtimes.embeddings.adapter import EmbeddingsAdapter, EmbeddingsConfig
 from tests.support import environments, minilm
 from tests.support.daemon import running, wait_until
-from tests.support.limits import LIMIT_S
-from tests.support.tiny import CACHE
+from tests.support.made_once import generated
 
 ADAPTER = EmbeddingsAdapter()
 
-CROSS_ENCODER = """
-import sys, torch
-from pathlib import Path
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-torch.manual_seed(0)
-source, target, labels = sys.argv[1], sys.argv[2], int(sys.argv[3])
-tokenizer = AutoTokenizer.from_pretrained(source)
-config = BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-                    intermediate_size=64, max_position_embeddings=128, num_labels=labels)
-model = BertForSequenceClassification(config)
-model.classifier.weight.data.normal_(0, 3)
-tokenizer.model_max_length = 128
-model.save_pretrained(target)
-tokenizer.save_pretrained(target)
-"""
-"""Random but sharp: scores differ from pair to pair, so a mixed-up order shows."""
-
 
 def cross_encoder(labels: int = 1) -> Path:
-    path = CACHE / "models" / f"cross-encoder-{labels}"
-    if not path.exists():
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        python = environments.installed("embeddings") / "embeddings" / "bin" / "python"
-        command = [str(python), "-c", CROSS_ENCODER, str(minilm.folder()), str(draft), str(labels)]
-        subprocess.run(command, check=True, timeout=LIMIT_S)
-        try:
-            draft.rename(path)
-        except OSError:  # another run was quicker
-            shutil.rmtree(draft)
-    return path
+    tokenizer = str(minilm.folder())
+    return generated(f"cross-encoder-{labels}", "cross_encoder", "embeddings", tokenizer=tokenizer, labels=labels)
 
 
 def config(**keys) -> EmbeddingsConfig:

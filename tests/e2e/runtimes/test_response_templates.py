@@ -11,8 +11,8 @@ import pytest
 
 import runtimes
 from tests.support import tiny_language
+from tests.support.made_once import command_of
 
-PROGRAM = tiny_language.GENERATOR.with_name("answers.py")
 PROMPT = "<|turn>user\n<|channel>thought\nhi<turn|>\n<|turn>model\n"
 TOOLS = [
     {
@@ -26,7 +26,7 @@ CALL = "<|tool_call>call:f{a: 1}<tool_call|>"
 @pytest.fixture(scope="module")
 def answers():
     """Asks the program; one interpreter answers all, since loading transformers takes longer than they do."""
-    command = [tiny_language.python(), "-I", PROGRAM, str(Path(runtimes.__file__).parent)]
+    command = command_of("answers", "transformers", str(Path(runtimes.__file__).parent))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
 
         def ask(**question: Any) -> Any:

@@ -11,14 +11,13 @@ import pytest
 
 import runtimes
 from tests.support import tiny_language
-
-PROGRAM = tiny_language.GENERATOR.with_name("decoding.py")
+from tests.support.made_once import command_of
 
 
 @pytest.fixture(scope="module")
 def decoding():
     """Asks the program about a model; one interpreter answers all, since loading torch takes longer than they do."""
-    command = [tiny_language.python(), "-I", PROGRAM, str(Path(runtimes.__file__).parent)]
+    command = command_of("decoding", "transformers", str(Path(runtimes.__file__).parent))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
 
         def ask(folder: Path, what: str = "texts") -> Any:

@@ -19,13 +19,12 @@ import psutil
 import pytest
 
 from runtimes.vllm_serve.adapter.config import KEY_OF_OPTION, OWN_OPTIONS
-from tests.support import build_vllm
+from tests.support import build_vllm, tiny_language
 from tests.support import daemon as daemons
 from tests.support.daemon import wait_until
 from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.skipif(build_vllm.find() is None, reason="there is no vLLM here; make test-vllm installs one")
-GENERATOR = Path(__file__).parents[2] / "support" / "generators" / "language.py"
 LOAD_S = 300.0
 CACHE_BYTES = 64 << 20
 WEATHER = {
@@ -38,12 +37,9 @@ WEATHER = {
 def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vllm")
     program = build_vllm.find()
-    python = program.with_name("python")
-    kind = json.dumps({"kind": "qwen3"})
-    subprocess.run([python, "-I", GENERATOR, folder / "qwen3", kind], check=True, timeout=LIMIT_S, capture_output=True)
     model = {
         "runtime": "vllm_serve",
-        "path": str(folder / "qwen3"),
+        "path": str(tiny_language.model()),
         "binary": str(program),
         "dtype": "float32",
         "max_model_len": 512,

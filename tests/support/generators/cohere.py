@@ -1,6 +1,6 @@
 """A tiny CohereAsr checkpoint that says " one two three" for whatever it hears; made the way of whisper.py.
 
-python cohere.py FOLDER       in an environment that has transformers
+python cohere.py FOLDER '{}'       in an environment that has transformers
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tiny models of CTranslate2. Run by a runtime's Python: `ctranslate2.py FOLDER '{"kind": …}'`, as tiny_ctranslate2.py does.
+"""Tiny models of CTranslate2. Run by a runtime's Python: `ctranslate2.py FOLDER '{"kind": …}' [LIBRARIES]`.
 
-`language`: a language model of transformers, converted by CTranslate2's own converter; its Python has torch, and CTranslate2 on
-the path. `languages`: a translation model with tokens for languages and a tokenizer.json, as NLLB. `pair`: one for a single
+`language`: a language model of transformers, converted by CTranslate2's own converter; its Python has torch, and CTranslate2 is
+in LIBRARIES. `languages`: a translation model with tokens for languages and a tokenizer.json, as NLLB. `pair`: one for a single
 pair, with SentencePiece models, as Opus-MT. Translations say their script, whatever the source: all layers add nothing, and
 the output row of each token answers to the embedding of the one before it.
 """
@@ -135,6 +135,6 @@ def language(folder: Path, source: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(sys.argv[3])  # where CTranslate2 is
+    sys.path += sys.argv[3:]
     options = json.loads(sys.argv[2])
     {"languages": languages, "pair": pair, "language": language}[options.pop("kind")](Path(sys.argv[1]), **options)

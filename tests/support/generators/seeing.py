@@ -1,9 +1,10 @@
-"""Writes a tiny model for pictures and texts: `python seeing.py KIND FOLDER`, in the environment of embeddings.
+"""Writes a tiny model for pictures and texts: `python seeing.py FOLDER '{"kind": …}'`, in the environment of embeddings.
 
 KIND is clip, siglip (pictures of one size; SigLIP 2 has such models, too), or siglip2 (pictures of any shape). The weights
 are random and the same each time, and large enough for answers to differ clearly from picture to picture.
 """
 
+import json
 import string
 import sys
 
@@ -58,7 +59,7 @@ def made(kind: str):
     return transformers.Siglip2Model(config), transformers.Siglip2Processor(images, tokenizer)
 
 
-def main(kind: str, folder: str) -> None:
+def main(folder: str, kind: str) -> None:
     torch.manual_seed(0)
     model, processor = made(kind)
     with torch.no_grad():
@@ -74,4 +75,4 @@ def main(kind: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], **json.loads(sys.argv[2]))

@@ -1,11 +1,12 @@
 """Writes sound files of every kind that clients send, and some that are none. Run by a Python that has PyAV:
 
-sounds.py SPEECH.wav FOLDER
+sounds.py FOLDER '{"speech": "….wav"}'
 """
 
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -80,8 +81,8 @@ def encode(
 
 
 def main() -> None:
-    speech, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, speech = Path(sys.argv[1]), Path(json.loads(sys.argv[2])["speech"])
+    folder.mkdir()
     sound, rate = samples_of(speech)
     files = {name: encode(sound, rate, *kind) for name, kind in FORMATS.items()}
     files["stereo.wav"] = encode(sound, rate, "wav", "pcm_s16le", stereo=True)

@@ -6,7 +6,7 @@ the text. So the text is the same with a prompt, after other text, in every lang
 looks at tells the time of words: each token looks at the frames between two of `BOUNDS`, where the next one is said.
 
     checkpoint(folder)                       as transformers loads it
-    python whisper.py FROM TO           the same for CTranslate2; in an environment that has ctranslate2
+    python whisper.py FOLDER '{"source": …}'    the same for CTranslate2; in an environment that has ctranslate2
 
 Needs NumPy and nothing else.
 """
@@ -215,11 +215,9 @@ def weights(ids: dict[str, int], *, multilingual: bool, seed: int = 0) -> dict[s
     return {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
 
 
-def checkpoint(folder: Path, *, multilingual: bool = True) -> Path:
-    """Write it, unless it is there; the folder."""
-    if (folder / "config.json").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
+def checkpoint(folder: Path, *, multilingual: bool) -> None:
+    """The folder."""
+    folder.mkdir()
     texts, special = vocabulary(multilingual)
     ids = texts | {token: len(texts) + number for number, token in enumerate(special)}
     sot, eot = ids["<|startoftranscript|>"], ids["<|endoftext|>"]
@@ -288,8 +286,7 @@ def checkpoint(folder: Path, *, multilingual: bool = True) -> Path:
         (folder / name).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n")
     save(folder / "model.safetensors", weights(ids, multilingual=multilingual))
-    (folder / "config.json").write_text(json.dumps(config))  # last: it says that the rest is there
-    return folder
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def _tokenizer(texts: dict[str, int], special: list[str]) -> dict[str, object]:
@@ -404,11 +401,11 @@ def convert(source: Path, target: Path) -> None:
     spec.config.alignment_heads = [[0, 0]]
     spec.config.lang_ids = [ids[f"<|{code}|>"] for code in LANGUAGES]
     spec.validate()
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir()
     for name in ("tokenizer.json", "preprocessor_config.json"):
         shutil.copyfile(source / name, target / name)
     spec.save(str(target))
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    convert(Path(json.loads(sys.argv[2])["source"]), Path(sys.argv[1]))

@@ -12,7 +12,6 @@ Needs NumPy and nothing else.
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 
@@ -41,11 +40,8 @@ PLACES = {
 FULL = ("conv1.bias", "conv2.bias", "positional_embedding")  # float32, whatever their rank
 
 
-def model(path: Path) -> Path:
-    """Write it, unless it is there; the file."""
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+def model(path: Path) -> None:
+    """The file."""
     texts, special = whisper.vocabulary(multilingual=True)
     said = [token for token in texts if token != "<|endoftext|>"]
     ids = {token: number for number, token in enumerate(said)}
@@ -53,8 +49,7 @@ def model(path: Path) -> Path:
     ids |= {"<|endoftext|>": TEXTS} | {token: TEXTS + 1 + number for number, token in enumerate(special)}
     tensors = whisper.weights(ids, multilingual=True)
     tensors["model.decoder.embed_tokens.weight"][len(said) : TEXTS] = 0.0
-    part = path.with_suffix(f".{os.getpid()}")
-    with part.open("wb") as file:
+    with path.open("wb") as file:
         sizes = (len(ids), whisper.FRAMES, whisper.WIDTH, 2, 1, whisper.POSITIONS, whisper.WIDTH, 2, 1, whisper.MELS, 1)
         file.write(struct.pack("<12i", MAGIC, *sizes))
         file.write(struct.pack("<2i", whisper.MELS, BINS) + bytes(4 * whisper.MELS * BINS))
@@ -64,7 +59,6 @@ def model(path: Path) -> Path:
             file.write(struct.pack("<i", len(text)) + text)
         for name, tensor in tensors.items():
             _write(file, _name(name), _wide(name, tensor))
-    return part.rename(path)
 
 
 def _wide(name: str, tensor: np.ndarray) -> np.ndarray:

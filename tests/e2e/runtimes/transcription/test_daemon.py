@@ -37,8 +37,8 @@ def sdk(site):
         yield client
 
 
-def sound(name: str = "speech.mp3", language: str = "en") -> io.BytesIO:
-    file = io.BytesIO((hearing.sounds(language) / name).read_bytes())
+def sound(name: str = "speech.mp3") -> io.BytesIO:
+    file = io.BytesIO((hearing.sounds() / name).read_bytes())
     file.name = name
     return file
 
@@ -57,7 +57,7 @@ class TestOpenAI:
     def test_verbose(self, sdk, model):
         answer = sdk.audio.transcriptions.create(
             model=model,
-            file=sound("speech.m4a", "de"),
+            file=sound("speech.m4a"),
             language="de",
             response_format="verbose_json",
             timestamp_granularities=["word", "segment"],

@@ -39,7 +39,7 @@ class TestFormats:
 
     @pytest.mark.parametrize("language", ["en", "de"])
     def test_languages(self, ears, language):
-        sound = (hearing.sounds(language) / "speech.mp3").read_bytes()
+        sound = (hearing.sounds() / "speech.mp3").read_bytes()
         answer = ears.hear(sound, response_format="verbose_json", language=language).json()
         assert (answer["text"], answer["language"]) == (hearing.SAID, {"en": "english", "de": "german"}[language])
 

@@ -1,11 +1,12 @@
-"""Write a random Chatterbox checkpoint, run by the runtime's own Python: `write_chatterbox.py FOLDER [--small]`.
+"""Write a random Chatterbox checkpoint, run by the runtime's own Python: `write_chatterbox.py FOLDER '{"small": true}'`.
 
-`--small` shrinks the token model to one thin layer; the process that loads it must do the same (see `shrink`). The rest has
+`small` shrinks the token model to one thin layer; the process that loads it must do the same (see `shrink`). The rest has
 no size settings: 1.06 GB with the whole token model, about half without.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -40,6 +41,6 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if "--small" in sys.argv:
+    if json.loads(sys.argv[2])["small"]:
         shrink()
     write(Path(sys.argv[1]))
