@@ -22,7 +22,7 @@ from runtimes.diffusers.shared.schedulers import Scheduler
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import ModelType
 
-PROGRAM_MIB: Final = 435  # Python, torch, transformers and diffusers without a model
+PROGRAM_MIB: Final = 480  # Python, torch, transformers and diffusers without a model
 INDEX: Final = "model_index.json"
 LIBRARIES: Final = frozenset({"diffusers", "transformers", "stable_diffusion"})
 SAFETY: Final = ("safety_checker", "feature_extractor")

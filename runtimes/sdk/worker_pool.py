@@ -1,20 +1,25 @@
 """Threads for blocking model work: a fixed number, a bounded queue, and cancellation when a client disconnects.
 
 The work gets a `Cancel` that it checks between its steps. A slot is free again when the work has really ended, not when its
-client disconnected: a model that can't be interrupted keeps its slot until it is done.
+client disconnected: a model that can't be interrupted keeps its slot until it is done. A pool that has rested for a moment
+gives unused memory back: the C library keeps what large pictures and tensors took, for each thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from runtimes.sdk.errors import queue_full
 
 T = TypeVar("T")
+
+REST_S: Final = 1.0
+_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", lambda _kept: None)  # musl has none, and keeps less
 
 
 class CancelledWorkError(Exception):
@@ -51,6 +56,7 @@ class WorkerPool:
         self._queue = queue
         self.waiting = 0
         self.running = 0
+        self._rest: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[Cancel], T], *, again: bool = False) -> T:
         """Run it and return its result. Cancelling sets the work's `Cancel` and doesn't wait for it.
@@ -116,6 +122,8 @@ class WorkerPool:
         finally:
             self.waiting -= 1
         self.running += 1
+        if self._rest is not None:
+            self._rest.cancel()
 
     def _start(self, work: Callable[[], T]) -> Future[T]:
         loop = asyncio.get_running_loop()
@@ -126,3 +134,5 @@ class WorkerPool:
     def _end(self) -> None:
         self.running -= 1
         self._free.release()
+        if not self.running:
+            self._rest = asyncio.get_running_loop().call_later(REST_S, self._pool.submit, _TRIM, 0)

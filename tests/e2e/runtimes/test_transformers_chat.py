@@ -797,6 +797,21 @@ class TestMemory:
         print(f"{kind}: estimate {estimate} MiB, measured {measured} MiB")
         assert memory["estimate"]["source"] == "computed"
 
+    def test_what_large_pictures_took_is_given_back(self, daemon):
+        def look(url: str) -> None:
+            body = {"model": "qwen3_vl", "messages": looking(url), "max_tokens": 1}
+            assert daemon.post("/v1/chat/completions", json=body).is_success
+
+        def taken_mib() -> int:
+            pid = daemon.model("qwen3_vl")["worker"]["pid"]
+            return psutil.Process(pid).memory_info().rss >> 20
+
+        look(picture())
+        before = taken_mib()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(look, [picture(2_000, 2_000)] * 8))
+        wait_until(lambda: taken_mib() < before + 60)
+
     def test_capabilities(self, daemon):
         listed = {model["id"]: model for model in daemon.get("/v1/models").json()["data"]}
         assert "qwen3_vl" in listed
