@@ -70,12 +70,12 @@ def test_jobs_go_on(tmp_path):
         held = [submit("wait") for _ in range(2)]
         wait_until(lambda: {state(job) for job in held} == {"running"})
         wait_until(lambda: came.exists() and len(came.read_text().split()) == 2)
-        hang.unlink()  # those two are never answered; what comes again is, however soon
         queued = submit("chat")
         with ThreadPoolExecutor(3) as pool, old.client() as client:
             watching = pool.submit(client.get, f"/v1/jobs/{held[0]}/events")
             made = [pool.submit(submit, "chat") for _ in range(10)]
             old.upgrade()
+            hang.unlink()
             jobs = [done, *held, queued, *(each.result() for each in made)]
             assert watching.result(LIMIT_S).status_code == 200, "it ends with the old daemon"
         wait_until(lambda: {state(job) for job in jobs} == {"completed"})

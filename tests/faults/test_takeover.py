@@ -246,8 +246,8 @@ class TestNobodyNotices:
             made = daemon.post("/v1/responses", json=body).json()["id"]
             wait_until(lambda: daemon.get(f"/v1/responses/{made}").json()["status"] == "in_progress")
             wait_until(came.exists)
-            hang.unlink()  # this one is never answered; what comes again is, however soon
             daemon.upgrade()
+            hang.unlink()
             assert daemon.get(f"/v1/responses/{begun}").status_code == 404
             done.touch()
             assert "response.completed" in [*lines][-2]

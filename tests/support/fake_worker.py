@@ -20,7 +20,7 @@ The usual suspects:
 - `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
 - `--die-after 2`: SIGKILL itself after two SSE chunks; `--break-after 2`: close that connection alone;
   `--hang`: accept requests but never answer them;
-  `--hang-up`: close the connection instead; `--hang-while FILE`: hang while that file is there
+  `--hang-up`: close the connection instead; `--hang-while FILE`: answer once that file is gone
 - `--one-at-a-time`: another request waits
 - `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers; `--mute-while PATH`: while it is there
 - `--flood`: writes without end; `--take-mib 100` of memory; `--grow-mib 5` a second
@@ -70,7 +70,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--break-after", type=int, default=-1, help="close the connection after this many SSE chunks")
     flags.add_argument("--hang", action="store_true")
     flags.add_argument("--hang-up", action="store_true", help="close the connection instead of an answer")
-    flags.add_argument("--hang-while", help="never answer requests that come while this file is there")
+    flags.add_argument("--hang-while", help="answer once this file is gone")
     flags.add_argument("--one-at-a-time", action="store_true")
     flags.add_argument("--lie", action="store_true")
     flags.add_argument("--mute", action="store_true")
@@ -208,9 +208,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if options.key_env and self.headers.get("Authorization") != f"Bearer {os.environ[options.key_env]}":
             self.send_json(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
             return
-        while options.hang or (options.hang_while and os.path.exists(options.hang_while)):
+        while options.hang:
             raw, request = b"", {}  # for nobody: they would be kept for ever
             time.sleep(3600)
+        while options.hang_while and os.path.exists(options.hang_while):
+            time.sleep(0.02)
         if options.hang_up:
             raise ConnectionResetError
         if options.lie:
