@@ -29,7 +29,9 @@ THOUGHTS: Final = frozenset({"reasoning_content", "reasoning", "thinking"})
 BUILT_IN: Final = {"gemma4": frozenset({"reasoning_content", "tool_calls", "content"})}
 """The types of model for which only transformers' own response templates are known, and their fields."""
 MAX_CONTEXT: Final = 8192  # unless configured, or chosen for a device
-PROGRAM_MIB: Final = 420  # interpreter, torch and transformers without a model: 350 to 440, see docs/runtimes.md#figures
+PROGRAM_MIB: Final = (
+    420  # interpreter, torch and transformers without a model: 350 to 440, see docs/runtimes.md#figures
+)
 GENERATING: Final = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 PLAIN_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 SHRUNK_BITS: Final = {"fp8": 8, "mxfp4": 4.25, "bitsandbytes-8bit": 8, "bitsandbytes-4bit": 4.5}
