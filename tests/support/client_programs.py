@@ -25,7 +25,9 @@ PROGRAMS = CLIENTS / "programs"
 
 
 def _place(kind: str, *sources: str) -> Path:
-    digest = hashlib.sha256(b"".join((CLIENTS / name).read_bytes() for name in sources)).hexdigest()[:12]
+    told = sys.version.encode() + b"".join((CLIENTS / name).read_bytes() for name in sources)
+    digest = hashlib.sha256(told).hexdigest()[:12]
+    CACHE.mkdir(parents=True, exist_ok=True)
     return CACHE / f"clients-{kind}-{digest}"
 
 
@@ -57,15 +59,14 @@ def node() -> tuple[str, Path]:
     program, npm = shutil.which("node"), shutil.which("npm")
     if program is None or npm is None:
         pytest.skip("needs node and npm (on Debian: apt-get install nodejs npm)")
-    place = _place("node", "package.json", "package-lock.json")
+    packages, programs = ("package.json", "package-lock.json"), sorted(PROGRAMS.glob("*.mjs"))
+    place = _place("node", *packages, *(f"programs/{source.name}" for source in programs))
     with _turn(place) as is_first:
         if is_first:
             place.mkdir(exist_ok=True)
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(CLIENTS / name, place)
+            for source in (*(CLIENTS / name for name in packages), *programs):
+                shutil.copy(source, place)  # Node looks for packages beside the program
             subprocess.run([npm, "ci", "--silent", "--ignore-scripts"], cwd=place, check=True)
-    for source in PROGRAMS.glob("*.mjs"):  # Node looks for packages beside the program
-        shutil.copy(source, place)
     return program, place
 
 
