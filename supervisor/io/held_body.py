@@ -180,6 +180,13 @@ class HeldBody:
                 await asyncio.sleep(0)
             yield whole[start : start + SLICE]
 
+    async def slice(self, start: int) -> bytes:
+        """What begins there, wherever it is now. Raises UnavailableError if it can't be read back from disk."""
+        if (file := self._file) is not None:
+            return await asyncio.to_thread(file.read, start)
+        assert self._data is not None, "sent or released before"
+        return bytes(memoryview(self._data)[start : start + SLICE])
+
     # while its request waits
 
     @property

@@ -10,11 +10,14 @@ import gc
 import json
 import time
 
+import msgspec
 import pytest
 
 from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
+from supervisor.dialects.responses.kept import earlier
 from supervisor.errors import InvalidRequestError
+from supervisor.io.response_store import Kept, ResponseStore
 from supervisor.proxy import form, json_body, outline
 from supervisor.proxy.form import read_form
 from supervisor.proxy.json_body import JsonBody
@@ -246,3 +249,25 @@ def test_slices():
     assert outline.MOST_VALUES <= 100_000
     assert json_body._SMALL <= 64 * 1024
     assert json_body._LARGE <= 256 * 1024
+
+
+class TestKept:
+    """A response that is kept, with a long conversation: whoever goes on from it holds nobody up."""
+
+    @pytest.mark.parametrize(
+        "items",
+        [
+            b'"%b"' % (b"a" * SIZE),
+            b'[{"role":"user","content":"%b"}]' % (b'\\"' * (SIZE // 2)),
+            b"[%b]" % b",".join([b'{"role":"user","content":"hello"}'] * 20_000),
+        ],
+        ids=["a text", "a message of quotes", "20 000 messages"],
+    )
+    async def test_is_gone_on_from(self, tmp_path, items):
+        store = ResponseStore()
+        store.configure(most_bytes=4 * SIZE, most=9, keep_s=60)
+        store.open(tmp_path)
+        store.keep("resp_1", Kept(None, msgspec.Raw(b'{"id":"resp_1","output":[]}'), msgspec.Raw(items)))
+        await store.flushed()
+        await assert_quick(lambda: earlier(store, "resp_1", None, is_admin=True))
+        await store.close()

@@ -5,6 +5,7 @@ A job is sent again after a restart; then the events after the first two come an
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
@@ -51,7 +52,8 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
     given = items = bytes(await body.field("input") or b"null")
     if wish.previous is not None:
         before = await earlier(store, wish.previous, owner, is_admin=is_admin)
-        items = changes["input"] = joined(before, given)
+        items = await asyncio.to_thread(joined, before, given)
+        changes["input"] = items
     data = await body.changed(changes)
     asked = await JsonBody.open(data)
     if not daemon.pipeline.is_served_by(body.name, "POST", ENDPOINT):

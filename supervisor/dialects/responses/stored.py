@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Final
 
-from pydantic import JsonValue
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.job import owner_of
 from supervisor.dialects.responses import background
-from supervisor.dialects.responses.checks import Json
-from supervisor.dialects.responses.kept import items_of
+from supervisor.dialects.responses.kept import NULL, begin_of, is_running, items_of
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.io.response_store import Kept
+from supervisor.proxy.json_in_slices import JsonInSlices
 
 INCLUDABLE: Final = (
     "code_interpreter_call.outputs",
@@ -29,6 +31,9 @@ INCLUDABLE: Final = (
     "web_search_call.results",
 )
 _IMAGES: Final = "message.input_image.image_url"
+_PICTURE: Final = msgspec.Raw(b'"input_image"')
+_fields: Final = msgspec.json.Decoder(Fields).decode
+_parts: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _FLAGS: Final = {"true": True, "false": False}
 _MOST: Final = 100
 
@@ -44,6 +49,8 @@ def routes(daemon: Daemon) -> list[Route]:
         if not _flag(request, "stream"):
             if after is not None:
                 raise InvalidRequestError("starting_after needs stream=true.", param="starting_after")
+            if not is_running(kept):
+                return JsonInSlices(bytes(kept.response), daemon.bodies)
             return JSONResponse(await background.current(daemon, name, kept))
         if not kept.is_streamed:
             message = "Only a response in the background that was created with stream=true can be streamed again."
@@ -72,7 +79,8 @@ def routes(daemon: Daemon) -> list[Route]:
 
     async def input_items(request: Request) -> Response:
         name, kept = await _found(daemon, request)
-        return JSONResponse(_page(request, items_of(name, kept)))
+        wanted = partial(_page, request)
+        return JsonInSlices(await asyncio.to_thread(lambda: wanted(items_of(name, kept))), daemon.bodies)
 
     found = []
     for path in ("/v1/responses/{id}", "/responses/{id}"):
@@ -93,8 +101,8 @@ async def _found(daemon: Daemon, request: Request) -> tuple[str, Kept]:
     return name, kept
 
 
-def _page(request: Request, items: list[Json]) -> Json:
-    """The items that are asked for."""
+def _page(request: Request, items: list[Fields]) -> bytes:
+    """The items that are asked for, as JSON."""
     params, included = request.query_params, _included(request)
     order = params.get("order", "desc")
     if order not in {"asc", "desc"}:
@@ -104,38 +112,41 @@ def _page(request: Request, items: list[Json]) -> Json:
         raise InvalidRequestError(f"limit must be between 1 and {_MOST}.", param="limit")
     if order == "desc":
         items.reverse()
-    ids = [item["id"] for item in items]
+    ids = [bytes(item["id"]) for item in items]
     if (after := params.get("after")) is not None:
         items = items[_place(ids, after, "after") + 1 :]
     if (before := params.get("before")) is not None:
-        ids = [item["id"] for item in items]
+        ids = [bytes(item["id"]) for item in items]
         items = items[: _place(ids, before, "before")]
-    page: list[JsonValue] = [item if _IMAGES in included else _without_images(item) for item in items[:limit]]
-    return {
+    page = [item if _IMAGES in included else _without_images(item) for item in items[:limit]]
+    found = {
         "object": "list",
         "data": page,
         "first_id": items[0]["id"] if items else None,
         "last_id": items[: len(page)][-1]["id"] if items else None,
         "has_more": len(items) > len(page),
     }
+    return msgspec.json.encode(found)
 
 
-def _place(ids: list[JsonValue], wanted: str, param: str) -> int:
-    if wanted not in ids:
+def _place(ids: list[bytes], wanted: str, param: str) -> int:
+    name = msgspec.json.encode(wanted)
+    if name not in ids:
         raise InvalidRequestError(f"There is no item {wanted[:100]!r} in the list.", param=param)
-    return ids.index(wanted)
+    return ids.index(name)
 
 
-def _without_images(item: Json) -> Json:
+def _without_images(item: Fields) -> Fields:
     """OpenAI tells the content of images only if it is asked to."""
-    content = item.get("content")
-    if not isinstance(content, list):
+    content = item.get("content", NULL)
+    if begin_of(content) != b"[":
         return item
-    parts: list[JsonValue] = [
-        part | {"image_url": None} if isinstance(part, dict) and part.get("type") == "input_image" else part
-        for part in content
-    ]
-    return item | {"content": parts}
+    parts: list[msgspec.Raw | Fields] = [*_parts(content)]
+    for place, part in enumerate(_parts(content)):
+        fields = _fields(part) if begin_of(part) == b"{" else {}
+        if fields.get("type") == _PICTURE:
+            parts[place] = fields | {"image_url": NULL}
+    return item | {"content": msgspec.Raw(msgspec.json.encode(parts))}
 
 
 def _included(request: Request) -> list[str]:

@@ -6,6 +6,7 @@ worker or the translation gives it, but for the fields that only llmux knows: `s
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Final
@@ -59,11 +60,11 @@ async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body
     keeps = wish.store is not False and not is_counted
     if wish.previous is None and not keeps:
         return body, None
-    before: list[JsonValue] | None = None
+    before: list[Fields] | None = None
     if wish.previous is not None:
         before = await earlier(memory.store, wish.previous, memory.owner, is_admin=memory.is_admin)
     given = bytes(await body.field("input") or b"null")
-    items = given if before is None else joined(before, given)
+    items = given if before is None else await asyncio.to_thread(joined, before, given)
     is_changed = before is not None or wish.store is True
     if is_changed:
         changes: dict[str, bytes | None] = {"previous_response_id": None, "store": None}
