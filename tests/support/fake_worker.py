@@ -85,6 +85,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--chunks", type=int, default=len(WORDS), help="SSE chunks of content")
     flags.add_argument("--chunk-delay", type=float, default=0.0)
     flags.add_argument("--goes-on-until", metavar="FILE", help="no stream ends before that file is there")
+    flags.add_argument("--end-delay", type=float, default=0.0, help="between the last event of a stream and its end")
     flags.add_argument("--chunk-bytes", type=int, default=0, help="size of each chunk of content, instead of words")
     flags.add_argument("--status", type=int, default=200, help="status of inference answers")
     flags.set_defaults(headers=[], message=None, deltas=None, texts=None, finish="stop")
@@ -285,6 +286,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if options.deltas:
             self.event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}})
         self.chunk(b"data: [DONE]\n\n")
+        time.sleep(options.end_delay)
         self.chunk(b"")
 
     def stream_texts(self, texts: list[str]) -> None:

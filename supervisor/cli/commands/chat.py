@@ -46,7 +46,7 @@ class Conversation:
             with contextlib.closing(self.daemon.events(PATH, method="POST", body=self._request(stream=True))) as events:
                 for event in events:
                     if event.data == "[DONE]":
-                        break
+                        continue  # to the end: who hangs up before it is logged as gone
                     thought, said = _delta(json.loads(event.data))
                     screen.show(thought, said)
                     answer += said

@@ -39,7 +39,7 @@ async function converse(body, signal, grow) {
   let last = null;
   let pieces = 0;
   for await (const { data } of events(response)) {
-    if (data === "[DONE]") break;
+    if (data === "[DONE]") continue; // to the end: who hangs up before it is logged as gone
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
     const delta = chunk.choices?.[0]?.delta ?? {};

@@ -18,7 +18,7 @@ async function draw(body, options, show) {
   }
   const made = [];
   for await (const { data } of events(response)) {
-    if (data === "[DONE]") break;
+    if (data === "[DONE]") continue;
     const { error, type, b64_json, output_format = "png" } = JSON.parse(data);
     if (error) throw new ApiError(error.message, error.type === "invalid_request_error" ? 400 : 0, error.code);
     const url = `data:image/${output_format};base64,${b64_json}`;
