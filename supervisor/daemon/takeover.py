@@ -90,6 +90,8 @@ class Takeover:
                 self._last.append(read_last(content, self._channel.pid))
         except ChannelClosedError as error:
             raise TakeoverError("The running llmux did not hand over, or has ended.") from error
+        except (LookupError, TypeError, ValueError, AssertionError, InvalidRequestError) as error:
+            raise await self.failed(f"the state of the running llmux can't be read: {error!r}") from error
 
     async def _receive(self, descriptors: int = 0) -> Message:
         message = await self._channel.receive(descriptors)

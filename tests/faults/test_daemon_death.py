@@ -69,6 +69,25 @@ class Test01DaemonKilled:
         measured(seed=SEED, kills=2 * len(gone), orphans_gone_max_s=max(gone), start_to_admin_max_s=max(back))
 
 
+    def test_serves_again(self, tmp_path, measured):
+        """From kill -9 of a daemon with ten loaded models until the next one answers."""
+        daemon = Daemon(tmp_path, {"models": {f"m{number}": fake("--fork") for number in range(10)}})
+        took = []
+        try:
+            daemon.start()
+            for _ in range(times(3, 20)):
+                for name in daemon.config["models"]:
+                    daemon.post(f"/v1/admin/models/{name}/load").raise_for_status()
+                killed_at = time.monotonic()
+                daemon.kill()
+                daemon.start()
+                took.append(time.monotonic() - killed_at)
+        finally:
+            daemon.stop()
+        wait_until(lambda: not daemon.workers())
+        measured(models=10, killed_to_serving_least_s=min(took), killed_to_serving_max_s=max(took))
+
+
 class Test02DaemonAndShimsKilled:
     """What survives a kill -9 of daemon and shims is dead before the next daemon takes its port."""
 
