@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -56,6 +57,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
         install(DEMO_RUNTIME, catalog.server.runtimes_dir, lambda line: click.echo(f"  {line}", err=as_json))
     configure(catalog.server.log_level, catalog.server.log_format)
     _say_source(configuration)
+    gc.disable()  # what a start makes stays; `settle_garbage_collector` begins
     from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
     def on_listening(url: str, keys: int) -> None:

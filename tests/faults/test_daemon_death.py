@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -39,6 +40,12 @@ def shims(daemon: Daemon) -> list[int]:
     return [view["worker"]["shim_pid"] for view in views if view["worker"]]
 
 
+def processor_s(pid: int) -> float:
+    """What a process has taken so far."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def load_all(daemon: Daemon) -> None:
     for name in TREES:
         assert daemon.post(f"/v1/admin/models/{name}/load").status_code == 200
@@ -68,11 +75,11 @@ class Test01DaemonKilled:
         assert max(back) < 30
         measured(seed=SEED, kills=2 * len(gone), orphans_gone_max_s=max(gone), start_to_admin_max_s=max(back))
 
-
     def test_serves_again(self, tmp_path, measured):
-        """From kill -9 of a daemon with ten loaded models until the next one answers."""
+        """From kill -9 of a daemon with ten loaded models until the next one answers; and what that takes of a processor."""
         daemon = Daemon(tmp_path, {"models": {f"m{number}": fake("--fork") for number in range(10)}})
-        took = []
+        daemon.by_exec = True
+        took, processor = [], []
         try:
             daemon.start()
             for _ in range(times(3, 20)):
@@ -82,10 +89,13 @@ class Test01DaemonKilled:
                 daemon.kill()
                 daemon.start()
                 took.append(time.monotonic() - killed_at)
+                assert daemon.process is not None
+                processor.append(processor_s(daemon.process.pid))
         finally:
             daemon.stop()
         wait_until(lambda: not daemon.workers())
-        measured(models=10, killed_to_serving_least_s=min(took), killed_to_serving_max_s=max(took))
+        assert max(took) < 60
+        measured(models=10, killed_to_serving_max_s=max(took), start_processor_max_s=max(processor))
 
 
 class Test02DaemonAndShimsKilled:
