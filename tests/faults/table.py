@@ -26,7 +26,7 @@ TABLE: Final = (
     Fault(
         1,
         "kill -9 of the daemon at any moment",
-        "No process of its workers lives 2 s later, not even a detached grandchild.",
+        "No process of its workers lives 2 s later, not even a detached grandchild. A new daemon with ten models serves within 2 s.",
         "`io/shim`: each worker runs below a subreaper that gets a parent-death signal, ends on end of input, and kills its tree.",
         (
             "tests/faults/test_identity.py::TestHiddenChildren",
