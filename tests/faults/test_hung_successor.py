@@ -174,16 +174,18 @@ class TestGarbage:
         return failed[0]
 
     def test_is_told_in_words(self, daemon):
-        before = descriptors(daemon.serving)
-        for what, data in GARBAGE.items():
-            told = self.sent(daemon, data)
-            assert (told["level"], len(told["reason"]) < 400) == ("error", True), what
-            assert told["successor"] == os.getpid()
-        for number in (1, 2, 40):
-            assert "descriptors" in self.sent(daemon, b'{"version": 1}', *[0] * number)["reason"]
+        found = []
+        for _ in range(2):
+            for what, data in GARBAGE.items():
+                told = self.sent(daemon, data)
+                assert (told["level"], len(told["reason"]) < 400) == ("error", True), what
+                assert told["successor"] == os.getpid()
+            for number in (1, 2, 40):
+                assert "descriptors" in self.sent(daemon, b'{"version": 1}', *[0] * number)["reason"]
+            found.append(descriptors(daemon.serving))
+        wait_until(lambda: not descriptors(daemon.serving) - found[0], what=f"nothing stays open: {found}")
         assert "Traceback" not in daemon.log_text()
         assert not daemon.events("upgrade.began")
-        wait_until(lambda: not descriptors(daemon.serving) - before, what="nothing is open that wasn't")
         daemon.upgrade()
 
 
@@ -196,16 +198,16 @@ def descriptors(pid: int) -> collections.Counter[str]:
 
 
 def test_ten_upgrades_leave_nothing_behind(daemon):
-    """The last daemon has the descriptors that the first successor had, and no child of it would inherit one."""
+    """The last daemon has the descriptors that the first successors had, and no child of it would inherit one."""
     assert daemon.chat("a").status_code == 200
-    pid, first = 0, None
-    for _ in range(10):
+    pid, first = 0, collections.Counter[str]()
+    for number in range(10):
         pid = daemon.upgrade()
         wait_until(lambda pid=pid: daemon.successors() == [pid], what="only the last one is left")
         assert daemon.chat("a").status_code == 200
-        first = first or descriptors(pid)
-    assert first is not None
-    wait_until(lambda: not descriptors(pid) - first, what=f"no more than at first: {descriptors(pid) - first}")
+        if number < 3:
+            first |= descriptors(pid)  # one may not have begun to read memory
+    wait_until(lambda: not descriptors(pid) - first, what=f"no more than at first: {first}")
     flags = {int(entry.name): int(entry.read_text().split("flags:")[1].split()[0], 8) for entry in _descriptors(pid)}
     assert {number for number, value in flags.items() if not value & os.O_CLOEXEC} == {0, 1, 2}
     assert not daemon.events("upgrade.failed")
