@@ -107,7 +107,7 @@ class TestReading:
     def test_greedy_and_long(self, bench, tmp_path):
         """temperature 0, top_k 1, and no more than 2048 tokens."""
         asked = tmp_path / "asked.json"
-        bench.write({"eye": pretender("--asked-to", str(asked), modalities=["text", "image"])})
+        bench.write({"eye": pretender("--asked-to", str(asked), "--slow", "0", modalities=["text", "image"])})
         bench.json("eye", "--ocr", "--rounds", "1")
         request = json.loads(asked.read_text())
         assert (request["temperature"], request["top_k"], request["max_tokens"]) == (0, 1, 2048)
