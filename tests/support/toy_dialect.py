@@ -57,6 +57,10 @@ class Words:
     def end(self):
         return b'{"said": "bye"}\n'
 
+    @property
+    def gathered(self):
+        return len(self.rest)
+
 
 class Toy(OpenAI):
     name = "toy"

@@ -226,7 +226,7 @@ class TestRealClient:
             enough.touch()
             asking.join(LIMIT_S)
             running_.end()
-        assert told.startswith("Loading real: waits for busy to end its requests, at most 5 min, then its first load")
+        assert told.startswith("Loading real: waits for busy to end its requests, then its first load")
         message = result["final"].choices[0].message
         assert (message.role, message.content) == ("assistant", tiny.ANSWER)
         assert message.reasoning_content.startswith(told), "what the worker thinks comes after it"
