@@ -51,6 +51,7 @@ class Uncollected(Upgraded):
     """See tests.support.uncollected_daemon."""
 
     program = ("-m", "tests.support.uncollected_daemon")
+    by_exec = True  # its memory is its own
 
     def __init__(self, folder: Path, config: dict[str, object], **env: str) -> None:
         super().__init__(folder, config, {"GARBAGE_REPORTS": str(folder), "THEIR_KEY": KEY, **env})

@@ -1,4 +1,4 @@
-"""`llmux` whose collector of garbage never runs by itself, and that looks at memory ten times as often. Run as `python -m`.
+"""`llmux` whose collector of garbage never runs by itself, and that gives memory back ten times as soon. Run as `python -m`.
 
 SIGUSR2 has it collect, and write into the folder that GARBAGE_REPORTS names, as `<pid>.json`, how many MiB it took before
 (`rss_mib`), and what the collection found that is no smaller than `LARGE`: each as a line that names its holders (`found`).
@@ -19,7 +19,6 @@ import msgspec
 
 from supervisor.cli import own_process
 from supervisor.cli.main import main
-from supervisor.core import admission
 
 LARGE = 64 * 1024  # bytes
 _SIZED = (bytes, bytearray, str, msgspec.Raw)
@@ -63,8 +62,6 @@ def report(*_: object) -> None:
 
 if __name__ == "__main__":
     gc.enable = lambda: None
-    admission.LOOK_S /= 10
-    admission.LONGEST_DRAIN_S /= 10
     own_process.TRIM_S /= 10
     signal.signal(signal.SIGUSR2, report)
     main()
