@@ -16,7 +16,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import requests_counted
 from supervisor.core.model_state import Drain, ModelState
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import cut, stop_now
+from supervisor.core.termination import cut, drained, stop_now
 from supervisor.core.types import StopCause, WorkerState
 
 
@@ -84,6 +84,6 @@ def clients_read(state: SchedulerState, step: Step, event: ClientsRead) -> None:
 def _cut(state: SchedulerState, step: Step, model: ModelState, drain: Drain, why: str) -> None:
     needed = not drain.is_ordered and model.claimed_by is not None
     cut(step, model, f"its memory is needed for {model.claimed_by}" if needed else drain.reason)
-    stop_now(state, step, model, drain.cause, drain.reason)
+    stop_now(state, step, model, drain.cause, drained(model, drain))
     kind = "stop" if drain.is_ordered else "evicted"
     step.decide(kind, model.id, f"{drain.reason}; {requests_counted(len(model.in_flight))} cut {why}")

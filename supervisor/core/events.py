@@ -60,10 +60,15 @@ class LoadAsked:
 
 @dataclass(frozen=True, slots=True)
 class UnloadAsked:
-    """An operator wants it gone: after its requests, or at once with `force`."""
+    """An operator wants it gone: after its requests, or at once with `force`.
+
+    `spec`: what it is from then on, where other settings of an operator end with this. `reason` follows "it was".
+    """
 
     model: ModelId
     force: bool = False
+    spec: ModelSpec | None = None
+    reason: str = "unloaded by an operator"
 
 
 @dataclass(frozen=True, slots=True)

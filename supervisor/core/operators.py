@@ -54,15 +54,17 @@ def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
     if model is None:
         return
     for each in reversed(state.replicas(model)):  # the first one last: then nobody else serves its line
-        _unload(state, step, each, force=event.force)
+        _unload(state, step, each, event.reason, force=event.force)
+    if event.spec is not None:
+        _specify_all(state, step, event.spec, event.reason)
 
 
-def _unload(state: SchedulerState, step: Step, model: ModelState, *, force: bool) -> None:
+def _unload(state: SchedulerState, step: Step, model: ModelState, reason: str, *, force: bool) -> None:
     model.wish = None
     model.dismissed = True
-    reason = "llmux is shutting down" if state.shutting_down else "unloaded by an operator"
+    message = f"{ASKED} was {reason}."
+    reason = "llmux is shutting down" if state.shutting_down else reason
     if force or not any(each.state in SERVES for each in state.replicas(model)):
-        message = f"{ASKED} was unloaded by an operator."
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     stop_worker(state, step, model, StopCause.OPERATOR, reason, force=force)
     if not model.spec.trouble:
@@ -109,10 +111,15 @@ def respecify(state: SchedulerState, step: Step, event: Respecified) -> None:
     """The model runs with other settings from now on."""
     model = state.models.get(event.spec.id)
     if model is not None and not model.removed:
-        for spec in replicas.expanded((event.spec,), state.limits):
-            _specify(state, step, spec, "an operator loads it with other settings")
-            state.touch(state.models[spec.id])
-        state.wanted.give_up_places()  # it may not run there any more
+        _specify_all(state, step, event.spec, "an operator loads it with other settings")
+
+
+def _specify_all(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
+    """The model and its replicas."""
+    for each in replicas.expanded((spec,), state.limits):
+        _specify(state, step, each, why)
+        state.touch(state.models[each.id])
+    state.wanted.give_up_places()  # it may not run there any more
 
 
 def configure(state: SchedulerState, step: Step, event: Configured) -> None:
@@ -155,9 +162,9 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
     elif model.has_worker and not may_keep_worker(model.spec, model.devices, spec):
         model.change = Change(spec)
         is_going = model.state is WorkerState.STOPPING or (model.drain is not None and model.drain.is_ordered)
-        if not is_going:
+        if not is_going:  # else its reason stays the first one
             model.want_back()
-        stop_worker(state, step, model, StopCause.CONFIGURATION, why)
+            stop_worker(state, step, model, StopCause.CONFIGURATION, why)
     else:
         _respecify(state, step, model, spec, why)
     if (first := state.models.get(spec.replica_of or spec.id)) is not None:
@@ -167,6 +174,10 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
 
 def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: ModelSpec, why: str) -> None:
     """The specification takes effect at once: there is no worker, or it may go on as it is."""
+    is_mended = bool(model.spec.trouble) and not spec.trouble
+    if is_mended and model.state is WorkerState.FAILED:
+        why = "what was missing is there"
+        step.decide("recovered", model.id, why)
     if (model.spec.definition, model.spec.trouble) != (spec.definition, spec.trouble):
         _reset(step, model, why)
         if spec.remote:

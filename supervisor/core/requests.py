@@ -14,7 +14,7 @@ from supervisor.core.model_state import ModelState
 from supervisor.core.replicas import chosen, unnamed
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import failed, stop_now
+from supervisor.core.termination import drained, failed, stop_now
 from supervisor.core.types import ASKED, RejectCode, StopCause, TicketId, WorkerState
 from supervisor.core.waiting import awaited
 
@@ -135,7 +135,7 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     arm_keep_alive(state, model, step.now)
     drain = model.drain
     if drain is not None:  # else a waiter that needs several to go might never find all of them idle
-        stop_now(state, step, model, drain.cause, drain.reason)
+        stop_now(state, step, model, drain.cause, drained(model, drain))
         if not drain.is_ordered:
             step.decide("evicted", model.id, f"makes room for {model.claimed_by}")
 

@@ -76,6 +76,11 @@ def stop_now(
         step.emit(StopWorker(model.id, model.generation, cause, reason, force))
 
 
+def drained(model: ModelState, drain: Drain) -> str:
+    """Why it is stopped at the end of the drain."""
+    return drain.reason if drain.is_ordered else f"evicted for {model.claimed_by}"
+
+
 def cut(step: Step, model: ModelState, reason: str) -> None:
     """Its running requests end now."""
     for ticket in model.in_flight:

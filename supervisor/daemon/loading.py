@@ -35,15 +35,14 @@ async def load(
         await look_again(daemon, (model,))
     if overrides:
         await _override(daemon, model, overrides, asked or model)
-    elif overrides is not None:
-        _drop(daemon, model)
+    elif overrides is not None and (spec := _dropped(daemon, model)) is not None:
+        daemon.engine.post(Respecified(spec))
     await daemon.engine.load(model, asked)
 
 
 async def unload(daemon: Daemon, model: ModelId, asked: str | None = None, *, force: bool) -> None:
     """Unload the model, drop its overrides, and return when its memory is back."""
-    _drop(daemon, model)
-    await daemon.engine.unload(model, asked, force=force)
+    await daemon.engine.unload(model, asked, UnloadAsked(model, force, _dropped(daemon, model)))
 
 
 def ask_load(daemon: Daemon, model: ModelId) -> None:
@@ -64,8 +63,7 @@ async def override(
 
 def ask_unload(daemon: Daemon, model: ModelId) -> None:
     """Begin to unload the model, drop its overrides and return."""
-    _drop(daemon, model)
-    daemon.engine.post(UnloadAsked(model))
+    daemon.engine.post(UnloadAsked(model, spec=_dropped(daemon, model)))
 
 
 async def _override(
@@ -98,11 +96,11 @@ async def _override(
     daemon.engine.post(Respecified(override.spec))
 
 
-def _drop(daemon: Daemon, model: ModelId) -> None:
+def _dropped(daemon: Daemon, model: ModelId) -> ModelSpec | None:
+    """What it is without its overrides, which end; the core must learn of it in the same turn. None: it has none."""
     override = daemon.fleet.override_of(model)
-    if override is not None:
-        daemon.fleet.override(model, None)
-        daemon.engine.post(Respecified(override.base))
+    daemon.fleet.override(model, None)
+    return None if override is None else override.base
 
 
 async def may_pull(daemon: Daemon, model: ModelId) -> bool:

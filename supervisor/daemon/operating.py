@@ -40,7 +40,7 @@ class Operating(Leasing):
                 raise UnavailableError(message, code=code, detail=crash.log_tail)
             await self._change()
 
-    async def unload(self, model: ModelId, asked: str | None = None, *, force: bool = False) -> None:
+    async def unload(self, model: ModelId, asked: str | None = None, order: UnloadAsked | None = None) -> None:
         """Unload `model` and return when its memory is back. Requests may load it again. Cancelling stops waiting only.
 
         Raises UnavailableError when it can't be killed, or its memory has not come back for too long. Errors name the model
@@ -49,7 +49,7 @@ class Operating(Leasing):
         state = self._scheduler.state
         replicas = state.replicas(state.models[model]) if model in state.models else []
         before = {each.id: each.generation for each in replicas if each.has_worker}
-        self.post(UnloadAsked(model, force))
+        self.post(order or UnloadAsked(model))
         while True:
             self._check_handed_over()
             found = [each for name, start in before.items() if (each := state.current(name, start)) is not None]

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtimes.prompt_cache import PromptCache
+from supervisor.core.events import UnloadAsked
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.caching import check_tag
@@ -151,7 +152,7 @@ async def _flush(daemon: Daemon, model: ModelId, scope: str) -> Flushed:
     entries = await _erase(daemon, status, cache)
     if entries is not None:
         return Flushed("slots_erased", entries)
-    freed = await unloaded(daemon, model, keep_overrides=True)
+    freed = await unloaded(daemon, model, UnloadAsked(model, reason="restarted to flush its cache"))
     if status.state is not WorkerState.READY:  # it was about to go, and stays away
         return Flushed("nothing_to_flush", 0)
     loading.ask_load(daemon, model)

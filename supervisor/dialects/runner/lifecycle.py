@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from supervisor.core.events import UnloadAsked
 from supervisor.core.types import DeviceId, ModelId, ModelSpec, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
@@ -128,8 +129,8 @@ async def agree(daemon: Daemon, operation: str, asked: Json, left: Json) -> None
     await daemon.op_tokens.check(governance, token, operation, asked, time.time())
 
 
-async def unloaded(daemon: Daemon, model: ModelId, *, keep_overrides: bool = False) -> int | None:
-    """Unload the model; what its workers were just measured to take, in MiB, all of which their end frees.
+async def unloaded(daemon: Daemon, model: ModelId, order: UnloadAsked | None = None) -> int | None:
+    """Unload the model, as in `order`, else for good; what its workers were just measured to take, in MiB, all of which their end frees.
 
     Where they can't be measured, what their devices have more after than before. None: neither can be told.
     Raises UnavailableError.
@@ -140,8 +141,8 @@ async def unloaded(daemon: Daemon, model: ModelId, *, keep_overrides: bool = Fal
         await loading.unload(daemon, model, force=False)  # it may be wanted
         return 0
     before, taken = _free(daemon, status.devices), [lease.measured_mib for lease in status.leases]
-    if keep_overrides:
-        await daemon.engine.unload(model)
+    if order is not None:
+        await daemon.engine.unload(model, None, order)
     else:
         await loading.unload(daemon, model, force=False)
     if None not in taken:
