@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from runtimes.prompt_cache import PromptCache
 from supervisor.core.device_ledger import Lease, Phase
-from supervisor.core.events import Configured, ShutdownAsked
+from supervisor.core.events import Configured, ShutdownAsked, UnloadAsked
 from supervisor.core.types import WorkerState
 from supervisor.dialects import dialect_of
 from supervisor.dialects.runner import RUNNER, flush
@@ -217,7 +217,7 @@ class TestFreed:
             async def sample(self):
                 """All is known."""
 
-            async def unload(self, _model):
+            async def unload(self, *_order):
                 free[0] = after_mib
 
             def model(self, _model):
@@ -226,7 +226,7 @@ class TestFreed:
             def devices(self):
                 return [SimpleNamespace(id="gpu0", totals=SimpleNamespace(free_mib=free[0]))]
 
-        assert await unloaded(SimpleNamespace(engine=Engine()), "m", keep_overrides=True) == freed
+        assert await unloaded(SimpleNamespace(engine=Engine()), "m", UnloadAsked("m")) == freed
 
 
 class TestBeforeItServes:
