@@ -156,8 +156,8 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Pict
     queue_wait_s: Seconds = Field(default=600.0, description="Longest a request waits, in seconds.")
     min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
         default=30.0,
-        description="A model in demand stays at least this long before another evicts it; and so long after its last use "
-        "no less urgent request does.",
+        description="A model in demand stays at least this long before another evicts it, and an idle one before a less "
+        "urgent request does.",
     )
     linger_s: float = Field(
         default=0.25,

@@ -163,21 +163,27 @@ class AdmissionPolicy:
         )
 
     def kept_for_user_until(self, model: ModelState) -> float:
-        """Until when no less urgent request takes an idle worker from the class that used it last.
+        """Until when no less urgent request takes a worker from the class that uses it, or used it last.
 
-        For its hold, or for the keep-alive that its entry or its requests set; without any for the minimum residency.
+        For its hold, or for the keep-alive that its entry or its requests set, which begin anew with each request; without
+        any for the minimum residency, in demand or not.
         """
-        set_until = max(model.last_used + max(model.spec.hold_s, model.spec.own_keep_alive_s), model.kept_until)
-        return set_until if set_until > model.last_used else model.last_used + self.limits.min_residency_s
+        asked_s = (demand.keep_alive_s or 0.0 for demand in model.in_flight.values())
+        kept_s = max(model.spec.hold_s, model.spec.own_keep_alive_s, *asked_s)
+        set_until = max(model.last_used + kept_s, model.kept_until)
+        if set_until <= model.last_used:
+            return self.matures_at(model)
+        return math.inf if model.in_flight else set_until
 
     def yields_at(self, victim: ModelState, waiter: ModelState, queue: AdmissionQueue) -> float:
         """When a worker may go as far as its hold and those are concerned who use it or used it last: aging ends both."""
-        used_until, held_until = self.kept_for_user_until(victim), self.held_until(victim)
-        if victim.in_flight:  # both begin anew with each request
-            used_until, held_until = math.inf, math.inf if victim.spec.hold_s > 0 else -math.inf
+        held_until = self.held_until(victim)
+        if victim.in_flight and victim.spec.hold_s > 0:  # it begins anew with each request
+            held_until = math.inf
         as_urgent_at = self.as_urgent_at(waiter, queue, victim.used_by)
         if as_urgent_at is None:
             return held_until
+        used_until = self.kept_for_user_until(victim)
         return max(min(used_until, as_urgent_at), min(held_until, as_urgent_at + self.limits.aging_s))
 
     def linger_s(self, model: ModelState) -> float:

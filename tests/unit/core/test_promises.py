@@ -195,7 +195,7 @@ class Watching(Serving):
 class TestWhoUsedItLast:
     """Whoever comes when: no less urgent request evicts a model that a more urgent one uses, or used within its time."""
 
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     @given(
         st.lists(
             st.tuples(
@@ -208,7 +208,8 @@ class TestWhoUsedItLast:
     )
     def test_every_eviction(self, asked, kept_s):
         world = Watching(kept_s=kept_s)
-        world.configure(*(model(name, mib) for name, mib in sizes.items()), limits=Limits(min_residency_s=kept_s))
+        models = (model(name, mib, own_keep_alive_s=kept_s) for name, mib in sizes.items())
+        world.configure(*models, limits=Limits(min_residency_s=0.0))
         world.play(asked)
         world.run(300.0)
         event(f"{min(world.judged, 3)} evictions")

@@ -318,7 +318,10 @@ class TestWhoUsedItLast:
     )
     def test_how_long(self, world, kept, window_s):
         self.used(world, limits=Limits(min_residency_s=30.0), **kept)
-        assert self.waits(world, LOW, 100) == pytest.approx(window_s, abs=1)
+        model = record(world, "a")
+        since = model.last_used if kept.keys() - {"keep_alive_s"} else model.ready_at
+        began = world.now
+        assert began + self.waits(world, LOW, 100) - since == pytest.approx(window_s, abs=1)
         assert world.replays()
 
     @pytest.mark.parametrize(("used", "asks", "aged_s"), [(HIGH, LOW, 120), (HIGH, NORMAL, 60), (NORMAL, LOW, 60)])
@@ -341,7 +344,7 @@ class TestWhoUsedItLast:
         assert self.waits(world, LOW, 10, "asr") <= 1
 
     def test_each_use_begins_it_anew_until_the_waiter_has_aged(self, world):
-        self.used(world, limits=Limits(min_residency_s=10.0))
+        self.used(world, own_keep_alive_s=10.0)
         began, waiting = world.now, world.request("b", LOW)
         while world.state("a") == "ready":
             item = world.request("a")
@@ -355,7 +358,7 @@ class TestWhoUsedItLast:
         assert len(world.scheduler.state.timers) < 20, "one for each use"
 
     def test_a_busy_one_is_not_drained_before_that(self, world):
-        self.used(world)
+        self.used(world, own_keep_alive_s=10.0)
         item = world.request("a")
         assert self.waits(world, LOW, 100) == pytest.approx(60, abs=1)
         assert item not in world.cut
