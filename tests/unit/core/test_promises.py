@@ -180,7 +180,7 @@ class Watching(Serving):
         self.judged += 1
         priority, _, until = self.used.get(victim, (100, 0.0, 0.0))
         if using := [asked for name, asked in self.running.values() if name == victim]:
-            priority, until = min(using), math.inf
+            priority, until = min(using), math.inf if self.kept_s else -math.inf
         stopped_at = self.scheduler.state.models[ModelId(waiter)].stopped_at
         waiting = [t for t, name in self.open.items() if name == waiter and t not in self.begun]
         aged = [self.classes[t] - (self.now - max(self.came[t], stopped_at)) / 2 for t in waiting]
