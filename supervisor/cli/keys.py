@@ -74,7 +74,8 @@ def add(
 
     Without `scopes` it opens inference; the first key administration as well, or else it would lock its maker out. One that
     `replaces` that of its name has its id, and its fields as far as nothing else is said.
-    Raises InvalidRequestError when the name is taken, or isn't there to be replaced; ConfigError for a file with mistakes.
+    Raises InvalidRequestError when the name is taken, isn't there to be replaced, or its key has expired and nothing else is
+    said; ConfigError for a file with mistakes.
     """
     path = path.resolve()
     known = load_keys(path) if path.exists() else Keyring()
@@ -85,6 +86,8 @@ def add(
         if name not in names:
             raise InvalidRequestError(f"{path} has no key named {name!r} to replace. See: llmux keys list")
         old = known.keys[index := names.index(name)]
+        if expires is None and old.expires is not None and old.expires <= time.time():
+            raise InvalidRequestError(f"The key named {name!r} has expired, so say with --expires when the new one does.")
         fields = {**_entries(text)[index], "id": old.id}
         scopes = scopes or tuple(sorted(old.scopes))
         text = _without_entry(text, index)

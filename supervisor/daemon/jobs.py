@@ -200,18 +200,15 @@ class Jobs:
 
         Raises NotSavedError where that can't be written down: then it waits, and is sent again.
         """
-        running = self._running.get(job.id)
-        if running is not None:
-            running.is_cancelled = True
-            running.stop()
-            assert running.task is not None
-            await asyncio.wait([running.task])  # which leaves it alone if this one is cancelled
-            if not job.is_over:
-                raise NotSavedError(
-                    f"{job.id} can't be cancelled: that can't be written down now, so it is sent again."
-                )
-        elif not job.is_over:
-            await self._end(job, "cancelled")
+        if job.is_over:
+            return
+        running = self._running.get(job.id) or self._begin(job)  # one that waits must not begin meanwhile
+        running.is_cancelled = True
+        running.stop()
+        assert running.task is not None
+        await asyncio.wait([running.task])  # which leaves it alone if this one is cancelled
+        if not job.is_over:
+            raise NotSavedError(f"{job.id} can't be cancelled: that can't be written down now, so it is sent again.")
 
     async def remove(self, job: Job) -> None:
         """End it, and forget it with its result. Raises NotSavedError."""
@@ -240,13 +237,17 @@ class Jobs:
             oldest = (line[0] for line in waiting.values() if line)
             job = waiting[min(oldest, key=lambda one: (busy[one.owner], one.created_at)).owner].popleft()
             busy[job.owner] += 1
-            running = self._running[job.id] = Running()
-            running.task = asyncio.create_task(self._run(job, running, self._send))
+            self._begin(job)
 
-    async def _run(self, job: Job, running: Running, send: Send) -> None:
+    def _begin(self, job: Job) -> Running:
+        running = self._running[job.id] = Running()
+        running.task = asyncio.create_task(self._run(job, running))
+        return running
+
+    async def _run(self, job: Job, running: Running) -> None:
         answer = None
         try:
-            answer = None if running.is_stopped else await self._answer(job, running, send)
+            answer = None if running.is_stopped else await self._answer(job, running)
             pause_s = 0.0 if answer is None else answer.retry_after_s if job.tries < TRIES else None
             if pause_s is not None:
                 await self._saved(job)
@@ -266,7 +267,7 @@ class Jobs:
             self._tell()
             self._fill()
 
-    async def _answer(self, job: Job, running: Running, send: Send) -> Answer | None:
+    async def _answer(self, job: Job, running: Running) -> Answer | None:
         """None: it was stopped."""
         if job.deaths >= DEATHS:
             return failed("job_given_up", f"llmux died {DEATHS} times while it sent this job; the log may say why.")
@@ -280,7 +281,8 @@ class Jobs:
             job.state, job.started_at = "running", round(time.time(), 3)
             self._tell()
             running.is_sending = True
-            answer = await send(job, await asyncio.to_thread(self._path(job, "request").read_bytes))
+            assert self._send is not None
+            answer = await self._send(job, await asyncio.to_thread(self._path(job, "request").read_bytes))
         except JobInterruptedError:
             return None
         except asyncio.CancelledError:

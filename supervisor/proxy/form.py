@@ -275,7 +275,7 @@ def _parameters(header: bytes) -> dict[bytes, bytes]:
         found[key], at = value, parameter.end()
     if header[at:].strip(b"; \t"):
         raise InvalidRequestError("A Content-Disposition header in the form can't be read.")
-    if found.get(b"name") == b"_charset_":
+    if found.get(b"name", b"").lower() == b"_charset_":
         raise InvalidRequestError(
             "Forms are sent as UTF-8: leave out the field `_charset_`.", code="charset_not_supported"
         )

@@ -112,6 +112,8 @@ async def end(daemon: Daemon, job: Job) -> None:
         else:
             response |= {"status": "failed", "error": _error(job, None if log is None else log.events[-1])}
         if log is not None:
+            # Nobody was told an end that can't be kept.
+            log.cut(next((number for number, each in enumerate(log.events) if _is_last(each)), len(log.events)))
             # Of a cancelled one as well: OpenAI's API has the status `cancelled`, but no event of that name (its SDKs'
             # `ResponseStreamEvent`), and says nowhere how such a stream ends. Microsoft's server of the same API
             # (azure-ai-agentserver-responses, `_TERMINAL_TYPE_STATUS`) ends it so, with the status and without an error.

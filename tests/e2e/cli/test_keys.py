@@ -185,6 +185,12 @@ class TestKeys:
         assert "1" * 30 not in path.read_text()
         assert "# who may come in" in path.read_text()
 
+    def test_the_heir_of_an_expired_one_would_be_dead_as_well(self, alone, path):
+        refused = alone("keys", "add", "old", "--replaces", "--file", str(path))
+        assert (refused.returncode, refused.stdout) == (ExitCode.FAILED, "")
+        assert "--expires" in refused.stderr
+        assert path.read_text() == FILE
+
     def listed(self, alone, path):
         return json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
 

@@ -135,6 +135,48 @@ class TestCancelling:
             assert {job.state for job in found} == {"cancelled"}
             assert not files(tmp_path)
 
+    async def test_it_does_not_begin_while_that_is_written_down(self, tmp_path, monkeypatch):
+        """Places that come free meanwhile are others'."""
+        worker, saving, saved = Worker(), asyncio.Event(), asyncio.Event()
+        save = Jobs._save
+
+        async def slow(self, job):
+            if job.state == "cancelled":
+                saving.set()
+                await saved.wait()
+            await save(self, job)
+
+        monkeypatch.setattr(Jobs, "_save", slow)
+        async with opened(tmp_path, worker, jobs_running=1) as jobs:
+            running, waiting = await add(jobs), await add(jobs)
+            await until(lambda: running.state == "running")
+            cancelling = asyncio.create_task(jobs.cancel(waiting))
+            await saving.wait()
+            worker.open.set()
+            jobs.configure(JobsConfig(jobs_running=3))
+            third = await add(jobs)
+            await until(lambda: third.is_over)
+            saved.set()
+            await cancelling
+            assert waiting not in worker.sent
+        async with opened(tmp_path) as jobs:
+            assert jobs.find(waiting.id, None, is_admin=True).state == "cancelled"
+
+    async def test_twice_at_once(self, tmp_path):
+        ends = []
+
+        async def keep(job: Job) -> None:
+            ends.append(job.state)
+            await asyncio.sleep(0)
+
+        async with opened(tmp_path) as jobs:
+            jobs.on_end.append(keep)
+            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, response="resp_1")
+            await asyncio.gather(jobs.cancel(job), jobs.cancel(job), jobs.remove(job))
+            assert len(ends) == 1
+            assert not jobs._store.items("jobs")
+            assert not files(tmp_path)
+
     async def test_what_has_its_answer_is_kept(self, tmp_path, monkeypatch):
         worker, writing = Worker(), asyncio.Event()
         write = Jobs._write

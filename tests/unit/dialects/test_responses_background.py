@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from supervisor.dialects.responses import background
+from supervisor.dialects.responses.turn import event, log_of
 from supervisor.io.response_store import Kept, ResponseStore
 
 NAME = "resp_1"
@@ -23,13 +24,31 @@ async def store(tmp_path):
     await found.close()
 
 
+async def told_of(store: ResponseStore) -> list[dict]:
+    return [msgspec.json.decode(frame.partition(b"data: ")[2]) for frame in await store.events(NAME)]
+
+
+async def test_a_stream_whose_end_could_not_be_kept_has_one_end(store):
+    """What its worker said last was told to nobody."""
+    kept = Kept(None, BEGUN, msgspec.Raw(b"[]"), is_background=True, is_streamed=True)
+    store.keep(NAME, kept)
+    log = log_of(store.logs, NAME, kept)
+    log.add(event("response.output_text.delta", 2, delta="Hi"))
+    log.add(event("response.completed", 3, response={"status": "completed"}))
+    job = SimpleNamespace(response=NAME, owner=None, state="completed", error=None)
+    await background.end(SimpleNamespace(responses=store), job)
+    told = await told_of(store)
+    assert [each["type"] for each in told][2:] == ["response.output_text.delta", "response.failed"]
+    assert [each["sequence_number"] for each in told] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("state", ["cancelled", "failed"])
 async def test_a_stream_that_nobody_has_read_since_a_restart_has_an_end(store, state):
     store.keep(NAME, Kept(None, BEGUN, msgspec.Raw(b"[]"), is_background=True, is_streamed=True))
     job = SimpleNamespace(response=NAME, owner=None, state=state, error=None)
     await background.end(SimpleNamespace(responses=store), job)
-    told = [msgspec.json.decode(frame.partition(b"data: ")[2]) for frame in await store.events(NAME)]
-    assert [event["type"] for event in told] == ["response.created", "response.queued", "response.failed"]
-    assert [event["sequence_number"] for event in told] == [0, 1, 2]
+    told = await told_of(store)
+    assert [each["type"] for each in told] == ["response.created", "response.queued", "response.failed"]
+    assert [each["sequence_number"] for each in told] == [0, 1, 2]
     assert told[-1]["response"]["status"] == state
     assert store.logs == {}

@@ -104,6 +104,7 @@ class TestOneReading:
             b'name="prompt"x',
             b'name="prompt',
             b'name="_charset_"',
+            b'name="_CHARSET_"',
             b'name="prompt"\r\nContent-Transfer-Encoding: base64',
             b'name="prompt"\r\nContent-Transfer-Encoding: Quoted-Printable',
             b'name="prompt"\r\nContent-Type: text/plain; charset=utf-7',
