@@ -87,7 +87,9 @@ def add(
             raise InvalidRequestError(f"{path} has no key named {name!r} to replace. See: llmux keys list")
         old = known.keys[index := names.index(name)]
         if expires is None and old.expires is not None and old.expires <= time.time():
-            raise InvalidRequestError(f"The key named {name!r} has expired, so say with --expires when the new one does.")
+            raise InvalidRequestError(
+                f"The key named {name!r} has expired, so say with --expires when the new one does."
+            )
         fields = {**_entries(text)[index], "id": old.id}
         scopes = scopes or tuple(sorted(old.scopes))
         text = _without_entry(text, index)
