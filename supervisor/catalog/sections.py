@@ -205,7 +205,12 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Pict
     max_loaded: dict[str, LoadedByType] = Field(
         default_factory=dict, description="Models of a type that may be loaded at once.", examples=[{"llm": 1}]
     )
-    body_mib: int = Field(default=32, ge=1, le=4096, description="Largest request body, in MiB.")
+    body_mib: int = Field(
+        default=32,
+        ge=1,
+        le=4096,
+        description="Largest request body, and largest answer that is kept until it is complete, such as a job's, in MiB.",
+    )
     bodies_mib: int | None = Field(
         default=None,
         ge=1,
