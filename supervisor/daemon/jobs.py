@@ -374,8 +374,6 @@ class Jobs:
             await self._forget(old)
         except NotSavedError as error:
             log.warning("job.not_kept", reason=error.message)
-            for job in old:  # perhaps the disk is full of them
-                self._drop_result(job)
 
     def _make_room(self, size: int) -> None:
         """Raises JobFullError where there is none (what waits and runs stays), TooLargeError where there can't be any."""
@@ -429,10 +427,16 @@ class Jobs:
             changes.update(entries)
 
     async def _forget(self, jobs: Sequence[Job]) -> None:
-        """Raises NotSavedError: then they stay."""
+        """Raises NotSavedError: then they stay, without their results."""
         if not jobs:
             return
-        await self._change({(_COLLECTION, job.id): None for job in jobs})
+        gone: dict[Entry, JsonValue] = {(_COLLECTION, job.id): None for job in jobs}
+        try:
+            await self._change(gone)
+        except NotSavedError:
+            for job in jobs:  # perhaps the disk is full of them
+                self._drop_result(job)
+            await self._change(gone)
         for job in jobs:
             self._all.pop(job.id, None)
             for kind in ("request", "result"):

@@ -382,6 +382,23 @@ class TestDurable:
             await jobs.expire()
             assert (job.result_bytes, files(tmp_path)) == (None, set())
 
+    async def test_on_a_disk_that_is_full_of_results_one_can_be_removed(self, tmp_path, monkeypatch):
+        worker, change = Worker(), Jobs._change
+
+        async def changed(self, entries):
+            if ".result" in files(tmp_path):
+                raise NotSavedError("the disk is full")
+            await change(self, entries)
+
+        worker.open.set()
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.is_over)
+            monkeypatch.setattr(Jobs, "_change", changed)
+            await jobs.remove(job)
+            assert not jobs._store.items("jobs")
+            assert not jobs.listing(None, is_admin=True)
+
     async def test_its_response_is_kept_before_it_is_forgotten(self, tmp_path):
         """Whoever keeps what came of it (`on_end`) is waited for, and may refuse."""
         worker, kept = Worker(), asyncio.Event()
