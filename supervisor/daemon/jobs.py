@@ -157,7 +157,7 @@ class Jobs:
             await self._write(job, "request", body)
             await self._save(job)
         except BaseException:
-            self._path(job, "request").unlink(missing_ok=True)
+            self._unlink(job, "request")
             raise
         finally:
             del self._coming[job.id]
@@ -337,7 +337,7 @@ class Jobs:
             await listener(over)
         if job.response is None:
             await self._save(over)
-            self._path(job, "request").unlink(missing_ok=True)
+            self._unlink(job, "request")
         for changed in ("state", "ended_at", "request_bytes", "error", "status", "content_type"):
             setattr(job, changed, getattr(over, changed))
         log.info("job.ended", job=job.id, state=state, endpoint=job.endpoint, model=job.model, tries=job.tries)
@@ -391,7 +391,7 @@ class Jobs:
             self._drop_result(job)
 
     def _drop_result(self, job: Job) -> None:
-        self._path(job, "result").unlink(missing_ok=True)
+        self._unlink(job, "result")
         job.result_bytes = None
 
     async def _write(self, job: Job, kind: str, data: Bytes) -> None:
@@ -404,6 +404,10 @@ class Jobs:
             await asyncio.to_thread(write)
         except OSError as error:
             raise NotSavedError(f"{path} can't be written: {error.strerror or error}") from error
+
+    def _unlink(self, job: Job, kind: str) -> None:
+        with contextlib.suppress(OSError):  # the next `open` removes what is left
+            self._path(job, kind).unlink()
 
     def _path(self, job: Job, kind: str) -> Path:
         assert self.folder is not None
@@ -440,5 +444,5 @@ class Jobs:
         for job in jobs:
             self._all.pop(job.id, None)
             for kind in ("request", "result"):
-                self._path(job, kind).unlink(missing_ok=True)
+                self._unlink(job, kind)
         self._tell()

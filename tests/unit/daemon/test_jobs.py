@@ -293,6 +293,21 @@ class TestTrouble:
             await until(lambda: job.is_over)
             assert (job.state, job.result_bytes, job.error["code"]) == ("failed", None, "job_not_kept")
 
+    async def test_a_file_that_cannot_be_removed(self, tmp_path):
+        """Its job is over all the same; the next start removes what is left."""
+        worker = Worker()
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: worker.sent)
+            request = tmp_path / "jobs" / f"{job.id}.request"
+            request.unlink()
+            request.mkdir()
+            worker.open.set()
+            await until(lambda: not jobs._running)
+            assert job.state == "completed"
+            await jobs.remove(job)
+            assert jobs.listing(None, is_admin=True) == []
+
     async def test_a_folder_that_is_gone(self, tmp_path):
         async with opened(tmp_path) as jobs:
             (tmp_path / "jobs").rmdir()
