@@ -131,6 +131,7 @@ class World:
         self.rejected: dict[TicketId, Reject] = {}
         self.cut: list[TicketId] = []
         self.open: dict[TicketId, ModelId] = {}
+        self._sample_at = self.now
         self.effects: list[Effect] = []
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._seq = count()
@@ -186,6 +187,7 @@ class World:
         return all(replayed.is_same for replayed in replay(self.lines))
 
     def sample(self) -> None:
+        self._sample_at = self.now + IDLE_S
         self.post(self.reading())
 
     def reading(self) -> MemorySampled:
@@ -232,12 +234,15 @@ class World:
 
     def run(self, seconds: float) -> None:
         """Let time pass: due actions, ticks when the scheduler asks for them, samples as often as a daemon takes them."""
-        end, sample_at = self.now + seconds, self.now + IMPATIENT_S
+        end = self.now + seconds
+        self._sample_at = min(self._sample_at, self.now + IMPATIENT_S)
         while True:
             if self.scheduler.is_impatient():
-                sample_at = min(sample_at, self.now + IMPATIENT_S)
+                self._sample_at = min(self._sample_at, self.now + IMPATIENT_S)
             deadline = self.scheduler.deadline(self.now)
-            at = min(sample_at, max(self.now, deadline), self._due[0][0] if self._due else end, end)
+            at = min(
+                max(self.now, self._sample_at), max(self.now, deadline), self._due[0][0] if self._due else end, end
+            )
             self.now = max(self.now, at)
             if at >= end:
                 return
@@ -250,7 +255,6 @@ class World:
                     self.now += 1e-6  # a tick that changes nothing must not stop the clock
             else:
                 self.sample()
-                sample_at = at + IDLE_S
 
     # what the scheduler orders
 

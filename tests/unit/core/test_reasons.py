@@ -120,6 +120,15 @@ def hung(world: World) -> None:
     world.crash("a", Crash(CrashClass.UNRESPONSIVE, "its health check failed too often"))
 
 
+def too_large_while_it_loads(world: World) -> None:
+    world.configure(CONFIGURED, OTHER)
+    world.request("a")
+    world.crash("a", Crash(CrashClass.OUT_OF_MEMORY, "it ran out of memory"))
+    while world.state("a") != "starting":
+        world.run(0.1)
+    world.crash("a", Crash(CrashClass.OUT_OF_MEMORY, "it ran out of memory"))
+
+
 def in_trouble(world: World) -> None:
     world.configure(replace(CONFIGURED, trouble="path: /gone: there is no such file"), OTHER)
 
@@ -231,6 +240,12 @@ ACTIONS: dict[str, tuple[Callable[[World], None], str, str, tuple[str, str]]] = 
         ("failed", "failed: its arguments"),
     ),
     "hang": (hung, "backoff", "its health check failed too often", ("crash", "unresponsive: its health check")),
+    "out of memory": (
+        too_large_while_it_loads,
+        "failed",
+        "failed again with more memory: it ran out of memory",
+        ("raise", "ran out of memory while loading; tried once more"),
+    ),
     "file is missing": (in_trouble, "failed", "can't run here: path: /gone", ("failed", "can't run here: path: /gone")),
     "file is there again": (mended, "stopped", "what was missing is there", ("recovered", "what was missing is there")),
     "changed by a reload": (changed, "ready", "loaded in", ("stop", "its configuration changed")),
