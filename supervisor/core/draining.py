@@ -22,19 +22,19 @@ from supervisor.core.types import StopCause, WorkerState
 
 def drain_for(state: SchedulerState, step: Step, victim: ModelState) -> None:
     """Drain a busy victim. One that drains already follows the configuration."""
-    drain = victim.drain
-    if drain is not None and not drain.is_ordered:
-        until = state.admission.drains_until(victim, drain.since)
-        if until != drain.until:
-            look_at = drain.look_at if state.admission.drain_s(victim.spec) is None else None
-            victim.drain = replace(drain, until=until, look_at=look_at)
-            _announce(state, step, victim, victim.drain)
-    if victim.state is not WorkerState.READY:
+    before = victim.drain
+    if victim.state is not WorkerState.READY and (before is None or before.is_ordered):
         return
-    until = state.admission.drains_until(victim, step.now)
+    since = step.now if before is None else before.since
+    until = state.admission.drains_until(victim, since)
+    if before is not None and before.until == until:
+        return
     look_at = state.admission.looks_again_at(victim, step.now)
-    drain = Drain(StopCause.ROOM, f"drains for {victim.claimed_by}", step.now, until, look_at)
-    advance(victim, Trigger.DRAIN, step.now, drain.reason, drain=drain)
+    drain = Drain(StopCause.ROOM, f"drains for {victim.claimed_by}", since, until, look_at)
+    if before is None:
+        advance(victim, Trigger.DRAIN, step.now, drain.reason, drain=drain)
+    else:
+        victim.drain = drain
     _announce(state, step, victim, drain)
     if look_at is not None:
         state.wake(look_at, victim.id)

@@ -272,8 +272,10 @@ class TestReload:
 
     MODELS = (model("victim", 14000), model("equal", 14000))
 
-    def reloaded(self, before, after):
+    def reloaded(self, before, after, *, reads=True):
         world, ticket = busy(limits={"drain_s": before})
+        if not reads:
+            world.read[ticket] = 0
         world.request("equal")
         world.run(10)
         world.configure(*self.MODELS, limits=Limits(queue_wait_s=10_000, drain_s=after, **NO_RESIDENCY))
@@ -290,6 +292,9 @@ class TestReload:
 
     def test_back_to_the_default(self):
         assert self.reloaded(500, None) == math.inf
+
+    def test_back_to_the_default_while_clients_read_nothing(self):
+        assert self.reloaded(500, None, reads=False) == pytest.approx(admission.LOOK_S, abs=1)
 
 
 def test_several_victims():
