@@ -241,7 +241,8 @@ class Engine(Operating):
             case StartWorker():
                 self._fleet.start(effect, self.post)
             case StopWorker():
-                self._fleet.stop(effect)
+                if not self._fleet.stop(effect):  # its exit waits here, or was dropped
+                    self._events.append(WorkerExited(effect.model, effect.generation))
             case CutRequest(ticket_id, reason):
                 if (ticket := self._tickets.get(ticket_id)) is not None:
                     ticket.cut(reason)

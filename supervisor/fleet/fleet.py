@@ -115,11 +115,12 @@ class Fleet:
         del self._replicas[key]
         post(WorkerExited(*key, crash))
 
-    def stop(self, effect: StopWorker) -> None:
-        """Begin to stop one; harmless when it is gone."""
+    def stop(self, effect: StopWorker) -> bool:
+        """Begin to stop one; False when it is gone, and its last event posted."""
         replica = self._replicas.get((effect.model, effect.generation))
         if replica is not None:
             replica.stop(force=effect.force)
+        return replica is not None
 
     def upstream(self, model: ModelId, generation: Generation) -> Upstream:
         """The way to one that is ready."""

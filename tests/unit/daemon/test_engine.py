@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import operators, reports, timers
+from supervisor.core import operators, reports, termination, timers
 from supervisor.core.device_ledger import Holder
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import (
@@ -45,6 +45,7 @@ class Fleet:
     def __init__(self) -> None:
         self.started: list[StartWorker] = []
         self.stopped: list[StopWorker] = []
+        self.gone: set[ModelId] = set()
         self.refuse_start: Exception | None = None
         self.refuse_stop: Exception | None = None
         self.refuse_upstream: Exception | None = None
@@ -56,10 +57,11 @@ class Fleet:
         self.started.append(effect)
         self.at_start(effect, post)
 
-    def stop(self, effect: StopWorker) -> None:
+    def stop(self, effect: StopWorker) -> bool:
         self.stopped.append(effect)
         if self.refuse_stop is not None:
             raise self.refuse_stop
+        return effect.model not in self.gone
 
     def upstream(self, name: ModelId, generation: int) -> object:
         if self.refuse_upstream is not None:
@@ -252,6 +254,28 @@ class TestMistakes:
         assert bench.world.models[A].stuck
         async with asyncio.timeout(10):
             await bench.engine.shutdown()
+
+    async def test_a_worker_whose_exit_was_dropped_has_exited_when_it_is_to_be_stopped(self, bench, monkeypatch):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        bench.engine.finish(await asked)
+        exited = termination.exited
+
+        def stumble(state: object, step: object, event: WorkerExited) -> None:
+            if event.crash is not None:
+                raise ZeroDivisionError("what is said of the crash can't be handled")
+            exited(state, step, event)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(termination, "exited", stumble)
+        bench.fleet.gone.add(A)
+        bench.exit(Crash(CrashClass.UNKNOWN, "it ended"))
+        await bench.engine.sample()
+        assert bench.world.models[A].state is WorkerState.FAILED
+        asked = bench.ask(B, "2")
+        await soon(lambda: bench.fleet.started[-1].model == B)
+        bench.become_ready()
+        bench.engine.finish(await asked)
 
     async def test_a_model_that_the_core_stumbles_over_has_failed_and_the_others_are_served(self, bench, monkeypatch):
         begin = Ledger.begin
