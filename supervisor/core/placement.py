@@ -127,6 +127,9 @@ class _Round:
                     heapq.heappush(self.due, (earlier, device))
         if now != before:
             touched |= dict.fromkeys((*(before.devices if before else ()), *(now.devices if now else ())))
+            for victim in now.claims if now else ():  # it goes from its other devices, too
+                if (found := self.state.models.get(victim)) is not None:
+                    touched |= dict.fromkeys(found.devices)
         for device in touched:
             self._pass_on(device, key)
 

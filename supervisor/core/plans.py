@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -97,7 +96,8 @@ class Outline:
     reach_mib: tuple[int, ...]  # what none of them holds, the first, the first two, and so on
     is_open: bool  # may a load begin there now?
     outage: RejectCode | None
-    behind: list[tuple[Sequence[object], Room]] = field(default_factory=list, compare=False)  # places; what they leave
+    across: tuple[ModelId, ...] = ()  # who has something on other devices, too
+    behind: list[tuple[object, Room]] = field(default_factory=list, compare=False)  # places and claims; what they leave
 
 
 @dataclass(frozen=True, slots=True)

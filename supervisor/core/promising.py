@@ -59,7 +59,7 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
         if there.outage is not None:
             return (4, _NONE, 0, 0.0)
         now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NOBODY
-        if state.wanted.placed_on(device):
+        if there.across or state.wanted.placed_on(device):
             now_mib, later_mib, claimed = room(state, key, device, there)
         if need_mib <= now_mib and there.is_open:
             continue
@@ -97,13 +97,16 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
 def room(state: SchedulerState, key: Key, device: DeviceId, there: Outline) -> Room:
     """What those before `key` leave there: free now, in the end, and whom they claim."""
     placed = state.wanted.placed_on(device)
-    if not placed or placed[0] >= key:
+    claimed = {  # also by those who wait elsewhere
+        model_id for model_id in there.across if (keys := state.wanted.claimants(model_id)) and keys[0] < key
+    }
+    if not claimed and (not placed or placed[0] >= key):
         return there.free_mib, there.free_mib + there.coming_mib, _NOBODY
     places = [state.wanted.place(other[1]) for other in placed if other < key]
-    if there.behind and there.behind[0][0] == places:  # mostly of all who wait there, and nothing has changed since
+    before = places, frozenset(claimed)
+    if there.behind and there.behind[0][0] == before:  # mostly of all who wait there, and nothing has changed since
         return there.behind[0][1]
     promised = leaving = stopping = 0
-    claimed: set[ModelId] = set()
     for place in places:
         assert place is not None
         promised += place.promised_on(device)
@@ -116,5 +119,5 @@ def room(state: SchedulerState, key: Key, device: DeviceId, there: Outline) -> R
             stopping += held_mib
     now_mib = there.free_mib + min(0, leaving - promised)
     later_mib = there.free_mib + there.coming_mib + leaving - stopping - promised
-    there.behind[:] = [(places, (now_mib, later_mib, claimed))]
+    there.behind[:] = [(before, (now_mib, later_mib, claimed))]
     return now_mib, later_mib, claimed

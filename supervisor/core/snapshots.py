@@ -106,7 +106,10 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
         idle = sorted(each._replace(standing=(each.standing[0], -users[each.model])) for each in idle)
         usable = view.blocked is None and not _is_loading(state, device)
         reach = tuple(accumulate([each.held_mib for each in idle], initial=0))
-        known = Outline(view.free_mib, coming, tuple(idle), reach, usable, view.outage)
+        across = tuple(
+            lease.holder[0] for lease in ledger.leases_on(device) if len(state.models[lease.holder[0]].devices) > 1
+        )
+        known = Outline(view.free_mib, coming, tuple(idle), reach, usable, view.outage, across)
         ledger.keep_outline(device, known)
     return known
 
