@@ -137,7 +137,7 @@ class Jobs:
         endpoint: str,
         model: str | None,
         headers: dict[str, str],
-        body: bytes,
+        body: Bytes,
         owner: str | None,
         *,
         response: str | None = None,

@@ -150,7 +150,7 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
     if inner.name is not None:
         daemon.catalog.resolve(dialect.model_name(inner.name, lambda one: daemon.catalog.route(one) is not None))
     if dialect.streams_unasked(endpoint):
-        raw = await inner.changed({"stream": b"false"})
+        raw = await inner.changed({"stream": b"false"}).whole()
     return endpoint, inner.name, bytes(raw)
 
 

@@ -1,9 +1,11 @@
 """Responses that clients may refer to later: a folder with a file for each, bounded by bytes, count and age.
 
 The folder is the store: what a process wrote, another one finds, so nothing is handed over. Of the files, only sizes and ages
-are in memory. A response can be found as soon as `keep` returns; a thread writes it. One of the background can be found only
-when it is written: else it would be told, and after a crash generated again. One that can't be written, or is pushed out by
-newer ones, is gone.
+are in memory. A thread writes a response, and `find` waits for that: else one of the background would be told, and after a
+crash generated again. One that can't be written, or is pushed out by newer ones, is gone.
+
+A file is a line about the response, then its object and the items as they came. Nothing is decoded or joined to write or
+find one, and whoever reads it does so in pieces: it may have megabytes.
 """
 
 from __future__ import annotations
@@ -13,39 +15,132 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
 
+from supervisor.errors import UnavailableError
 from supervisor.io.files import replacing
 
+Bytes = bytes | bytearray
+
+PIECE: Final = 256 * 1024
+"""Bytes that are read or written between two turns of the loop, or of other threads."""
 MOST_PENDING: Final = 64 * 1024 * 1024
 """Bytes that wait to be written; a disk that is slower than that keeps no more."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _FOLDER: Final = "responses"
 _RECORD: Final = ".json"
 _EVENTS: Final = ".events"
-_FRAME: Final = b"\n\n"
+_FIRST_LINE: Final = 4096  # bytes, at most
+_BEGIN: Final = b'{"format":2,'
 
 log = structlog.get_logger("llmux.responses")
 
 
-class Kept(msgspec.Struct, frozen=True):
+class _File:
+    """An open file, closed with the last reference: whoever reads it may go on when it is replaced or removed."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it could not be opened
+            os.close(self.fd)
+
+
+class Part:
+    """Some bytes, in memory or in a file."""
+
+    def __init__(self, content: Bytes | _File, begin: int = 0, size: int | None = None) -> None:
+        self._content = content
+        self._begin = begin
+        self.size = len(content) if isinstance(content, bytes | bytearray) else size or 0
+
+    def blocks(self) -> Iterator[bytes]:
+        """All of it, in pieces. Blocks. Raises UnavailableError for a file that can't be read."""
+        for start in range(0, self.size, PIECE):
+            yield self._read(start, start + PIECE)
+
+    async def read(self, start: int, stop: int) -> bytes:
+        """A piece of it, no larger than `PIECE`. Raises UnavailableError."""
+        return await asyncio.to_thread(self._read, start, stop)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All of it. Raises UnavailableError."""
+        for start in range(0, self.size, PIECE):
+            yield await self.read(start, start + PIECE)
+
+    async def whole(self) -> Bytes:
+        """All of it, at once. Raises UnavailableError."""
+        if not isinstance(self._content, _File):
+            return self._content
+        whole = bytearray()
+        async for piece in self.pieces():
+            whole += piece
+        return whole
+
+    def _read(self, start: int, stop: int) -> bytes:
+        if not isinstance(self._content, _File):
+            return bytes(memoryview(self._content)[start:stop])
+        size = min(stop, self.size) - start
+        try:
+            found = os.pread(self._content.fd, size, self._begin + start)
+        except OSError as error:
+            raise UnavailableError(f"What is kept can't be read back from disk ({error.strerror}).") from error
+        if len(found) < size:
+            raise UnavailableError("What is kept on disk is shorter than it was.")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
     """One response, and what it answers."""
 
     owner: str | None  # the key's id; None: no key was needed
-    response: msgspec.Raw  # the object, as JSON
-    items: msgspec.Raw  # all that the model was given: a text or a list of items, as JSON
+    response: Part  # the object, as JSON
+    items: Part  # all that the model was given: a text or a list of items, as JSON
+    status: str | None = None  # the object's
     is_background: bool = False
     is_streamed: bool = False  # its events can be had again; only of one in the background
 
 
+class _Line(msgspec.Struct):
+    """The first one of a file."""
+
+    format: int
+    owner: str | None
+    status: str | None
+    is_background: bool
+    is_streamed: bool
+    response: int  # bytes
+    items: int
+
+
+class _Status(msgspec.Struct):
+    status: str | None = None
+
+
+class _Former(msgspec.Struct):
+    """A whole file as versions before 2 wrote it."""
+
+    owner: str | None
+    response: msgspec.Raw
+    items: msgspec.Raw
+    is_background: bool = False
+    is_streamed: bool = False
+
+
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(Kept).decode
+_line: Final = msgspec.json.Decoder(_Line).decode
+_former: Final = msgspec.json.Decoder(_Former).decode
+_status: Final = msgspec.json.Decoder(_Status).decode
 
 
 class EventLog:
@@ -91,7 +186,7 @@ class ResponseStore:
         self._most_bytes, self._most, self._keep_s = 0, 0, 0.0
         self._sizes: dict[str, tuple[int, float]] = {}  # name → bytes, time; oldest first
         self._bytes = 0
-        self._pending: dict[str, Kept] = {}
+        self._pending: dict[str, asyncio.Future[None]] = {}
         self._pending_bytes = 0
         self._writer = ThreadPoolExecutor(1, "responses")  # one: what is written first is there first
 
@@ -145,34 +240,36 @@ class ResponseStore:
         """
         if self._folder is None or _NAME.fullmatch(name) is None or (name in self._sizes and not replaces):
             return None
-        data = _encode(kept)
+        line = _Line(
+            2, kept.owner, kept.status, kept.is_background, kept.is_streamed, kept.response.size, kept.items.size
+        )
+        begin = Part(_encode(line) + b"\n")
         events = self.logs.get(name)
-        size = len(data) + (0 if events is None else events.size)
+        size = begin.size + kept.response.size + kept.items.size + (0 if events is None else events.size)
         if size > self._most_bytes or self._pending_bytes + size > MOST_PENDING:
             log.warning("response.not_kept", response=name, bytes=size, reason="it is too large, or the disk too slow")
             return None
         self._drop(name)
         self._sizes[name] = size, time.time()
         self._bytes += size
-        self._pending[name] = kept
         self._pending_bytes += size
-        path, frames = f"{self._folder}/{name}", None if events is None else b"".join(events.events)
+        path, frames = f"{self._folder}/{name}", None if events is None else [*events.events]
 
         def write() -> None:
             if frames is not None:
-                _write(path + _EVENTS, frames, is_synced=replaces)
-            _write(path + _RECORD, data, is_synced=replaces)
+                _write(path + _EVENTS, map(Part, frames), is_synced=replaces)
+            _write(path + _RECORD, (begin, kept.response, kept.items), is_synced=replaces)
 
         def written(done: asyncio.Future[None]) -> None:
             self._pending_bytes -= size
-            if self._pending.get(name) is kept:
+            if self._pending.get(name) is writing:
                 del self._pending[name]
             if (error := done.exception()) is not None:
                 log.warning("response.not_kept", response=name, reason=str(error))
                 if not replaces:  # else the earlier one is there still
                     self._drop(name)
 
-        writing = asyncio.get_running_loop().run_in_executor(self._writer, write)
+        self._pending[name] = writing = asyncio.get_running_loop().run_in_executor(self._writer, write)
         writing.add_done_callback(written)
         self._make_room()
         return writing
@@ -183,26 +280,22 @@ class ResponseStore:
             return None
         self._make_room()
         path = self._folder / f"{name}{_RECORD}"
-        kept = self._pending.get(name)
-        if kept is not None and kept.is_background:
+        if name in self._pending:
             await self.flushed()
-            kept = None
-        kept = kept or await asyncio.to_thread(_read, path, time.time() - self._keep_s)
+        kept = await asyncio.to_thread(_read, path, time.time() - self._keep_s)
         if kept is None or is_admin or self.owners.get(kept.owner or "", kept.owner) == owner:
             return kept
         return None
 
-    async def events(self, name: str) -> list[bytes]:
+    async def events(self, name: str) -> Part:
         """Those of a response that is over."""
         assert self._folder is not None
         path = self._folder / f"{name}{_EVENTS}"
-        if (running := self.logs.get(name)) is not None:
-            return running.events
         try:
-            found = await asyncio.to_thread(path.read_bytes)
+            file = await asyncio.to_thread(_File, path)
+            return Part(file, size=os.fstat(file.fd).st_size)
         except OSError:
-            return []
-        return [frame + _FRAME for frame in found.split(_FRAME)[:-1]]
+            return Part(b"")
 
     async def remove(self, name: str) -> None:
         """Forget it."""
@@ -242,30 +335,46 @@ class ResponseStore:
         return self._writer.submit(unlink)
 
 
-def _write(path: str, content: bytes, *, is_synced: bool) -> None:
+def _write(path: str, parts: Iterable[Part], *, is_synced: bool) -> None:
     """Whole or not at all if it `is_synced`; else one that a crash left half written is as good as none.
 
-    Raises OSError.
+    Raises OSError, UnavailableError.
     """
-    if is_synced:
-        with replacing(Path(path), 0o600) as new:
-            new.write_bytes(content)
-        return
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        left = memoryview(content)
-        while left:
-            left = left[os.write(file, left) :]
-    finally:
-        os.close(file)
+    with (
+        replacing(Path(path), 0o600) if is_synced else contextlib.nullcontext(path) as new,
+        os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file,
+    ):
+        for part in parts:
+            file.writelines(part.blocks())
 
 
 def _read(path: Path, oldest: float) -> Kept | None:
     """None for one that isn't there, is older, or can't be read."""
     try:
-        return None if path.stat().st_mtime <= oldest else _decode(path.read_bytes())
+        file = _File(path)
+        about = os.fstat(file.fd)
+        if about.st_mtime <= oldest:
+            return None
+        begin = os.pread(file.fd, _FIRST_LINE, 0)
+        if not begin.startswith(_BEGIN):
+            return _converted(path.read_bytes())
+        first, end, _ = begin.partition(b"\n")
+        line, at = _line(first), len(first + end)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
         log.warning("response.unreadable", path=str(path), reason=str(error))
         return None
+    if about.st_size != at + line.response + line.items:
+        log.warning("response.unreadable", path=str(path), reason="it is half written")
+        return None
+    response, items = Part(file, at, line.response), Part(file, at + line.response, line.items)
+    return Kept(line.owner, response, items, line.status, line.is_background, line.is_streamed)
+
+
+def _converted(data: bytes) -> Kept:
+    """One of a former version. Raises MsgspecError, UnicodeDecodeError, RecursionError."""
+    found = _former(data)
+    response, items = Part(bytes(found.response)), Part(bytes(found.items))
+    status = _status(found.response).status
+    return Kept(found.owner, response, items, status, found.is_background, found.is_streamed)

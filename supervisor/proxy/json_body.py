@@ -131,16 +131,25 @@ class JsonBody(Body):
             return None if raw is None else bytes(raw)
         return await self._outline.restored(bytes(raw))
 
-    async def changed(self, changes: Mapping[str, bytes | None]) -> Bytes:
-        """The whole body with these top-level fields instead of its own, as JSON; None leaves one out."""
-        kept = {name: raw for name, raw in (self._fields | self._private).items() if name not in changes}
-        text: Bytes = _encode(kept)
-        if self._outline is not None:
-            text = await self._outline.restored(text)
-        added = _encode({name: msgspec.Raw(value) for name, value in changes.items() if value is not None})
-        if text == b"{}" or added == b"{}":
-            return text if added == b"{}" else added
-        return text[:-1] + b"," + added[1:]
+    @property
+    def outline(self) -> Outline:
+        """Of what it holds, and of what is added."""
+        if self._outline is None:
+            self._outline = Outline()
+        return self._outline
+
+    def changed(self, changes: Mapping[str, bytes | None]) -> JsonBody:
+        """With these top-level fields instead of its own, as JSON of its outline; None leaves one out."""
+        fields = {name: raw for name, raw in (self._fields | self._private).items() if name not in changes}
+        fields |= {name: msgspec.Raw(value) for name, value in changes.items() if value is not None}
+        body = JsonBody(self._raw, fields, self._outline)
+        body._is_changed = True  # its own
+        return body
+
+    async def whole(self) -> Bytes:
+        """All of it as JSON, for llmux itself: also the private fields."""
+        text: Bytes = _encode(self._fields | self._private)
+        return text if self._outline is None else await self._outline.restored(text)
 
     def raw(self, name: str) -> bytes | None:
         """See Body."""
@@ -238,11 +247,9 @@ class JsonBody(Body):
     async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
         """See Body."""
         contents = await loading.load(wanted)
-        if self._outline is None:
-            self._outline = Outline(b"")
         for one in wanted:
             content = contents[one.source]
-            one.reference.replace(content.type, self._outline.mark(content.base64))
+            one.reference.replace(content.type, self.outline.mark(content.base64))
         for field in {one.reference.field for one in wanted}:
             self._fields[field] = msgspec.Raw(_encode(self._decoded[field]))
         self._decoded, self._is_changed = {}, True

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
 
 from supervisor.errors import InvalidRequestError
+from supervisor.io.response_store import Part
 
 MOST_VALUES: Final = 100_000
 """Strings, commas and opening brackets of an outline: what is built from so many takes some 10 ms."""
@@ -58,10 +60,11 @@ def may_be_cut(text: Bytes | msgspec.Raw) -> bool:
 class Outline:
     """`text` is the outline; `restored` gives back what was cut."""
 
-    def __init__(self, body: Bytes) -> None:
+    def __init__(self) -> None:
         self.text: Bytes = bytearray()
-        self._body = body
-        self._cuts = list[tuple[Bytes, int, int, bool]]()  # of what, from, to, is a list
+        self._body: Bytes = b""
+        self._source: Bytes | Part = b""
+        self._cuts = list[tuple[Bytes | Part, int, int, bool]]()  # of what, from, to, is a list
         self._mark = os.urandom(8).hex().encode() + b"-"  # nobody can guess it
         self._values = 0
         self._work = 0
@@ -72,34 +75,43 @@ class Outline:
 
         Raises InvalidRequestError for a body of too many values.
         """
-        outline = cls(body)
+        outline = cls()
+        await outline.add(body)
+        return outline
+
+    async def add(self, body: Bytes, source: Part | None = None) -> Bytes:
+        """The same of another body, which has the same limit with the others; its cut parts come back from `source`.
+
+        Raises InvalidRequestError.
+        """
+        self._body, self._source, self.text = body, source or body, bytearray()
         at, end = 0, len(body)
         while at < end:
             stop = min(at + _SLICE, end)
             quote = body.find(b'"', at, stop)
-            outline._add_structure(at, stop if quote < 0 else quote)
-            if outline._values > MOST_VALUES:
+            self._add_structure(at, stop if quote < 0 else quote)
+            if self._values > MOST_VALUES:
                 raise InvalidRequestError(
                     f"The request body has more than {MOST_VALUES:,} values; long strings and lists of numbers count as one.",
                     code="too_many_values",
                 )
             if quote < 0:
-                await outline._worked(stop - at)
+                await self._worked(stop - at)
                 at = stop
                 continue
-            closing = await outline._closing(quote)
+            closing = await self._closing(quote)
             if closing < 0:
-                outline.text += b'"'
+                self.text += b'"'
                 break
-            outline._values += 1 + min(closing - quote, _LONG) // _VALUE
+            self._values += 1 + min(closing - quote, _LONG) // _VALUE
             if closing - quote <= _LONG:
-                outline.text += body[quote : closing + 1]
+                self.text += body[quote : closing + 1]
             else:
-                await outline._add_long(quote, closing)
+                await self._add_long(quote, closing)
             at = closing + 1
-            await outline._worked(_STRING)
-        outline.text = bytes(outline.text)
-        return outline
+            await self._worked(_STRING)
+        self.text, self._body = bytes(self.text), b""
+        return self.text
 
     def mark(self, content: Bytes) -> str:
         """What stands, at a string's end, for `content` that was never in the body. It needs no escapes."""
@@ -107,7 +119,14 @@ class Outline:
         return f"{self._mark.decode()}{len(self._cuts) - 1}-"
 
     async def restored(self, text: Bytes) -> Bytes:
-        """`text` (the outline or a changed one) with its marks replaced by the cut parts.
+        """`text` (the outline or a changed one) with its marks replaced by the cut parts."""
+        whole = bytearray()
+        async for piece in self.pieces(text):
+            whole += piece
+        return whole
+
+    async def pieces(self, text: Bytes) -> AsyncIterator[bytes]:
+        """The same, in pieces of at most 256 KiB. Raises UnavailableError where a source can't be read.
 
         A string of `text` may itself hold JSON of the outline, such as the arguments of a tool call: there the quote that
         follows a mark is escaped, and so is what comes back.
@@ -122,15 +141,20 @@ class Outline:
             is_quoted = text.startswith(b'\\"', at_quote)
             whole += text[at : found - is_list * (len(_LIST) + is_quoted)]
             for start in range(first, last, _SLICE):
-                part = source[start : min(start + _SLICE, last)]
+                stop = min(start + _SLICE, last)
+                part = await source.read(start, stop) if isinstance(source, Part) else source[start:stop]
                 whole += _quoted(part) if is_quoted else part
+                if len(whole) >= _SLICE:
+                    yield bytes(whole)
+                    whole = bytearray()
                 await self._worked(_SLICE)
             at = at_quote + is_list * (1 + is_quoted)
             await self._worked(_STRING)
         for start in range(at, len(text), _SLICE):
-            whole += text[start : start + _SLICE]
+            yield bytes(whole + text[start : start + _SLICE])
+            whole = bytearray()
             await self._worked(_SLICE)
-        return whole
+        yield bytes(whole)
 
     async def _worked(self, size: int) -> None:
         """Other tasks run after each slice."""
@@ -140,7 +164,7 @@ class Outline:
             await asyncio.sleep(0)
 
     def _cut(self, first: int, last: int, *, is_list: bool = False) -> bytes:
-        self._cuts.append((self._body, first, last, is_list))
+        self._cuts.append((self._source, first, last, is_list))
         return b"%b%d-" % (self._mark, len(self._cuts) - 1)
 
     def _add_structure(self, at: int, end: int) -> None:

@@ -5,10 +5,10 @@ A job is sent again after a restart; then the events after the first two come an
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -19,12 +19,12 @@ from supervisor.daemon.job import KEPT_HEADERS, Job, owner_of
 from supervisor.dialects.responses.answer import Envelope, new_id
 from supervisor.dialects.responses.checks import Json, unsupported
 from supervisor.dialects.responses.create import CreateResponse, echo_of
-from supervisor.dialects.responses.kept import earlier, is_running, joined, response_of
+from supervisor.dialects.responses.kept import continued, earlier, is_running, response_of
 from supervisor.dialects.responses.request import Asked
 from supervisor.dialects.responses.state import OFF, wish_of
 from supervisor.dialects.responses.turn import FINAL, event, log_of
 from supervisor.errors import InvalidRequestError
-from supervisor.io.response_store import Kept
+from supervisor.io.response_store import PIECE, Kept, Part
 from supervisor.io.store import NotSavedError
 from supervisor.proxy.body import Bytes
 from supervisor.proxy.disconnect import Scope
@@ -35,6 +35,8 @@ ENDPOINT: Final = "/v1/responses"
 _encode: Final = msgspec.json.Encoder().encode
 _CREATE: Final = CreateResponse()
 _FAILED: Final = "server_error"
+_FRAME: Final = b"\n\n"
+_FIRST_LINE: Final = 64  # bytes of an event, which have the name of any that is the last one
 
 
 async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
@@ -48,20 +50,18 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
         raise InvalidRequestError(message, param="store")
     if body.name is not None:
         daemon.catalog.resolve(body.name)
-    changes: dict[str, bytes | None] = dict.fromkeys(("background", "store", "previous_response_id"))
-    given = items = bytes(await body.field("input") or b"null")
+    body = body.changed(dict.fromkeys(("background", "store", "previous_response_id")))
     if wish.previous is not None:
-        before = await earlier(store, wish.previous, owner, is_admin=is_admin)
-        items = await asyncio.to_thread(joined, before, given)
-        changes["input"] = items
-    data = await body.changed(changes)
-    asked = await JsonBody.open(data)
+        kept = await earlier(store, wish.previous, owner, is_admin=is_admin)
+        body = await continued(body, wish.previous, kept)
+    data = await body.whole()
     if not daemon.pipeline.is_served_by(body.name, "POST", ENDPOINT):
-        _CREATE.request(dict(asked.fields))  # which says what is wrong with it
+        _CREATE.request(dict(body.fields))  # which says what is wrong with it
     told: Json = {"background": True, "store": True, "previous_response_id": wish.previous}
-    envelope = Envelope(new_id("resp"), int(time.time()), echo_of(Asked(asked.fields)))
+    envelope = Envelope(new_id("resp"), int(time.time()), echo_of(Asked(body.fields)))
     begun = envelope.response("queued") | told
-    kept = Kept(owner, msgspec.Raw(_encode(begun)), msgspec.Raw(items), is_background=True, is_streamed=body.stream)
+    items = Part(await body.field("input") or b"null")
+    kept = Kept(owner, Part(_encode(begun)), items, "queued", is_background=True, is_streamed=body.stream)
     name = envelope.id
     writing = store.keep(name, kept, replaces=True)
     if writing is None:
@@ -75,14 +75,14 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
     }
     try:
         await writing
-        await daemon.jobs.add(ENDPOINT, body.name, headers, bytes(data), owner, response=name)
+        await daemon.jobs.add(ENDPOINT, body.name, headers, data, owner, response=name)
     except BaseException as error:
         await store.remove(name)
         if isinstance(error, OSError):
             raise NotSavedError(f"The response can't be kept: {error.strerror or error}") from error
         raise
     if body.stream:
-        log_of(store.logs, name, kept)
+        log_of(store.logs, name, begun)
         return stream(daemon, name, kept, -1)
     return JSONResponse(begun)
 
@@ -104,9 +104,9 @@ async def end(daemon: Daemon, job: Job) -> None:
     kept = await store.find(name, job.owner, is_admin=True)
     log = store.logs.get(name)
     if kept is not None and is_running(kept):
+        response = await response_of(kept)
         if kept.is_streamed:  # perhaps to nobody, since a restart
-            log = log_of(store.logs, name, kept)
-        response = response_of(kept)
+            log = log_of(store.logs, name, response)
         if job.state == "cancelled":
             response["status"] = "cancelled"
         else:
@@ -118,7 +118,7 @@ async def end(daemon: Daemon, job: Job) -> None:
             # `ResponseStreamEvent`), and says nowhere how such a stream ends. Microsoft's server of the same API
             # (azure-ai-agentserver-responses, `_TERMINAL_TYPE_STATUS`) ends it so, with the status and without an error.
             log.add(event("response.failed", len(log.events), response=response))
-        over = msgspec.structs.replace(kept, response=msgspec.Raw(_encode(response)))
+        over = replace(kept, response=Part(_encode(response)), status=str(response["status"]))
         writing = store.keep(name, over, replaces=True)
         try:
             if writing is not None:  # else it can't be kept, now or later; that it is running and has no job says so
@@ -141,13 +141,13 @@ def _error(job: Job, last: bytes | None) -> Json:
 
 async def current(daemon: Daemon, name: str, kept: Kept) -> Json:
     """The response as it stands now."""
-    response = response_of(kept)
+    response = await response_of(kept)
     if not is_running(kept):
         return response
     job = daemon.jobs.generating(name)
     if job is None:  # it ended just now, or its job was lost
         again = await daemon.responses.find(name, kept.owner, is_admin=True)
-        response = response if again is None else response_of(again)
+        response = response if again is None else await response_of(again)
         if again is None or is_running(again):
             response |= {"status": "failed", "error": {"code": _FAILED, "message": "Its job is gone."}}
     elif job.state == "running":
@@ -163,16 +163,21 @@ def stream(daemon: Daemon, name: str, kept: Kept, after: int) -> Response:
 async def _events(daemon: Daemon, name: str, kept: Kept, after: int) -> AsyncGenerator[bytes, None]:
     """The events behind this number, as they come, to the end; a daemon that ends or hands over cuts it short."""
     store, at = daemon.responses, after + 1
+    begun = await response_of(kept) if is_running(kept) else None
     while True:
         is_coming = daemon.jobs.generating(name) is not None
-        log = log_of(store.logs, name, kept) if is_coming else store.logs.get(name)
-        events = (await store.events(name)) if log is None else log.events
-        for told in events[at:]:
+        log = store.logs.get(name) if begun is None or not is_coming else log_of(store.logs, name, begun)
+        if log is None:
+            async for piece in _behind(at, await store.events(name)):
+                yield piece
+            return
+        for told in log.events[at:]:
             if is_coming and _is_last(told):
                 break
-            yield told
+            for start in range(0, len(told), PIECE):
+                yield told[start : start + PIECE]
             at += 1
-        if not is_coming or log is None or daemon.jobs.is_paused:
+        if not is_coming or daemon.jobs.is_paused:
             return
         if (at >= len(log.events) or _is_last(log.events[at])) and not await log.changed(KEEPALIVE_S):
             yield b""
@@ -180,4 +185,19 @@ async def _events(daemon: Daemon, name: str, kept: Kept, after: int) -> AsyncGen
 
 def _is_last(event: bytes) -> bool:
     """Does the response end with it? Then it is told once the response is on disk: it won't be generated again."""
-    return event.partition(b"\n")[0].removeprefix(b"event: ").decode() in FINAL
+    return event[:_FIRST_LINE].partition(b"\n")[0].removeprefix(b"event: ").decode("latin-1") in FINAL
+
+
+async def _behind(count: int, events: Part) -> AsyncIterator[bytes]:
+    """All but so many of the first ones, in pieces."""
+    text = b""
+    async for piece in events.pieces():
+        text, at = text + piece, 0
+        while count and (end := text.find(_FRAME, at)) >= 0:
+            at, count = end + len(_FRAME), count - 1
+        if count:
+            text = text[max(at, len(text) - 1) :]  # perhaps half an end
+        else:
+            if at < len(text):
+                yield text[at:]
+            text = b""

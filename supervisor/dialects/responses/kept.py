@@ -1,7 +1,7 @@
 """What is kept of a response, as others read it: its object, and the items that led to it and follow from it.
 
-Items are kept as they came. Their ids and what else OpenAI adds are worked out when they are read, the same each time. Texts
-are not decoded for it, and what takes long is done in a thread: a conversation may have megabytes.
+Items are kept as they came. Their ids and what else OpenAI adds are worked out when they are read, the same each time, upon an
+outline: a conversation may have megabytes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.responses.checks import Json
 from supervisor.errors import InvalidRequestError
-from supervisor.io.response_store import Kept, ResponseStore
+from supervisor.io.response_store import Kept, Part, ResponseStore
+from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.outline import Outline
 
 RUNNING: Final = frozenset({"queued", "in_progress"})
 NULL: Final = msgspec.Raw(b"null")
+_BATCH: Final = 100  # items that are handled in one turn of the loop
 _PREFIXES: Final[Mapping[str, str]] = {
     "message": "msg",
     "reasoning": "rs",
@@ -32,25 +35,28 @@ _fields: Final = msgspec.json.Decoder(Fields).decode
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def response_of(kept: Kept) -> Json:
-    """The response object."""
-    found: Json = _decode(kept.response)
+async def response_of(kept: Kept) -> Json:
+    """The response object, of one that has no answer: it is as small as its request's fields."""
+    found: Json = _decode(await kept.response.whole())
     return found
 
 
 def is_running(kept: Kept) -> bool:
     """Is it still to be generated, or being so?"""
-    return kept.is_background and _value(_fields(kept.response).get("status")) in RUNNING
+    return kept.is_background and kept.status in RUNNING
 
 
-def items_of(name: str, kept: Kept) -> list[Fields]:
-    """All that its model was given, oldest first, in full. Call it in a thread."""
-    items = [_message(kept.items)] if begin_of(kept.items) == b'"' else _items_of(kept.items)
-    return [_full(item, name, index) for index, item in enumerate(items) if item]
+async def items_of(kept: Kept, outline: Outline, source: Part | None = None) -> list[Fields]:
+    """All that its model was given, oldest first, in their places; an empty one for what is no object.
+
+    They are added to `outline`; see `Outline.add`. Raises LlmuxError.
+    """
+    text = msgspec.Raw(await outline.add(await kept.items.whole(), source))
+    return [_message(text)] if begin_of(text) == b'"' else await _items_of(text)
 
 
-async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admin: bool) -> list[Fields]:
-    """The items of a conversation up to and with this response. Raises InvalidRequestError."""
+async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admin: bool) -> Kept:
+    """A response that can be gone on from. Raises InvalidRequestError."""
     kept = await store.find(name, owner, is_admin=is_admin)
     if kept is None:
         raise InvalidRequestError(
@@ -61,15 +67,23 @@ async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admi
     if is_running(kept):
         message = f"Previous response with id '{name}' is not completed yet: wait until it is."
         raise InvalidRequestError(message, param="previous_response_id", code="previous_response_not_completed")
-
-    def said() -> list[Fields]:
-        output = _fields(kept.response).get("output", NULL)
-        return [*items_of(name, kept), *filter(None, _items_of(output))]
-
-    return await asyncio.to_thread(said)
+    return kept
 
 
-def joined(before: Sequence[Fields], given: bytes) -> bytes:
+async def continued(body: JsonBody, name: str, kept: Kept) -> JsonBody:
+    """`body`, after all that was said up to and with this response. Raises LlmuxError."""
+    before = []
+    for index, item in enumerate(await items_of(kept, body.outline)):
+        if index % _BATCH == 0:
+            await asyncio.sleep(0)
+        if item:
+            before.append(full(item, name, index))
+    output = _fields(await body.outline.add(await kept.response.whole())).get("output", NULL)
+    before += filter(None, await _items_of(output))
+    return body.changed({"input": _joined(before, body.raw("input") or b"null")})
+
+
+def _joined(before: Sequence[Fields], given: bytes) -> bytes:
     """A list of items, and after them `input` as it came, as JSON."""
     items = _encode(before)
     if given == b"null":
@@ -78,7 +92,7 @@ def joined(before: Sequence[Fields], given: bytes) -> bytes:
         given = _encode([_message(msgspec.Raw(given))])
     if given[:1] != b"[":
         raise InvalidRequestError("input must be a text or a list of items.", param="input")
-    inner, own = items[1:-1], bytes(given[1:-1]).strip()
+    inner, own = items[1:-1], given[1:-1].strip()
     return b"[%b%b%b]" % (inner, b"," if inner and own else b"", own)
 
 
@@ -87,11 +101,14 @@ def begin_of(value: msgspec.Raw) -> bytes:
     return bytes(memoryview(value)[:1])
 
 
-def _items_of(value: msgspec.Raw) -> list[Fields]:
+async def _items_of(value: msgspec.Raw) -> list[Fields]:
     """The objects of a list in their places; an empty one for all else."""
-    return (
-        [_fields(item) if begin_of(item) == b"{" else {} for item in _items(value)] if begin_of(value) == b"[" else []
-    )
+    found: list[Fields] = []
+    for item in _items(value) if begin_of(value) == b"[" else ():
+        if len(found) % _BATCH == 0:
+            await asyncio.sleep(0)
+        found.append(_fields(item) if begin_of(item) == b"{" else {})
+    return found
 
 
 def _value(raw: msgspec.Raw | None) -> object:
@@ -106,11 +123,22 @@ def _message(text: msgspec.Raw) -> Fields:
     return {"type": _raw("message"), "role": _raw("user"), "content": text}
 
 
-def _full(item: Fields, name: str, index: int) -> Fields:
-    """An item with what its client may leave out."""
-    kind = str(_value(item.get("type")) or "message")
+def id_of(item: Fields, name: str, index: int) -> msgspec.Raw:
+    """Its own, or the one that it has in this place of this response."""
+    if (own := item.get("id", NULL)) != NULL:
+        return own
     digest = hashlib.sha256(f"{name}/{index}".encode()).hexdigest()[:32]
-    found: Fields = {"id": _raw(f"{_PREFIXES.get(kind, 'item')}_{digest}"), "type": _raw(kind)}
+    return _raw(f"{_PREFIXES.get(_kind(item), 'item')}_{digest}")
+
+
+def _kind(item: Fields) -> str:
+    return str(_value(item.get("type")) or "message")
+
+
+def full(item: Fields, name: str, index: int) -> Fields:
+    """An item with what its client may leave out."""
+    kind = _kind(item)
+    found: Fields = {"id": id_of(item, name, index), "type": _raw(kind)}
     if kind != "reasoning":
         found["status"] = _raw("completed")
     found |= {key: value for key, value in item.items() if key not in found or value != NULL}

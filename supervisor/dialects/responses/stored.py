@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.job import owner_of
 from supervisor.dialects.responses import background
-from supervisor.dialects.responses.kept import NULL, begin_of, is_running, items_of
+from supervisor.dialects.responses.kept import NULL, begin_of, full, id_of, is_running, items_of
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.io.response_store import Kept
-from supervisor.proxy.json_in_slices import JsonInSlices
+from supervisor.proxy.outline import Outline
 
 INCLUDABLE: Final = (
     "code_interpreter_call.outputs",
@@ -36,6 +37,8 @@ _fields: Final = msgspec.json.Decoder(Fields).decode
 _parts: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _FLAGS: Final = {"true": True, "false": False}
 _MOST: Final = 100
+_JSON: Final = "application/json"
+_BATCH: Final = 500  # ids that are worked out in one turn of the loop
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -50,7 +53,8 @@ def routes(daemon: Daemon) -> list[Route]:
             if after is not None:
                 raise InvalidRequestError("starting_after needs stream=true.", param="starting_after")
             if not is_running(kept):
-                return JsonInSlices(bytes(kept.response), daemon.bodies)
+                size = {"content-length": str(kept.response.size)}
+                return StreamingResponse(kept.response.pieces(), 200, size, _JSON)
             return JSONResponse(await background.current(daemon, name, kept))
         if not kept.is_streamed:
             message = "Only a response in the background that was created with stream=true can be streamed again."
@@ -72,15 +76,18 @@ def routes(daemon: Daemon) -> list[Route]:
         if (job := daemon.jobs.generating(name)) is not None:
             await daemon.jobs.cancel(job)
             name, kept = await _found(daemon, request)
+        if not is_running(kept) and kept.status != "cancelled":  # it may have been completed already
+            raise InvalidRequestError(f"Cannot cancel a {kept.status} response.", param="response_id")
         told = await background.current(daemon, name, kept)
-        if told["status"] != "cancelled":  # it may have been completed already
+        if told["status"] != "cancelled":
             raise InvalidRequestError(f"Cannot cancel a {told['status']} response.", param="response_id")
         return JSONResponse(told)
 
     async def input_items(request: Request) -> Response:
         name, kept = await _found(daemon, request)
-        wanted = partial(_page, request)
-        return JsonInSlices(await asyncio.to_thread(lambda: wanted(items_of(name, kept))), daemon.bodies)
+        outline = Outline()  # what is cut out stays on disk
+        items = await items_of(kept, outline, kept.items)
+        return StreamingResponse(outline.pieces(await _page(request, name, items)), media_type=_JSON)
 
     found = []
     for path in ("/v1/responses/{id}", "/responses/{id}"):
@@ -101,7 +108,7 @@ async def _found(daemon: Daemon, request: Request) -> tuple[str, Kept]:
     return name, kept
 
 
-def _page(request: Request, items: list[Fields]) -> bytes:
+async def _page(request: Request, name: str, items: Sequence[Fields]) -> bytes:
     """The items that are asked for, as JSON."""
     params, included = request.query_params, _included(request)
     order = params.get("order", "desc")
@@ -110,30 +117,35 @@ def _page(request: Request, items: list[Fields]) -> bytes:
     limit = _number(params.get("limit", "20"), "limit")
     if not 1 <= limit <= _MOST:
         raise InvalidRequestError(f"limit must be between 1 and {_MOST}.", param="limit")
+    ids: list[tuple[bytes, int]] = []  # with their places
+    for index, item in enumerate(items):
+        if index % _BATCH == 0:
+            await asyncio.sleep(0)
+        if item:
+            ids.append((bytes(id_of(item, name, index)), index))
     if order == "desc":
-        items.reverse()
-    ids = [bytes(item["id"]) for item in items]
+        ids.reverse()
     if (after := params.get("after")) is not None:
-        items = items[_place(ids, after, "after") + 1 :]
+        ids = ids[_place(ids, after, "after") + 1 :]
     if (before := params.get("before")) is not None:
-        ids = [bytes(item["id"]) for item in items]
-        items = items[: _place(ids, before, "before")]
-    page = [item if _IMAGES in included else _without_images(item) for item in items[:limit]]
+        ids = ids[: _place(ids, before, "before")]
+    page = [full(items[index], name, index) for _, index in ids[:limit]]
     found = {
         "object": "list",
-        "data": page,
-        "first_id": items[0]["id"] if items else None,
-        "last_id": items[: len(page)][-1]["id"] if items else None,
-        "has_more": len(items) > len(page),
+        "data": [item if _IMAGES in included else _without_images(item) for item in page],
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(ids) > len(page),
     }
     return msgspec.json.encode(found)
 
 
-def _place(ids: list[bytes], wanted: str, param: str) -> int:
+def _place(ids: list[tuple[bytes, int]], wanted: str, param: str) -> int:
     name = msgspec.json.encode(wanted)
-    if name not in ids:
-        raise InvalidRequestError(f"There is no item {wanted[:100]!r} in the list.", param=param)
-    return ids.index(name)
+    for place, (known, _) in enumerate(ids):
+        if known == name:
+            return place
+    raise InvalidRequestError(f"There is no item {wanted[:100]!r} in the list.", param=param)
 
 
 def _without_images(item: Fields) -> Fields:

@@ -6,9 +6,9 @@ worker or the translation gives it, but for the fields that only llmux knows: `s
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -18,13 +18,13 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.chat import Measured, Usage
 from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
-from supervisor.dialects.responses.kept import earlier, joined, response_of
+from supervisor.dialects.responses.kept import continued, earlier, response_of
 from supervisor.dialects.responses.state import wish_of
 from supervisor.errors import LlmuxError
 from supervisor.io.held_body import Gathered, HeldBody
-from supervisor.io.response_store import EventLog, Kept
+from supervisor.io.response_store import EventLog, Kept, Part
 from supervisor.proxy import frames
-from supervisor.proxy.body import Body
+from supervisor.proxy.body import Body, Bytes
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.disconnect import Message, Send
 from supervisor.proxy.json_body import JsonBody
@@ -60,30 +60,26 @@ async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body
     keeps = wish.store is not False and not is_counted
     if wish.previous is None and not keeps:
         return body, None
-    before: list[Fields] | None = None
-    if wish.previous is not None:
-        before = await earlier(memory.store, wish.previous, memory.owner, is_admin=memory.is_admin)
-    given = bytes(await body.field("input") or b"null")
-    items = given if before is None else await asyncio.to_thread(joined, before, given)
-    is_changed = before is not None or wish.store is True
+    is_changed = wish.previous is not None or wish.store is True
     if is_changed:
-        changes: dict[str, bytes | None] = {"previous_response_id": None, "store": None}
-        if before is not None:
-            changes["input"] = items
-        body = await JsonBody.open(await body.changed(changes))
+        body = body.changed({"previous_response_id": None, "store": None})
+    if wish.previous is not None:
+        kept = await earlier(memory.store, wish.previous, memory.owner, is_admin=memory.is_admin)
+        body = await continued(body, wish.previous, kept)
     if is_counted:
         return body, None
     told: Json = {"background": False, "previous_response_id": wish.previous, "store": keeps}
-    return body, ResponseTurn(memory, items if keeps else None, _raw(told), is_told=is_changed)
+    items = (await body.field("input") or b"null") if keeps else None
+    return body, ResponseTurn(memory, items, _raw(told), is_told=is_changed)
 
 
 async def _in_background(name: str, memory: Memory) -> Turn | None:
     kept = await memory.store.find(name, memory.owner, is_admin=True)
     if kept is None:  # deleted
         return None
-    begun = response_of(kept)
+    begun = await response_of(kept)
     told = {key: begun.get(key) for key in ("id", "created_at", "background", "previous_response_id", "store")}
-    return ResponseTurn(memory, bytes(kept.items), _raw(told), kept=kept)
+    return ResponseTurn(memory, None, _raw(told), again=(kept, begun))
 
 
 def _raw(values: Json) -> Fields:
@@ -96,24 +92,24 @@ class ResponseTurn:
     def __init__(
         self,
         memory: Memory,
-        items: bytes | None,
+        items: Bytes | None,
         told: Fields,
         *,
         is_told: bool = True,
-        kept: Kept | None = None,
+        again: tuple[Kept, Json] | None = None,
     ) -> None:
         """Raises UnavailableError if what must be kept of the request has no room.
 
         `items`: all that the worker gets; None: the response isn't kept. `told`: fields of the response, also of one that
-        lacks them if `is_told`. `kept`: what is known of one that is generated in the background.
+        lacks them if `is_told`. `again`: what is kept of one that is generated in the background, and its object.
         """
         self._memory = memory
         self._told = told
         self._is_told = is_told
-        self._kept = kept
+        self._kept = None if again is None else again[0]
         self._log: EventLog | None = None
-        if kept is not None and kept.is_streamed:
-            self._log = log_of(memory.store.logs, memory.response or "", kept)
+        if again is not None and again[0].is_streamed:
+            self._log = log_of(memory.store.logs, memory.response or "", again[1])
             self._log.cut(BEGINNING)  # the rest is of an earlier try
         self._items: HeldBody | None = None
         if items is not None:
@@ -122,7 +118,7 @@ class ResponseTurn:
             self._items.keep(items)
             self._items.wait()  # for the answer
         self._first_at: float | None = None  # the first piece of a stream's text, or of what else its model says
-        self._finished: tuple[str, bytes] | None = None  # the response's name and object, once it is over
+        self._finished: tuple[str, str, bytes] | None = None  # the response's name, status and object, once it is over
         self._gathered = Gathered(memory.bodies, memory.most)  # the whole answer, or its log
         self._head: Message | None = None  # of a whole answer, until it is there
         self._whole = bytearray()
@@ -217,24 +213,23 @@ class ResponseTurn:
 
     def _finish(self, fields: Fields, data: bytes) -> None:
         """Remember a response that is over. Raises KeyError or MsgspecError for one that doesn't say who and how it is."""
-        _text(fields["status"])
-        self._finished = _text(fields["id"]), data
+        self._finished = _text(fields["id"]), _text(fields["status"]), data
 
     async def _keep(self) -> None:
         """Keep the response if it is over. It can be found before its client has the end of it."""
         finished, self._finished = self._finished, None
-        if finished is None or self._items is None:
+        if finished is None:
             return
-        name, response = finished
-        self._items.run()
-        kept = Kept(
-            self._memory.owner if self._kept is None else self._kept.owner,
-            msgspec.Raw(response),
-            msgspec.Raw(b"".join([bytes(piece) async for piece in self._items.pieces()])),
-            is_background=self._kept is not None,
-            is_streamed=self._log is not None,
-        )
-        self._memory.store.keep(name, kept, replaces=self._kept is not None)
+        name, status, data = finished
+        if self._kept is not None:
+            over = replace(self._kept, response=Part(data), status=status)
+            self._memory.store.keep(name, over, replaces=True)
+        elif self._items is not None:
+            self._items.run()
+            items = bytearray()
+            async for piece in self._items.pieces():
+                items += piece
+            self._memory.store.keep(name, Kept(self._memory.owner, Part(data), Part(items), status))
 
     # ------------------------------------------------------------------------------------------------------------ stream
 
@@ -303,10 +298,9 @@ def event(kind: str, number: int, **fields: JsonValue) -> bytes:
     return frames.event(kind, fields | {"sequence_number": number})
 
 
-def log_of(logs: dict[str, EventLog], name: str, kept: Kept) -> EventLog:
+def log_of(logs: dict[str, EventLog], name: str, begun: Json) -> EventLog:
     """The events of a response that is still to come; begun where none has come yet."""
     if name not in logs:
-        begun = response_of(kept)
         logs[name] = EventLog(
             [event(_BEGUN, 0, response=begun), event("response.queued", 1, response=begun)],
         )

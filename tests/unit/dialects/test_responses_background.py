@@ -8,11 +8,13 @@ import msgspec
 import pytest
 
 from supervisor.dialects.responses import background
+from supervisor.dialects.responses.kept import response_of
 from supervisor.dialects.responses.turn import event, log_of
-from supervisor.io.response_store import Kept, ResponseStore
+from supervisor.io import response_store
+from supervisor.io.response_store import Kept, Part, ResponseStore
 
 NAME = "resp_1"
-BEGUN = msgspec.Raw(b'{"id":"resp_1","status":"queued","output":[]}')
+BEGUN = Part(b'{"id":"resp_1","status":"queued","output":[]}')
 
 
 @pytest.fixture
@@ -25,14 +27,15 @@ async def store(tmp_path):
 
 
 async def told_of(store: ResponseStore) -> list[dict]:
-    return [msgspec.json.decode(frame.partition(b"data: ")[2]) for frame in await store.events(NAME)]
+    frames = (await (await store.events(NAME)).whole()).split(b"\n\n")[:-1]
+    return [msgspec.json.decode(frame.partition(b"data: ")[2]) for frame in frames]
 
 
 async def test_a_stream_whose_end_could_not_be_kept_has_one_end(store):
     """What its worker said last was told to nobody."""
-    kept = Kept(None, BEGUN, msgspec.Raw(b"[]"), is_background=True, is_streamed=True)
+    kept = Kept(None, BEGUN, Part(b"[]"), "queued", is_background=True, is_streamed=True)
     store.keep(NAME, kept)
-    log = log_of(store.logs, NAME, kept)
+    log = log_of(store.logs, NAME, await response_of(kept))
     log.add(event("response.output_text.delta", 2, delta="Hi"))
     log.add(event("response.completed", 3, response={"status": "completed"}))
     job = SimpleNamespace(response=NAME, owner=None, state="completed", error=None)
@@ -44,7 +47,7 @@ async def test_a_stream_whose_end_could_not_be_kept_has_one_end(store):
 
 @pytest.mark.parametrize("state", ["cancelled", "failed"])
 async def test_a_stream_that_nobody_has_read_since_a_restart_has_an_end(store, state):
-    store.keep(NAME, Kept(None, BEGUN, msgspec.Raw(b"[]"), is_background=True, is_streamed=True))
+    store.keep(NAME, Kept(None, BEGUN, Part(b"[]"), "queued", is_background=True, is_streamed=True))
     job = SimpleNamespace(response=NAME, owner=None, state=state, error=None)
     await background.end(SimpleNamespace(responses=store), job)
     told = await told_of(store)
@@ -52,3 +55,12 @@ async def test_a_stream_that_nobody_has_read_since_a_restart_has_an_end(store, s
     assert [each["sequence_number"] for each in told] == [0, 1, 2]
     assert told[-1]["response"]["status"] == state
     assert store.logs == {}
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1 << 18])
+async def test_a_stream_is_read_again_from_where_its_client_was(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(response_store, "PIECE", size)
+    frames = [b"event: a\ndata: %d\n\n" % number for number in range(9)]
+    for count in (0, 1, 5, 8, 9, 20):
+        told = [piece async for piece in background._behind(count, Part(b"".join(frames)))]
+        assert b"".join(told) == b"".join(frames[count:])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 
-import msgspec
 import pytest
 
 from supervisor.dialects.responses import RESPONSES
 from supervisor.dialects.responses.turn import turn_of
 from supervisor.errors import InvalidRequestError
 from supervisor.io.held_body import BodyBudget
-from supervisor.io.response_store import Kept, ResponseStore
+from supervisor.io.response_store import Kept, Part, ResponseStore
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.turn import Memory
 
@@ -36,7 +35,7 @@ async def store(tmp_path):
     found.configure(most_bytes=1 << 24, most=100, keep_s=60.0)
     found.open(tmp_path)
     first = {"id": "resp_1", "status": "completed", "output": [OUTPUT]}
-    await found.keep("resp_1", Kept("ann", msgspec.Raw(json.dumps(first).encode()), msgspec.Raw(b'"One"')))
+    await found.keep("resp_1", Kept("ann", Part(json.dumps(first).encode()), Part(b'"One"'), "completed"))
     return found
 
 
@@ -48,7 +47,7 @@ async def asked(store, /, owner="ann", is_counted=False, **fields):
 
 async def got(body):
     """A body that goes on."""
-    return json.loads(await body.changed({}))
+    return json.loads(await body.whole())
 
 
 async def told(turn, headers, *pieces):
@@ -141,7 +140,7 @@ class TestAnswer:
         headers, body = await told(turn, JSON, answer[:20], answer[20:])
         assert (body, dict(headers)[b"content-length"]) == (answer, b"%d" % len(answer))
         kept = await store.find("resp_2", "ann")
-        assert (bytes(kept.response), bytes(kept.items)) == (answer, b'"Hi"')
+        assert (await kept.response.whole(), await kept.items.whole()) == (answer, b'"Hi"')
 
     async def test_it_is_told_what_only_llmux_knows(self, store):
         _, _, turn = await asked(store, input="Hi", previous_response_id="resp_1")
@@ -167,7 +166,7 @@ class TestAnswer:
         pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
         _, _, turn = await asked(store, input="Hi")
         assert (await told(turn, EVENTS, *pieces))[1] == stream
-        assert json.loads(bytes((await store.find("resp_2", "ann")).response)) == ANSWER
+        assert json.loads(await (await store.find("resp_2", "ann")).response.whole()) == ANSWER
         _, _, turn = await asked(store, input="Hi", previous_response_id="resp_1", store=False)
         found = [
             json.loads(frame.partition(b"data: ")[2])
@@ -193,7 +192,7 @@ class TestAnswer:
         assert (metrics["engine_prompt_tokens"], metrics["engine_output_tokens"]) == (3, 4)
         assert metrics["engine_total_wall_ms"] >= 500
         assert (metrics["gpu_time_to_first_token_ms"] is None) is not stream
-        assert b"metrics" in bytes((await store.find("resp_2", "ann")).response)
+        assert b"metrics" in await (await store.find("resp_2", "ann")).response.whole()
         assert not stream or b"metrics" not in got[: len(pieces[0] + pieces[1])]
 
     @pytest.mark.parametrize("size", [1, 30, 10_000])
@@ -206,7 +205,7 @@ class TestAnswer:
         pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
         _, _, turn = await asked(store, input="Hi")
         assert (await told(turn, EVENTS, *pieces))[1] == b"".join(events)
-        assert json.loads(bytes((await store.find("resp_2", "ann")).response)) == ANSWER
+        assert json.loads(await (await store.find("resp_2", "ann")).response.whole()) == ANSWER
 
     @pytest.mark.parametrize("usage", [None, {"input_tokens": None}, {"input_tokens": 1.5}, []])
     async def test_an_odd_usage_loses_nothing_else(self, store, usage):
@@ -244,8 +243,8 @@ class TestAnswer:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_one_in_the_background_that_does_not_say_how_it_ended_is_still_to_come(self, store, stream):
-        begun = msgspec.Raw(b'{"id":"resp_2","status":"queued","output":[]}')
-        kept = Kept("ann", begun, msgspec.Raw(b"[]"), is_background=True, is_streamed=stream)
+        begun = Part(b'{"id":"resp_2","status":"queued","output":[]}')
+        kept = Kept("ann", begun, Part(b"[]"), "queued", is_background=True, is_streamed=stream)
         await store.keep("resp_2", kept)
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
         memory = Memory(store, BodyBudget(), 1 << 25, "ann", False, response="resp_2")
@@ -253,4 +252,4 @@ class TestAnswer:
         answer = {"object": "response", "output": []}
         pieces = framed({"type": "response.completed", "response": answer})
         await told(turn, EVENTS, *pieces) if stream else await told(turn, JSON, json.dumps(answer).encode())
-        assert bytes((await store.find("resp_2", "ann")).response) == bytes(begun)
+        assert await (await store.find("resp_2", "ann")).response.whole() == await begun.whole()

@@ -6,15 +6,27 @@ import asyncio
 import os
 import time
 
-import msgspec
 import pytest
 
+from supervisor.errors import UnavailableError
 from supervisor.io import response_store
-from supervisor.io.response_store import EventLog, Kept, ResponseStore
+from supervisor.io.response_store import PIECE, EventLog, Kept, Part, ResponseStore
+
+RESPONSE = b'{"id":"r",\n"status":"completed"}'
 
 
 def kept(size=10, owner="ann", **keys):
-    return Kept(owner, msgspec.Raw(b'{"id":"r"}'), msgspec.Raw(b'"' + b"x" * size + b'"'), **keys)
+    return Kept(owner, Part(RESPONSE), Part(b'"' + b"x" * size + b'"'), **keys)
+
+
+async def read(found):
+    """All that is known of one."""
+    response, items = bytes(await found.response.whole()), bytes(await found.items.whole())
+    return found.owner, found.status, found.is_background, found.is_streamed, response, items
+
+
+async def found(store, *args, **keys):
+    return await read(await store.find(*args, **keys))
 
 
 def opened(folder, most_bytes=1 << 20, most=100, keep_s=60.0):
@@ -32,23 +44,23 @@ class TestFound:
     async def test_at_once_and_when_it_is_written(self, tmp_path):
         store = opened(tmp_path)
         written = store.keep("resp_1", kept())
-        assert await store.find("resp_1", "ann") == kept()
+        assert await found(store, "resp_1", "ann") == await read(kept())
         await written
-        assert await store.find("resp_1", "ann") == kept()
+        assert await found(store, "resp_1", "ann") == await read(kept())
 
     async def test_by_nobody_else_but_an_admin(self, tmp_path):
         store = opened(tmp_path)
         await store.keep("resp_1", kept())
         assert await store.find("resp_1", "bob") is None
         assert await store.find("resp_1", None) is None
-        assert await store.find("resp_1", "bob", is_admin=True) == kept()
+        assert await found(store, "resp_1", "bob", is_admin=True) == await read(kept())
 
     async def test_by_another_process_on_the_folder(self, tmp_path):
         """A daemon that hands over still ends streams."""
         first, second = opened(tmp_path), opened(tmp_path)
         await first.keep("resp_1", kept())
-        assert await second.find("resp_1", "ann") == kept()
-        assert await opened(tmp_path).find("resp_1", "ann") == kept()
+        assert await found(second, "resp_1", "ann") == await read(kept())
+        assert await found(opened(tmp_path), "resp_1", "ann") == await read(kept())
 
     async def test_one_that_is_half_written_is_none(self, tmp_path):
         store = opened(tmp_path)
@@ -68,21 +80,67 @@ class TestFound:
         await store.keep("resp_1", kept())
         assert store.keep("resp_1", kept(owner="bob")) is None
         await store.keep("resp_1", kept(20), replaces=True)
-        assert await store.find("resp_1", "ann") == kept(20)
+        assert await found(store, "resp_1", "ann") == await read(kept(20))
 
     async def test_one_of_a_name_is_for_the_key_that_had_it(self, tmp_path):
         store = opened(tmp_path)
         await store.keep("resp_1", kept())
         store.owners = {"ann": "key_1"}
-        assert await store.find("resp_1", "key_1") == kept()
+        assert await found(store, "resp_1", "key_1") == await read(kept())
         assert await store.find("resp_1", "ann") is None
         assert await store.find("resp_1", None) is None
+
+    async def test_with_all_that_is_known_of_it(self, tmp_path):
+        store = opened(tmp_path)
+        one = kept(status="queued", is_background=True, is_streamed=True)
+        store.keep("resp_1", one)
+        assert await found(store, "resp_1", "ann") == await read(one)
+
+    async def test_one_of_a_former_version(self, tmp_path):
+        store = opened(tmp_path)
+        response, items = RESPONSE.decode(), '[{"role":"user","content":"Hi"}]'
+        for name, more in {"resp_1": "", "resp_2": ',"is_background":true,"is_streamed":true'}.items():
+            file = tmp_path / "responses" / f"{name}.json"
+            file.write_text(f'{{"owner":"ann","response":{response},"items":{items}{more}}}')
+        known = "ann", "completed", False, False, RESPONSE, items.encode()
+        assert await found(store, "resp_1", "ann") == known
+        assert await found(store, "resp_2", "ann") == ("ann", "completed", True, True, RESPONSE, items.encode())
+        (tmp_path / "responses" / "resp_1.json").write_text('{"owner":"ann","response":{')
+        assert await store.find("resp_1", "ann") is None
 
     async def test_for_its_owner_alone_on_disk(self, tmp_path):
         store = opened(tmp_path)
         await store.keep("resp_1", kept())
         (file,) = (tmp_path / "responses").iterdir()
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+class TestPieces:
+    """Nobody has more of one in memory than a piece."""
+
+    async def test_of_a_large_one(self, tmp_path):
+        store = opened(tmp_path, most_bytes=1 << 24)
+        one = kept(3 * PIECE)
+        await store.keep("resp_1", one)
+        pieces = [piece async for piece in (await store.find("resp_1", "ann")).items.pieces()]
+        assert b"".join(pieces) == await one.items.whole()
+        assert max(map(len, pieces)) == PIECE
+
+    async def test_who_reads_it_may_go_on_when_it_is_replaced_and_removed(self, tmp_path):
+        store = opened(tmp_path)
+        await store.keep("resp_1", kept(10))
+        reading = await store.find("resp_1", "ann")
+        await store.keep("resp_1", kept(20), replaces=True)
+        await store.remove("resp_1")
+        assert await read(reading) == await read(kept(10))
+
+    async def test_one_that_became_shorter_meanwhile(self, tmp_path):
+        store = opened(tmp_path)
+        await store.keep("resp_1", kept())
+        reading = await store.find("resp_1", "ann")
+        os.truncate(tmp_path / "responses" / "resp_1.json", 20)
+        with pytest.raises(UnavailableError, match="shorter"):
+            await reading.items.whole()
 
 
 class TestBounds:
@@ -139,10 +197,10 @@ class TestBounds:
         store.logs["a"] = EventLog([b"data: 1\n\n", b"data: 2\n\n"])
         await store.keep("a", kept())
         del store.logs["a"]
-        assert await store.events("a") == [b"data: 1\n\n", b"data: 2\n\n"]
+        assert await (await store.events("a")).whole() == b"data: 1\n\ndata: 2\n\n"
         await store.remove("a")
         assert not [*(tmp_path / "responses").iterdir()]
-        assert await store.events("a") == []
+        assert await (await store.events("a")).whole() == b""
 
 
 class TestTrouble:
