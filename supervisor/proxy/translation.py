@@ -10,6 +10,7 @@ which workers speak that one: such a request is translated whatever its worker s
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from pydantic import JsonValue
 
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
-from supervisor.io.held_body import Gathered
+from supervisor.io.held_body import SLICE, Gathered
 from supervisor.io.upstream import Headers, UpstreamResponse
 
 KEPT_PIECES: Final = 4  # of the canonical answer's end, where its usage stands
@@ -290,7 +291,7 @@ class TranslatedResponse:
         self._response = response
         self._stream = stream
         self._gathered = gathered
-        self._whole = b""
+        self._whole, self._at = b"", 0
 
     @classmethod
     async def of(
@@ -301,6 +302,7 @@ class TranslatedResponse:
             return cls(response, translation.stream_content_type, translation.stream(), gathered)
         translated = cls(response, translation.content_type, None, gathered)
         body = await whole(response, gathered)
+        await asyncio.sleep(0)  # other tasks run: it may be large
         translated.canonical.append(body[-KEPT_BYTES:])
         translated._whole = translation.answer(body)  # its own
         return translated
@@ -308,8 +310,10 @@ class TranslatedResponse:
     async def next_chunk(self) -> bytes:
         """The next piece that is not empty, or the last one."""
         if self._stream is None:
-            self.drained = True
-            return self._whole
+            await asyncio.sleep(0)
+            piece, self._at = self._whole[self._at : self._at + SLICE], self._at + SLICE
+            self.drained = self._at >= len(self._whole)
+            return piece
         found = b""
         while not found and not self.drained:
             if self._response.drained:  # apart, since it may fail, and the piece before it is good

@@ -6,6 +6,7 @@ worker or the translation gives it, but for the fields that only llmux knows: `s
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from dataclasses import replace
@@ -20,14 +21,15 @@ from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.kept import continued, earlier, response_of
 from supervisor.dialects.responses.state import wish_of
-from supervisor.errors import LlmuxError
+from supervisor.errors import InvalidRequestError, LlmuxError
 from supervisor.io.held_body import Gathered, HeldBody
-from supervisor.io.response_store import EventLog, Kept, Part
+from supervisor.io.response_store import PIECE, EventLog, Kept, Part
 from supervisor.proxy import frames
 from supervisor.proxy.body import Body, Bytes
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.disconnect import Message, Send
 from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.outline import Outline
 from supervisor.proxy.turn import Memory, Turn
 
 _FRAME: Final = b"\n\n"
@@ -118,7 +120,7 @@ class ResponseTurn:
             self._items.keep(items)
             self._items.wait()  # for the answer
         self._first_at: float | None = None  # the first piece of a stream's text, or of what else its model says
-        self._finished: tuple[str, str, bytes] | None = None  # the response's name, status and object, once it is over
+        self._finished: tuple[str, str, Bytes] | None = None  # the response's name, status and object, once it is over
         self._gathered = Gathered(memory.bodies, memory.most)  # the whole answer, or its log
         self._head: Message | None = None  # of a whole answer, until it is there
         self._whole = bytearray()
@@ -144,15 +146,20 @@ class ResponseTurn:
                 if not is_last and self._has_room(len(self._whole)):
                     return
                 head, self._head = self._head, None
-                data = bytes(self._whole)
-                self._whole.clear()
+                data: Bytes = self._whole
+                self._whole = bytearray()
                 if is_last:
-                    data = self._response(data)
+                    data = await self._response(data)
                     headers = [item for item in head["headers"] if item[0] != b"content-length"]
                     head["headers"] = [*headers, (b"content-length", b"%d" % len(data))]
                     await self._keep()
                 await send(head)
-                message["body"] = data
+                at = 0
+                while len(data) - at > PIECE:
+                    await send({"type": message["type"], "body": bytes(data[at : at + PIECE]), "more_body": True})
+                    await asyncio.sleep(0)
+                    at += PIECE
+                message["body"] = bytes(data[at:])
             elif self._is_stream:
                 is_last = not message.get("more_body", False)
                 message["body"] = self._fed(message.get("body", b""), is_last=is_last)
@@ -184,19 +191,27 @@ class ResponseTurn:
 
     # ------------------------------------------------------------------------------------------------------------ answer
 
-    def _response(self, data: bytes) -> bytes:
+    async def _response(self, data: Bytes) -> Bytes:
         """A response object as the client gets it; kept if it is over."""
+        outline = Outline()
         try:
-            fields = _fields(data)
+            text = await outline.add(data)
+        except InvalidRequestError:  # of more values than a request may have
+            text = data
+        try:
+            fields = _fields(text)
             if _text(fields["object"]) != "response":
                 return data
-            fields, data = self._changed(fields, data, is_over=True)
+            fields["id"] = msgspec.Raw(await outline.restored(bytes(fields["id"])))
+            fields, changed = self._changed(fields, text, is_over=True)
+            if changed is not text:
+                data = await outline.restored(changed)
             self._finish(fields, data)
         except (KeyError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             pass  # whatever it is, it is no response
         return data
 
-    def _changed(self, fields: Fields, data: bytes, *, is_over: bool) -> tuple[Fields, bytes]:
+    def _changed(self, fields: Fields, data: Bytes, *, is_over: bool) -> tuple[Fields, Bytes]:
         """With what only llmux knows."""
         changes = {
             key: value
@@ -211,7 +226,7 @@ class ResponseTurn:
         fields = fields | changes
         return fields, _encode(fields)
 
-    def _finish(self, fields: Fields, data: bytes) -> None:
+    def _finish(self, fields: Fields, data: Bytes) -> None:
         """Remember a response that is over. Raises KeyError or MsgspecError for one that doesn't say who and how it is."""
         self._finished = _text(fields["id"]), _text(fields["status"]), data
 
