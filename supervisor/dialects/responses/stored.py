@@ -38,7 +38,7 @@ _parts: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _FLAGS: Final = {"true": True, "false": False}
 _MOST: Final = 100
 _JSON: Final = "application/json"
-_BATCH: Final = 500  # ids that are worked out in one turn of the loop
+_BATCH: Final = 200  # ids that are worked out in one turn of the loop
 
 
 def routes(daemon: Daemon) -> list[Route]:
