@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import time
@@ -64,13 +65,16 @@ class Part:
         self.size = len(content) if isinstance(content, bytes | bytearray) else size or 0
 
     def blocks(self) -> Iterator[bytes]:
-        """All of it, in pieces. Blocks. Raises UnavailableError for a file that can't be read."""
+        """All of it, in pieces. Blocks. Raises OSError."""
         for start in range(0, self.size, PIECE):
             yield self._read(start, start + PIECE)
 
     async def read(self, start: int, stop: int) -> bytes:
         """A piece of it, no larger than `PIECE`. Raises UnavailableError."""
-        return await asyncio.to_thread(self._read, start, stop)
+        try:
+            return await asyncio.to_thread(self._read, start, stop)
+        except OSError as error:
+            raise UnavailableError(f"What is kept can't be read back from disk: {error.strerror}.") from error
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """All of it. Raises UnavailableError."""
@@ -90,12 +94,9 @@ class Part:
         if not isinstance(self._content, _File):
             return bytes(memoryview(self._content)[start:stop])
         size = min(stop, self.size) - start
-        try:
-            found = os.pread(self._content.fd, size, self._begin + start)
-        except OSError as error:
-            raise UnavailableError(f"What is kept can't be read back from disk ({error.strerror}).") from error
+        found = os.pread(self._content.fd, size, self._begin + start)
         if len(found) < size:
-            raise UnavailableError("What is kept on disk is shorter than it was.")
+            raise OSError(errno.EIO, "it is shorter than it was")
         return found
 
 
@@ -338,7 +339,7 @@ class ResponseStore:
 def _write(path: str, parts: Iterable[Part], *, is_synced: bool) -> None:
     """Whole or not at all if it `is_synced`; else one that a crash left half written is as good as none.
 
-    Raises OSError, UnavailableError.
+    Raises OSError.
     """
     with (
         replacing(Path(path), 0o600) if is_synced else contextlib.nullcontext(path) as new,

@@ -121,17 +121,28 @@ class Outline:
     async def restored(self, text: Bytes) -> Bytes:
         """`text` (the outline or a changed one) with its marks replaced by the cut parts."""
         whole = bytearray()
-        async for piece in self.pieces(text):
-            whole += piece
+        async for part in self._parts(text):
+            whole += part
         return whole
 
     async def pieces(self, text: Bytes) -> AsyncIterator[bytes]:
-        """The same, in pieces of at most 256 KiB. Raises UnavailableError where a source can't be read.
+        """The same, in pieces of about 128 KiB. Raises UnavailableError where a source can't be read."""
+        whole = bytearray()
+        async for part in self._parts(text):
+            whole += part
+            if len(whole) >= _SLICE:
+                yield bytes(whole)
+                whole.clear()
+        if whole:
+            yield bytes(whole)
+
+    async def _parts(self, text: Bytes) -> AsyncIterator[Bytes]:
+        """The same, as it comes.
 
         A string of `text` may itself hold JSON of the outline, such as the arguments of a tool call: there the quote that
         follows a mark is escaped, and so is what comes back.
         """
-        whole, mark = bytearray(), self._mark
+        mark = self._mark
         at = 0
         while (found := text.find(mark, at)) >= 0:
             digits = found + len(mark)
@@ -139,22 +150,23 @@ class Outline:
             source, first, last, is_list = self._cuts[int(text[digits:end])]
             at_quote = end + 1 + (not is_list and text[end + 1 : end + 2] == b":")
             is_quoted = text.startswith(b'\\"', at_quote)
-            whole += text[at : found - is_list * (len(_LIST) + is_quoted)]
+            async for part in self._sliced(text, at, found - is_list * (len(_LIST) + is_quoted)):
+                yield part
             for start in range(first, last, _SLICE):
                 stop = min(start + _SLICE, last)
                 part = await source.read(start, stop) if isinstance(source, Part) else source[start:stop]
-                whole += _quoted(part) if is_quoted else part
-                if len(whole) >= _SLICE:
-                    yield bytes(whole)
-                    whole = bytearray()
+                yield _quoted(part) if is_quoted else part
                 await self._worked(_SLICE)
             at = at_quote + is_list * (1 + is_quoted)
             await self._worked(_STRING)
-        for start in range(at, len(text), _SLICE):
-            yield bytes(whole + text[start : start + _SLICE])
-            whole = bytearray()
-            await self._worked(_SLICE)
-        yield bytes(whole)
+        async for part in self._sliced(text, at, len(text)):
+            yield part
+
+    async def _sliced(self, text: Bytes, first: int, last: int) -> AsyncIterator[Bytes]:
+        for start in range(first, last, _SLICE):
+            stop = min(start + _SLICE, last)
+            yield text[start:stop]
+            await self._worked(stop - start)
 
     async def _worked(self, size: int) -> None:
         """Other tasks run after each slice."""

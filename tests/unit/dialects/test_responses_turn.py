@@ -142,6 +142,19 @@ class TestAnswer:
         kept = await store.find("resp_2", "ann")
         assert (await kept.response.whole(), await kept.items.whole()) == (answer, b'"Hi"')
 
+    async def test_one_of_more_values_than_a_request_may_have(self, store):
+        _, _, turn = await asked(store, input="Hi", previous_response_id="resp_1")
+        answer = ANSWER | {"output": [{"type": "message", "logprobs": [{}] * 110_000}]}
+        _, body = await told(turn, JSON, json.dumps(answer).encode())
+        assert json.loads(body) | answer == json.loads(body)
+        assert json.loads(await (await store.find("resp_2", "ann")).response.whole()) == json.loads(body)
+
+    async def test_a_long_name_is_none_that_is_kept(self, store):
+        _, _, turn = await asked(store, input="Hi", previous_response_id="resp_1")
+        _, body = await told(turn, JSON, json.dumps(ANSWER | {"id": "r" * 500}).encode())
+        assert json.loads(body)["id"] == "r" * 500
+        assert len([*store._folder.iterdir()]) == 1
+
     async def test_it_is_told_what_only_llmux_knows(self, store):
         _, _, turn = await asked(store, input="Hi", previous_response_id="resp_1")
         headers, body = await told(turn, JSON, json.dumps(ANSWER).encode())
