@@ -72,28 +72,32 @@ async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admi
 
 async def continued(body: JsonBody, name: str, kept: Kept) -> JsonBody:
     """`body`, after all that was said up to and with this response. Raises LlmuxError."""
-    before = []
-    for index, item in enumerate(await items_of(kept, body.outline)):
-        if index % _BATCH == 0:
-            await asyncio.sleep(0)
-        if item:
-            before.append(full(item, name, index))
+    before: list[bytes] = []
+    items = await items_of(kept, body.outline)
+    for start in range(0, len(items), _BATCH):
+        batch = enumerate(items[start : start + _BATCH], start)
+        before.append(_inner([full(item, name, index) for index, item in batch if item]))
+        await asyncio.sleep(0)
     output = _fields(await body.outline.add(await kept.response.whole())).get("output", NULL)
-    before += filter(None, await _items_of(output))
-    return body.changed({"input": _joined(before, body.raw("input") or b"null")})
+    before.append(_inner([item for item in await _items_of(output) if item]))
+    before.append(_own(body.raw("input") or b"null"))
+    return body.changed({"input": b"[%b]" % b",".join(filter(None, before))})
 
 
-def _joined(before: Sequence[Fields], given: bytes) -> bytes:
-    """A list of items, and after them `input` as it came, as JSON."""
-    items = _encode(before)
+def _own(given: bytes) -> bytes:
+    """The items of `input` as it came."""
     if given == b"null":
-        return items
+        return b""
     if given[:1] == b'"':
-        given = _encode([_message(msgspec.Raw(given))])
+        return _inner([_message(msgspec.Raw(given))])
     if given[:1] != b"[":
         raise InvalidRequestError("input must be a text or a list of items.", param="input")
-    inner, own = items[1:-1], given[1:-1].strip()
-    return b"[%b%b%b]" % (inner, b"," if inner and own else b"", own)
+    return given[1:-1].strip()
+
+
+def _inner(items: Sequence[Fields]) -> bytes:
+    """These, as JSON between the brackets of a list."""
+    return _encode(items)[1:-1]
 
 
 def begin_of(value: msgspec.Raw) -> bytes:
