@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,8 +12,6 @@ import msgspec
 from supervisor.errors import UpstreamError
 
 EVENT_LIMIT: Final = 16 * 1024 * 1024
-PIECE_BYTES: Final = 64
-"""What a piece of a text takes besides its letters."""
 _FRAME: Final = b"\n\n"
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -36,7 +35,7 @@ class FrameStream(abc.ABC):
 
     def keeps(self, text: str) -> None:
         """Count a piece of a text that is kept until the stream ends."""
-        self._kept += PIECE_BYTES + len(text)
+        self._kept += sys.getsizeof(text)
 
     @abc.abstractmethod
     def frame(self, data: bytes) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from supervisor.errors import UpstreamError
@@ -17,6 +19,13 @@ class Loud(FrameStream):
         if data.isdigit():
             raise UpstreamError("A number.")
         return data.upper() + b";"
+
+
+@pytest.mark.parametrize("text", ["a", "a" * 10_000, "ü" * 10_000, "猫" * 10_000, "😀" * 10_000])
+def test_what_is_kept_of_a_text_is_counted_as_memory_has_it(text):
+    stream = Loud()
+    stream.keeps(text)
+    assert sys.getsizeof(text) <= stream.gathered <= sys.getsizeof(text) + 16
 
 
 class Worker:
