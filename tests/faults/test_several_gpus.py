@@ -93,8 +93,13 @@ class TestLeases:
 
 class TestConfiguration:
     def test_too_few_gpus(self, tmp_path, gpu):
-        problem = refused(tmp_path, {"devices": "auto", "models": {"spread": fake(gpus=2)}}, gpu)
-        assert "models.spread.gpus: 2 GPUs share the model, and it may run on 1" in problem
+        """That is its own trouble: the others are served."""
+        models = {"spread": fake(gpus=2), "other": fake()}
+        with running(tmp_path, {"devices": "auto", "models": models}, env=gpu.env) as daemon:
+            answer = daemon.chat("spread")
+            assert (answer.status_code, code(answer)) == (503, "model_failed")
+            assert "gpus: 2 GPUs share the model, and it may run on 1" in answer.text
+            assert daemon.chat("other").status_code == 200
 
     def test_a_part_that_no_two_can_hold(self, tmp_path, cards):
         models = {"spread": fake(vram_mib=40000, gpus=2), "other": fake()}

@@ -175,7 +175,7 @@ class TestNotify:
             daemon.signal(signal.SIGCONT)
             systemd.expect("WATCHDOG=1")
             daemon.signal(signal.SIGTERM)
-            systemd.expect("EXTEND_TIMEOUT_USEC=460000000")  # drain_s, grace_s and some: more than the unit's own time
+            systemd.expect("EXTEND_TIMEOUT_USEC=450000000")  # drain_s, grace_s and some: more than the unit's own time
         finally:
             assert daemon.stop() == 0
 
