@@ -86,6 +86,7 @@ class Terminal:
         self.screen = ""
         self._seen = 0
         self.master, slave = pty.openpty()
+        self.settings = termios.tcgetattr(self.master)  # before the command has changed them
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         output = slave if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT, 0o600)
         streams = {"stdin": slave, "stdout": output, "stderr": slave}

@@ -103,9 +103,9 @@ class TestTop:
 
     def test_it_is_ended(self, shell):
         with shell.terminal("top") as terminal:
-            before = termios.tcgetattr(terminal.master)
+            before = terminal.settings
             terminal.wait_for("q: quit")
-            assert termios.tcgetattr(terminal.master) != before, "keys are read one by one"
+            wait_until(lambda: termios.tcgetattr(terminal.master) != before, what="keys are read one by one")
             terminal.process.terminate()
             assert terminal.end() == ExitCode.DONE
             assert termios.tcgetattr(terminal.master) == before
