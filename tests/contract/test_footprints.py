@@ -19,6 +19,9 @@ from tests.contract.conftest import Question, Subject, Worker
 from tests.support import environments, fake_whisper_server, hearing, minilm, seeing, tiny_language, tiny_pictures
 
 WITHIN = 0.3
+LIBRARY_MIB = 95
+"""So much more or less of libtorch is in memory, depending on the kernel and its file system; estimates are near the upper end."""
+WITH_TORCH = ("transformers", "embeddings", "diffusers")
 PROGRAM_MIB = (
     15  # more or less: how much of a program's file is in memory is the kernel's choice, and the builds differ
 )
@@ -146,4 +149,6 @@ def test_estimate(measured, start, request, record_property):
     print(f"\n{request.node.callspec.id}: {figures} MiB ({off}); {estimate.detail}")
     assert loaded * (1 - WITHIN) <= estimate.mib, "it is never less than what a worker takes before its first request"
     for mib in (alone, *beside):
-        assert abs(estimate.mib - mib) <= max(WITHIN * mib, PROGRAM_MIB), estimate.detail
+        off_mib = max(WITHIN * mib, PROGRAM_MIB)
+        less_mib = LIBRARY_MIB if subject.adapter.name in WITH_TORCH else 0
+        assert -off_mib <= estimate.mib - mib <= off_mib + less_mib, estimate.detail
