@@ -806,7 +806,7 @@ class TestMemory:
             pid = daemon.model("qwen3_vl")["worker"]["pid"]
             return psutil.Process(pid).memory_info().rss >> 20
 
-        look(picture())
+        look(picture(2_000, 2_000))  # from now on no more of the libraries is in memory than now
         before = taken_mib()
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(look, [picture(2_000, 2_000)] * 8))
