@@ -145,7 +145,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
     """
     lines: list[str] = []
     with (
-        _ended_by_signals(),
+        _ended_by_signals() as let_in,
         subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -159,6 +159,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
     ):
         assert process.stdout is not None
         try:
+            let_in()
             for line in process.stdout:
                 if text := line.rstrip():
                     lines.append(text)
@@ -179,18 +180,39 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Signals that would kill this process at once raise SystemExit instead, in the main thread."""
-    taken = []
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """Signals that would end this process raise instead, in the main thread; before what it yields is called, they wait.
+
+    A signal while a program is being started would else leave that program behind.
+    """
+    came: list[int] = []
+    is_open = False
+
+    def take(number: int, _frame: object = None) -> None:
+        if not is_open:
+            came.append(number)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            sys.exit(128 + number)
+
+    def let_in() -> None:
+        nonlocal is_open
+        is_open = True
+        if came:
+            take(came[0])
+
+    taken = {}
     if threading.current_thread() is threading.main_thread():  # others may set none
-        taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if (usual := signal.getsignal(number)) in {signal.SIG_DFL, signal.default_int_handler}:
+                taken[number] = usual
+                signal.signal(number, take)
     try:
-        yield
+        yield let_in
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        for number, usual in taken.items():
+            signal.signal(number, usual)
 
 
 def _pip_files() -> list[Path]:
