@@ -58,6 +58,15 @@ OFFERED_WITHIN_S = 3.0  # again, where the user logged out and in
 OnListening = Callable[[str, int], None]
 
 
+class _Remembered:
+    """Handles a signal by noting it."""
+
+    came = False
+
+    def __call__(self, *_: object) -> None:
+        self.came = True
+
+
 def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListening, takeover: bool = False) -> None:
     """Serve `catalog`, as it was read from `configuration`, until a signal ends it.
 
@@ -66,7 +75,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
-    signal.signal(signal.SIGHUP, lambda *_: None)  # until it is ready there is nothing to reload, nor to end for that
+    signal.signal(signal.SIGHUP, _Remembered())  # until it is ready there is nothing to reload, nor to end for that
     keyring = load_keys(catalog.server.api_keys) if catalog.server.api_keys is not None else Keyring()
     refused = refuse_exposed(catalog.server.host, keyring)
     if refused is not None:
@@ -173,8 +182,6 @@ def _cancel_on_signals() -> None:
     starting = asyncio.current_task()
     assert starting is not None
     on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT, within_s=lambda: OWN_STOP_S)
-    # Sent again until the reloader is there to take it.
-    on_signals(lambda: starting.get_loop().call_later(0.1, signal.raise_signal, signal.SIGHUP), signal.SIGHUP)
 
 
 def _holdings(
@@ -255,7 +262,10 @@ async def _until_stopped(
     stopping = asyncio.Event()
     end = partial(_on_signal, stopping, engine)
     on_signals(end, signal.SIGTERM, signal.SIGINT, within_s=partial(_longest_end_s, daemon, stopping))
+    early = signal.getsignal(signal.SIGHUP)
     on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
+    if isinstance(early, _Remembered) and early.came:
+        reloader.begin("SIGHUP")
     engine.start()
     settle_garbage_collector()
     serving = asyncio.create_task(server.serve(sockets=listeners.all))

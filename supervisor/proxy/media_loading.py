@@ -11,6 +11,7 @@ Nothing is loaded before the request is known to be one that its model takes. It
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from binascii import b2a_base64
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -150,13 +151,15 @@ class Loading:
         return self._contents
 
     async def _load(self, source: Address | Path, reference: Reference, times: int) -> None:
-        async with self._places, self._loader.places:
-            if isinstance(source, Address):
-                self._contents[source] = content = await self._fetched(source, reference, times)
-            else:
-                self._contents[source] = content = await self._read(source, reference, times)
-        where = source.authority if isinstance(source, Address) else "file"
-        log.debug("media.loaded", source=where, type=content.type, base64_bytes=len(content.base64))
+        # Who cancels it doesn't wait for it. A task that kept the error would be in a cycle: frames that it passed know the task.
+        with contextlib.suppress(asyncio.CancelledError):
+            async with self._places, self._loader.places:
+                if isinstance(source, Address):
+                    self._contents[source] = content = await self._fetched(source, reference, times)
+                else:
+                    self._contents[source] = content = await self._read(source, reference, times)
+            where = source.authority if isinstance(source, Address) else "file"
+            log.debug("media.loaded", source=where, type=content.type, base64_bytes=len(content.base64))
 
     async def _read(self, path: Path, reference: Reference, times: int) -> Content:
         assert self._config.folder is not None
