@@ -329,13 +329,6 @@ TABLE: Final = (
     ),
     Fault(
         37,
-        "Any request ends, however much it held, where the collector never runs",
-        "The daemon's memory is within 10 MiB of what it was.",
-        "`http/response_cycle`, `daemon/pipeline`: what serves a request refers to its context, which refers to none of it.",
-        ("tests/faults/test_bodies_memory.py",),
-    ),
-    Fault(
-        38,
         "kill -9 between an answer and its place on disk; a disk that is full then",
         "Each job and each response in the background is found after the restart. What was told as over stays as it was told.",
         "`daemon/jobs`, `dialects/responses/background`: a job is over, and its response is told, when that is on disk; only "

@@ -13,7 +13,7 @@ ANSWER_BYTES = 3 << 20
 RUNNING = {"queued", "in_progress"}
 
 
-class Test38AnsweredAndKept:
+class Test37AnsweredAndKept:
     """Whatever was answered when the daemon is killed is on disk."""
 
     def test_a_response_in_the_background(self, tmp_path, measured):

@@ -86,3 +86,12 @@ class TestUnload:
         assert daemon.wait_state("slow", "stopped")["reason"] == "its load was cancelled by an operator"
         waits.join()
         assert waits.status == 503
+
+    def test_a_load_whose_job_is_cancelled(self, daemon):
+        """Nobody else waited for it. The model is left as by any client."""
+        body = {"model": "slow", "messages": [{"role": "user", "content": "Hi"}]}
+        job = daemon.post("/v1/jobs", json={"endpoint": "/v1/chat/completions", "body": body}).json()["id"]
+        daemon.wait_state("slow", "starting")
+        assert httpx.delete(f"{daemon.url}/v1/jobs/{job}", trust_env=False).status_code == 200
+        assert daemon.wait_state("slow", "stopped")["reason"] == "nobody waits for it any more"
+        assert daemon.decisions("slow")[-1]["reason"] == "load cancelled: nobody waits for it any more"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -27,6 +28,8 @@ from supervisor.core.types import (
     Policy,
 )
 from tests.support.simulation import World, model
+from tests.unit.core.test_handover import A as SAME
+from tests.unit.core.test_handover import adopted
 
 A, B = ModelId("a"), ModelId("b")
 CONFIGURED = model("a", 10000, definition="file")
@@ -160,6 +163,12 @@ def leased_to_a_partner(world: World) -> None:
     world.lease("lease:1", 12000)
 
 
+def handed_over(world: World, *, is_unloaded: bool = False) -> None:
+    """To this daemon, which has only begun."""
+    world.configure(SAME, OTHER)
+    world.post(adopted(world, is_unloaded=is_unloaded))
+
+
 def after(act: Callable[[World], None], *events: object) -> Callable[[World], None]:
     def both(world: World) -> None:
         act(world)
@@ -251,6 +260,13 @@ ACTIONS: dict[str, tuple[Callable[[World], None], str, str, tuple[str, str]]] = 
     "changed by a reload": (changed, "ready", "loaded in", ("stop", "its configuration changed")),
     "changed by a reload while it goes": (
         changed_while_it_is_unloaded,
+        "stopped",
+        "unloaded by an operator",
+        ("stop", "unloaded by an operator"),
+    ),
+    "hand-over": (handed_over, "ready", "handed over with 0 running", ("adopted", "handed over with 0 running")),
+    "hand-over of a model that is being unloaded": (
+        partial(handed_over, is_unloaded=True),
         "stopped",
         "unloaded by an operator",
         ("stop", "unloaded by an operator"),
