@@ -105,11 +105,11 @@ class TestXet:
         assert hub.xet_reads == []
 
     def test_more_than_listed_is_cut_off(self, pull, hub):
+        """How the library words it is its own affair, and varies."""
         hub.more_as_xet[WEIGHTS] = 200 * MIB
         done = pull("tiny")
         assert done.returncode == ExitCode.FAILED
         assert "the hub's own downloader gave up" in done.stderr
-        assert "File too large" in done.stderr
         assert pull.names("acme/tiny") == {"config.json", "tokenizer.json"}
 
     def test_without_xet_it_is_an_ordinary_file(self, pull, hub):
