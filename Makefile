@@ -86,6 +86,7 @@ bench-gpu: .venv/ready-dev ## Measure the installed runtimes on this machine's N
 	$(BIN)/python -m bench.gpu
 
 tenants: .venv/ready-dev ## Let three clients of different class share four real models, and write their waits into docs/scheduling.md
+	$(BIN)/llmux runtimes install llama_server
 	$(BIN)/python -m bench.tenants --write
 
 golden: .venv/ready-dev ## Write the golden files anew; read the difference before you commit it
