@@ -28,6 +28,7 @@ MOST_VALUES: Final = 100_000
 _SLICE: Final = 128 * 1024  # bytes handled between two turns of the loop: a millisecond
 _STRING: Final = 256  # a string costs as much time as so many bytes
 _VALUE: Final = 64  # so many bytes of the outline count as a value
+_ESCAPES: Final = 8  # as do so many backslashes of a short string: decoding them takes longer
 _LONG: Final = 128
 _KEPT: Final = 64  # of a long string
 _FIRST_LOOK: Final = 256  # a string's end is looked for in pieces that grow from this
@@ -106,6 +107,7 @@ class Outline:
             self._values += 1 + min(closing - quote, _LONG) // _VALUE
             if closing - quote <= _LONG:
                 self.text += body[quote : closing + 1]
+                self._values += body.count(b"\\", quote, closing) // _ESCAPES
             else:
                 await self._add_long(quote, closing)
             at = closing + 1

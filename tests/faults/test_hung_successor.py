@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import datetime as dt
 import json
 import os
@@ -193,7 +194,8 @@ def descriptors(pid: int) -> collections.Counter[str]:
     """What a process has open, by kind."""
     found = collections.Counter[str]()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        found[re.sub(r"[0-9]+", "N", str(entry.readlink()))] += 1
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found[re.sub(r"[0-9]+", "N", str(entry.readlink()))] += 1
     return found
 
 
@@ -208,10 +210,12 @@ def test_ten_upgrades_leave_nothing_behind(daemon):
         if number < 3:
             first |= descriptors(pid)  # one may not have begun to read memory
     wait_until(lambda: not descriptors(pid) - first, what=f"no more than at first: {first}")
-    flags = {int(entry.name): int(entry.read_text().split("flags:")[1].split()[0], 8) for entry in _descriptors(pid)}
+    flags = dict(_flags(pid))
     assert {number for number, value in flags.items() if not value & os.O_CLOEXEC} == {0, 1, 2}
     assert not daemon.events("upgrade.failed")
 
 
-def _descriptors(pid: int) -> list[Path]:
-    return [*Path(f"/proc/{pid}/fdinfo").iterdir()]
+def _flags(pid: int) -> Iterator[tuple[int, int]]:
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            yield int(entry.name), int(entry.read_text().split("flags:")[1].split()[0], 8)

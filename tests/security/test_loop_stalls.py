@@ -1,6 +1,7 @@
 """No body holds the loop, whatever it consists of: all other requests would wait.
 
-The CPU time of the loop's thread between two turns is measured, which a busy machine hardly changes, unlike the time of day.
+The CPU time of the loop's thread between two turns is measured, which a busy machine hardly changes, unlike the time of day. On a
+slower machine it may be more, as what takes `USUAL_S` elsewhere takes longer there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from starlette.applications import Starlette
 
@@ -31,6 +33,8 @@ from tests.support.clients import times
 MIB = 1024 * 1024
 SIZE = times(12, 31) * MIB
 MOST_S = 0.02
+USUAL = b"[%b{}]" % (b'{"role":"user","content":"hello"},' * 20_000)
+USUAL_S = 0.0045  # to decode that
 TRIES = 4  # a page fault, a collection or a neighbour may take its part of one
 CHAT = Endpoint("/v1/chat/completions")
 REWRITE = Rewrite.compile(
@@ -81,7 +85,17 @@ async def assert_quick(work, clock=time.thread_time, most_s=MOST_S) -> None:
     told = [await longest_turn(work, clock)]
     while told[-1] > most_s and len(told) < TRIES:
         told.append(await longest_turn(work, clock))
-    assert min(told) <= most_s, told
+    assert min(told) <= most_s * max(1.0, usual_s() / USUAL_S), told
+
+
+def usual_s() -> float:
+    """CPU seconds that this machine takes for USUAL."""
+    taken = []
+    for _ in range(TRIES):
+        before = time.thread_time()
+        msgspec.json.decode(USUAL)
+        taken.append(time.thread_time() - before)
+    return min(taken)
 
 
 def filled(unit: bytes, last: bytes = b"1", first: bytes = b"", count: int | None = None) -> bytes:
@@ -140,7 +154,8 @@ TAKEN = {
     "as many objects as may be": lambda: filled(b'{"a":1},', count=33_000),
     "as many keys as may be": lambda: objects(b"", b"1", 49_000),
     "as many media keys as may be": lambda: objects(b"_url", b'"aaaa"', 33_000),
-    "as many strings as may be": lambda: filled(b'"%b",' % (b"\\n" * 63), count=33_000),
+    "as many strings as may be": lambda: filled(b'"%b",' % (b"a" * 126), count=33_000),
+    "as many strings of escapes as may be": lambda: filled(b'"%b",' % (b"\\n" * 63), count=9_900),
     "objects just not outlined": lambda: filled(b"{},", b"{}", count=21_800),
     "texts": lambda: json.dumps({"model": "m", "input": ["some text: words, " * 500] * 2048}).encode(),
     "token ids": lambda: json.dumps({"model": "m", "prompt": list(range(100_000))}).encode(),

@@ -806,11 +806,10 @@ class TestMemory:
             pid = daemon.model("qwen3_vl")["worker"]["pid"]
             return psutil.Process(pid).memory_info().rss >> 20
 
-        look(picture(2_000, 2_000))  # from now on no more of the libraries is in memory than now
-        before = taken_mib()
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(look, [picture(2_000, 2_000)] * 8))
-        wait_until(lambda: taken_mib() < before + 60)
+        most = taken_mib()
+        wait_until(lambda: taken_mib() < most - 60, what=f"less than {most} MiB by what the pictures took")
 
     def test_capabilities(self, daemon):
         listed = {model["id"]: model for model in daemon.get("/v1/models").json()["data"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -85,7 +86,10 @@ class TestState:
                 assert isinstance(daemon.process, forker.Forked)
                 pid = daemon.process.pid
                 assert os.getsid(pid) == os.getpgid(pid) == pid
-            links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+            links = []
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+                    links.append(os.readlink(path))
             assert not [link for link in links if str(daemons[0].folder) in link]
             assert len({daemon.get("/health").headers["x-request-id"] for daemon in daemons}) == 2
         finally:
