@@ -85,7 +85,6 @@ class CatalogModel:
     look: Callable[[], tuple[Problem, ...]] = field(default=tuple, compare=False, repr=False)  # for these, now
     sizing: Sizing | None = None  # what `sized` chose
     _written: ModelConfig | None = None  # the configuration before that
-    _next: CatalogModel | None = None  # what it is once that can run
     _devices: tuple[DeviceSpec, ...] = ()
 
     def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
@@ -102,15 +101,12 @@ class CatalogModel:
 
     def looked_at(self) -> CatalogModel:
         """The same as this machine is now: its troubles, and all that its files say. Blocks on its files."""
-        if self._next is not None:
-            now = self._next.looked_at()
-            return self.troubled(now) if now.troubles else now
         return replace(self, troubles=self.look(), _written=self.written).sized(self._devices)
 
     def troubled(self, now: CatalogModel) -> CatalogModel:
-        """As its files said when they were there, with the troubles that it has `now`; it becomes `now` when these are over."""
+        """With the troubles that it has `now`, and all else as its files said when they were there."""
         same = copy(self)
-        same.__dict__.update(troubles=now.troubles, look=now.look, _next=now)
+        same.__dict__.update(troubles=now.troubles, look=now.look)
         return same
 
     def configured(self, config: ModelConfig) -> CatalogModel:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -222,8 +222,7 @@ class Reloader:
             await asyncio.sleep(STILL_S)
             outcome: _Prepared | ConfigError
             try:
-                working = {model.id for model in self._daemon.engine.models() if model.has_worker}
-                outcome = await asyncio.to_thread(self._prepare, self._daemon.learned(), working, force=force)
+                outcome = await asyncio.to_thread(self._prepare, self._daemon.learned(), force=force)
             except ConfigError as error:
                 outcome = error
             if isinstance(outcome, _Prepared):  # it may name another file of keys, which counts from then on
@@ -241,15 +240,15 @@ class Reloader:
     def _stamps(self) -> Stamps:
         return _stamps(self.files())
 
-    def _prepare(self, learned: Learned, working: Collection[ModelId], *, force: bool) -> _Prepared:
-        """Everything that is slow or may fail. `working`: have workers. Blocks on files. Raises ConfigError."""
+    def _prepare(self, learned: Learned, *, force: bool) -> _Prepared:
+        """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
         wanted = self._configuration.read()
         fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
         server = wanted.server.model_copy(update={key: getattr(running.server, key) for key in fixed})
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)
         devices = [device.spec for device in self._daemon.sampler.devices()]
-        catalog = _kept(replace(wanted, server=server, devices=running.devices).sized(devices), running, working)
+        catalog = _keeping_sizes(replace(wanted, server=server, devices=running.devices).sized(devices), running)
         problems: list[str] = []
         keyring = Keyring()
         if server.api_keys is not None:
@@ -336,14 +335,15 @@ class Reloader:
             yield Stop(status.id, status.state, status.in_flight, status.queued, status.pinned, drain_s)
 
 
-def _kept(catalog: Catalog, running: Catalog, working: Collection[ModelId]) -> Catalog:
-    """Models whose files are away now stay what they are, if they are the same otherwise or have a worker, which goes on."""
+def _keeping_sizes(catalog: Catalog, running: Catalog) -> Catalog:
+    """Models whose files are away now, and that are the same otherwise, keep what their files said: their workers go on."""
     kept = {
         name: before.troubled(model)
         for name, model in catalog.models.items()
         if model.troubles
         and (before := running.models.get(name)) is not None
-        and (before.written == model.written or name in working)
+        and before.written == model.written
+        and not before.troubles
     }
     return catalog.of({**catalog.models, **kept}) if kept else catalog
 

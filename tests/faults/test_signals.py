@@ -55,13 +55,16 @@ def test_a_signal_while_it_starts(tmp_path, moment):
         daemon.kill()
 
 
-def test_reloads_that_are_asked_for_while_it_starts(tmp_path):
-    """SIGHUP ends nothing, and is obeyed when there is something to reload."""
+def test_a_reload_that_is_asked_for_while_it_starts(tmp_path):
+    """SIGHUP doesn't end it, and is obeyed when there is something to reload."""
     daemon = Daemon(tmp_path, MODELS)
     daemon.by_exec = True  # else it starts too soon
     daemon.start(wait=False)
     try:
-        wait_until(lambda: catches(signal.SIGHUP, daemon.process.pid))
+        while not catches(
+            signal.SIGHUP, daemon.process.pid
+        ):  # without a pause: it must come before the daemon is ready
+            assert daemon.process.poll() is None, daemon.log_text()
         daemon.signal(signal.SIGHUP)
         wait_until(lambda: list(daemon.events("reload.finished")))
         assert daemon.stop() == 0

@@ -120,27 +120,6 @@ class TestFilesThatGo:
             daemon.wait_state("nas", "stopped")
             assert daemon.chat("nas", max_tokens=1).status_code == 200
 
-    def test_a_reload_that_gives_it_a_path_where_nothing_is_yet(self, tmp_path):
-        """The worker goes on as it was until then, and the next one has what the configuration says."""
-        path, later = tmp_path / "nas" / "tiny.gguf", tmp_path / "nas" / "later.gguf"
-        mount(path)
-        with running(tmp_path, {"models": {"nas": gguf(path), "other": fake()}}) as daemon:
-            assert daemon.chat("nas", max_tokens=1).status_code == 200
-            pid = daemon.model("nas")["worker"]["pid"]
-            daemon.config["models"]["nas"]["path"] = str(later)
-            for name in ("third", "fourth"):  # a second reload changes nothing about it
-                daemon.config["models"][name] = fake()
-                write(daemon)
-                told = daemon.post("/v1/admin/reload").json()
-                assert (told["stops"], told["added"]) == ([], [name])
-                assert any(f"nas can't run here: path: {later}" in warning for warning in told["warnings"])
-            assert daemon.chat("nas", max_tokens=1).status_code == 200
-            assert daemon.model("nas")["worker"]["pid"] == pid
-            mount(later)
-            wait_until(lambda: daemon.model("nas")["definition"]["path"] == str(later))
-            assert daemon.chat("nas", max_tokens=1).status_code == 200
-            assert daemon.model("nas")["worker"]["pid"] != pid
-
     def test_one_that_is_missed_only_when_it_is_loaded(self, tmp_path):
         path = tmp_path / "nas" / "tiny.gguf"
         mount(path)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address
 from typing import Annotated, Literal
@@ -803,12 +804,17 @@ class TestMemory:
             assert daemon.post("/v1/chat/completions", json=body).is_success
 
         def taken_mib() -> int:
-            pid = daemon.model("qwen3_vl")["worker"]["pid"]
-            return psutil.Process(pid).memory_info().rss >> 20
+            return worker.memory_info().rss >> 20
 
+        look(picture())
+        worker, most = psutil.Process(daemon.model("qwen3_vl")["worker"]["pid"]), 0
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(look, [picture(2_000, 2_000)] * 8))
-        most = taken_mib()
+            looks = [pool.submit(look, picture(2_000, 2_000)) for _ in range(8)]
+            while not all(each.done() for each in looks):
+                most = max(most, taken_mib())
+                time.sleep(0.01)
+        for each in looks:
+            each.result()
         wait_until(lambda: taken_mib() < most - 60, what=f"less than {most} MiB by what the pictures took")
 
     def test_capabilities(self, daemon):
