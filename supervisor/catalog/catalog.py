@@ -106,7 +106,7 @@ class CatalogModel:
     def troubled(self, now: CatalogModel) -> CatalogModel:
         """With the troubles that it has `now`, and all else as its files said when they were there."""
         same = copy(self)
-        same.__dict__.update(troubles=now.troubles, look=now.look)
+        same.__dict__.update(troubles=now.troubles, look=now.look, type_keep_alive_s=now.type_keep_alive_s)
         return same
 
     def configured(self, config: ModelConfig) -> CatalogModel:

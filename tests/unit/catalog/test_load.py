@@ -160,6 +160,14 @@ serve: 1
         assert model.looked_at().troubles == ()
         assert model.looked_at().looked_at().troubles == ()
 
+    def test_one_whose_file_is_away_keeps_what_that_said_and_no_limit(self, folder):
+        folder.write("", "tiny.gguf")
+        before = folder.load(MINIMAL).models["tiny"]
+        (folder.path / "tiny.gguf").unlink()
+        now = folder.load(f"{MINIMAL}\nlimits: {{keep_alive: {{llm: 60}}}}").models["tiny"]
+        kept = before.troubled(now)
+        assert (kept.troubles, kept.config, kept.keep_alive_s) == (now.troubles, before.config, 60)
+
     def test_a_contradiction_in_the_text_is_a_mistake_and_a_missing_file_is_not(self, folder):
         text = "models: {m: {runtime: llama_cpp, path: gone.gguf, type_v: q8_0, flash_attn: 'off'}}"
         (problem,) = folder.problems(text, registry=REGISTRY)
