@@ -275,8 +275,9 @@ async def _until_stopped(
     handover.listen()
     background = [
         asyncio.create_task(task)
-        for task in (notify.feed_watchdog(), reloader.watch(), rechecking.watch(daemon), return_freed_memory())
+        for task in (notify.feed_watchdog(), reloader.watch(), rechecking.watch(daemon))
     ]
+    trimming = asyncio.create_task(return_freed_memory())  # to the end: an old daemon has bodies, too
     shared = daemon.partners.shared
     if shared is not None:
         background.append(asyncio.create_task(shared.run()))
@@ -312,7 +313,7 @@ async def _until_stopped(
     if is_restart:
         await asyncio.to_thread(notify.barrier)
     await handover.close()
-    for task in background:
+    for task in (*background, trimming):
         task.cancel()
     if shared is not None:
         await shared.close(released=not handover.done.is_set())
