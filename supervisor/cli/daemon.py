@@ -274,8 +274,7 @@ async def _until_stopped(
         await takeover.serves(daemon)
     handover.listen()
     background = [
-        asyncio.create_task(task)
-        for task in (notify.feed_watchdog(), reloader.watch(), rechecking.watch(daemon))
+        asyncio.create_task(task) for task in (notify.feed_watchdog(), reloader.watch(), rechecking.watch(daemon))
     ]
     trimming = asyncio.create_task(return_freed_memory())  # to the end: an old daemon has bodies, too
     shared = daemon.partners.shared
