@@ -61,9 +61,7 @@ def test_a_reload_that_is_asked_for_while_it_starts(tmp_path):
     daemon.by_exec = True  # else it starts too soon
     daemon.start(wait=False)
     try:
-        while not catches(
-            signal.SIGHUP, daemon.process.pid
-        ):  # without a pause: it must come before the daemon is ready
+        while not catches(signal.SIGHUP, daemon.process.pid):  # without a pause: it must not be ready yet
             assert daemon.process.poll() is None, daemon.log_text()
         daemon.signal(signal.SIGHUP)
         wait_until(lambda: list(daemon.events("reload.finished")))
