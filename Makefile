@@ -22,7 +22,7 @@ LOWEST := $(FAST) $(addprefix --ignore=tests/unit/,core docs support tools) \
 
 .DEFAULT_GOAL := help
 .PHONY: help run status logs restart stop test test-fast fast announced costs runtime-figures lint format check bench bench-gpu simulate tenants golden docs \
-  soak llama-server test-llama-cpp test-vllm test-chatterbox test-open-webui lock upgrade audit licences lowest clean
+  soak llama-server test-llama-cpp test-vllm test-chatterbox test-open-webui lock upgrade release audit licences lowest clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -141,6 +141,9 @@ lock: .venv/ready-dev ## Write the lock files anew; what is pinned stays, unless
 
 upgrade: ## The same, with the newest versions that are allowed; then look at the difference, and run the tests
 	$(MAKE) lock UPGRADE=--upgrade
+
+release: .venv/ready ## Make the files of a release in dist/: wheel, checksums, changes, install script; a person publishes them
+	@$(BIN)/python -m tools.release
 
 audit: .venv/ready-dev ## Ask a database for known vulnerabilities of everything that is locked
 	@$(BIN)/python -m tools.audit

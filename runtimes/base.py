@@ -314,6 +314,10 @@ class Adapter(abc.ABC, Generic[C]):
         """Must a request itself say that it may leave this machine?"""
         return False
 
+    def needs_set_uid(self, config: C) -> bool:
+        """Does its program start others that run with more rights, as `newuidmap`? Sealed services can't do that."""
+        return False
+
     def prompt_cache(self, config: C) -> PromptCache | None:
         """How its workers' cache of prompts is controlled; None: only the program that serves the model knows."""
         return NO_CACHE

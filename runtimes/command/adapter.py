@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
@@ -33,7 +33,8 @@ from runtimes.estimate import Estimate
 from runtimes.model_config import ModelConfig
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
-PLACEHOLDERS: Final = ("port", "host", "model", "parts")
+_SAMPLE: Final = {"port": "8100", "host": "127.0.0.1", "model": "model", "parts": "1"}
+PLACEHOLDERS: Final = tuple(_SAMPLE)
 DEFAULT_ENDPOINTS: Final = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -227,6 +228,11 @@ class CommandAdapter(Adapter[CommandConfig]):
         """`files`."""
         return tuple(config.files)
 
+    def needs_set_uid(self, config: CommandConfig) -> bool:
+        """A container of podman without root does, for its users."""
+        words = _filled(config.cmd, _SAMPLE)
+        return containers.is_container(words) and PurePath(words[0]).name == "podman" and os.geteuid() != 0
+
     def prompt_cache(self, config: CommandConfig) -> None:
         """Only the program knows."""
 
@@ -273,16 +279,15 @@ def _port_problem(config: CommandConfig) -> str | None:
 
 
 def _problems(config: CommandConfig) -> Iterator[str]:
-    sample = {"port": "8100", "host": "127.0.0.1", "model": "model", "parts": "1"}
     if (problem := _port_problem(config)) is not None:
         yield Contradiction(problem)
-    words = _filled(config.cmd, sample)
+    words = _filled(config.cmd, _SAMPLE)
     if containers.is_container(words):
-        yield from (Contradiction(f"cmd: {problem}") for problem in containers.problems(words, sample["port"]))
+        yield from (Contradiction(f"cmd: {problem}") for problem in containers.problems(words, _SAMPLE["port"]))
     for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd), ("kill_cmd", config.kill_cmd)):
         try:
             if command is not None:
-                _runnable(key, _filled(command, sample), config)
+                _runnable(key, _filled(command, _SAMPLE), config)
         except ModelUnusableError as error:
             yield str(error)
     if config.cwd is not None and not config.cwd.is_dir():

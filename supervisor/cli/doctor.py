@@ -28,6 +28,7 @@ from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
 from supervisor.cli import configuration, environments, output, service, session, sizes
 from supervisor.cli.client import Client, url_of
+from supervisor.core.messages import listed
 from supervisor.errors import ConfigError
 from supervisor.io import distribution, files, venvs
 from supervisor.io.devices import DRIVERS, detect
@@ -72,7 +73,7 @@ def examine(config: Path | None) -> list[Check]:
     found += _disk("runtimes' disk", server.runtimes_dir, RUNTIMES_MIB)
     found += _descriptors()
     found += _keys(server)
-    found += _service()
+    found += _service(catalog)
     return found
 
 
@@ -369,12 +370,17 @@ def _keys(server: ServerConfig) -> Iterator[Check]:
         yield Check("keys", "ok", f"{path}: {len(keyring.keys)} keys")
 
 
-def _service() -> Iterator[Check]:
+def _service(catalog: Catalog | None) -> Iterator[Check]:
     unit = service.folder() / service.UNIT
     if not unit.exists():
         yield Check("service", "ok", "not installed; when you want it: llmux service install")
         return
-    yield Check("service", "ok", f"{unit}")
+    models = service.unsealed(catalog) if catalog is not None else []
+    if models and service.SEAL.search(unit.read_text(encoding="utf-8")):
+        message = f"{unit} forbids what podman needs to start {listed(models)} after a boot"
+        yield Check("service", "warn", message, "llmux service install")
+    else:
+        yield Check("service", "ok", f"{unit}")
     try:
         told = service.run(["loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value"])
     except service.ServiceError:

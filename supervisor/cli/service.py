@@ -5,7 +5,9 @@ The units are in the folder `systemd`, as they are for a llmux in ~/.local/bin; 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,16 +15,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from supervisor.catalog import Configuration
+from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.keys import Keyring, is_loopback, load_keys, refuse_exposed
 from supervisor.cli.configuration import refuse_foreign, required
+from supervisor.core.messages import listed
+from supervisor.core.types import ModelId
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import files
 
 UNIT: Final = "llmux.service"
 SOCKET: Final = "llmux.socket"
 PROGRAM: Final = "%h/.local/bin/llmux"
+SEAL: Final = re.compile(
+    r"^(NoNewPrivileges|LockPersonality|RestrictSUIDSGID|SystemCallArchitectures|RestrictAddressFamilies)=.*\n",
+    re.MULTILINE,
+)
+"""What forbids set-uid programs: the first by its name, the others, in a user's service, by the way."""
 ADDRESS: Final = "127.0.0.1"
 PORT: Final = 8081
 UNITS: Final = Path(__file__).parent / "systemd"
@@ -36,11 +45,17 @@ class ServiceError(LlmuxError):
     code = "service_failed"
 
 
-def service_unit(program: str = PROGRAM, arguments: tuple[str, ...] = ()) -> str:
-    """The unit file. `program` is an absolute path; `%h` is the home folder."""
+def service_unit(program: str = PROGRAM, arguments: tuple[str, ...] = (), *, sealed: bool = True) -> str:
+    """The unit file. `program` is an absolute path; `%h` is the home folder. `sealed`: set-uid programs don't work in it."""
     command = " ".join(map(_quoted, (program, "serve", *arguments)))
     text = (UNITS / UNIT).read_text(encoding="utf-8").replace(f"{PROGRAM} serve", command)
-    return text.replace(f"{PROGRAM} reload", f"{_quoted(program)} reload")
+    text = text.replace(f"{PROGRAM} reload", f"{_quoted(program)} reload")
+    return text if sealed else SEAL.sub("", text)
+
+
+def unsealed(catalog: Catalog) -> list[ModelId]:
+    """The models that can't start in a sealed service."""
+    return [model.id for model in catalog.models.values() if model.adapter.needs_set_uid(model.config)]
 
 
 def socket_unit(host: str = ADDRESS, *ports: int) -> str:
@@ -93,7 +108,10 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
     if address is not None:
         _check_exposure(address[0], base)
     unit, arguments = folder() / UNIT, ("--config", _literal(str(base)))
-    changed = _write(unit, service_unit(_literal(program()), arguments), echo)
+    open_for = _unsealed(configuration)
+    changed = _write(unit, service_unit(_literal(program()), arguments, sealed=not open_for), echo)
+    if open_for:
+        echo(f"left NoNewPrivileges and the like out: podman, which runs {listed(open_for)}, needs set-uid programs")
     if address is not None:
         extra = configuration.server().extra_ports.values()
         changed |= _write(folder() / SOCKET, socket_unit(*address, *extra), echo)
@@ -113,6 +131,12 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
         echo("llmux ends when you log out, unless lingering is on: llmux service install --linger")
     echo(f"secrets and variables for it, a NAME=value in each line: {config_dir() / 'environment'}")
     echo("logs: journalctl --user -u llmux -f")
+
+
+def _unsealed(configuration: Configuration) -> list[ModelId]:
+    with contextlib.suppress(ConfigError):  # `serve` says what is wrong
+        return unsealed(configuration.read())
+    return []
 
 
 def _check_exposure(host: str, base: Path) -> None:

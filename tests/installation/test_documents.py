@@ -29,6 +29,7 @@ from tests.support.shell import environment
 
 NOT_RUN = {
     r"\bmake (test|docs)|\bpytest\b": "runs these tests, or writes these pages",
+    r"\bgit clone\b": "the reader has it",
     r"\buv tool\b|\bpipx\b": "installs from an index; test_wheel.py installs the same wheel",
     r"\bllmux service\b|\bsystemctl\b|\bjournalctl\b|\bloginctl\b": "needs systemd; test_service.py, test_systemd.py",
     r"\bdocker (run|build|compose|push)\b": "needs Docker, and images of gigabytes",

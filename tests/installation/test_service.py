@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from supervisor.catalog.keys import new_key
-from supervisor.cli import service
+from supervisor.cli import doctor, service
 from tests.support.activation import Activated, Systemd, listening
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
@@ -122,6 +122,26 @@ class TestInstall:
     @pytest.mark.parametrize("address", ["8081", "gpu.example.org:8081", "127.0.0.1:0", "127.0.0.1:x", "/run/llmux"])
     def test_a_socket_where_systemd_cannot_listen(self, tmp_path, address):
         assert "expected HOST:PORT with an IP address" in self.llmux(tmp_path, "install", "--socket", address, code=2)
+
+    def test_podman_without_root_gets_an_open_unit(self, tmp_path, monkeypatch):
+        """Its `newuidmap` is a set-uid program, which a sealed service can't start; doctor names what is to do."""
+        for name, value in (("HOME", tmp_path), ("XDG_RUNTIME_DIR", tmp_path), ("XDG_CONFIG_HOME", "")):
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+        config, unit = self.configure(tmp_path / "llmux.yaml"), tmp_path / ".config/systemd/user" / service.UNIT
+        said: list[str] = []
+        service.install(said.append, config=config, linger=False, start=False, address=None)
+        assert len(service.SEAL.findall(unit.read_text())) == 5
+        config.write_text("models: {boxed: {cmd: 'podman run -p ${port}:80 image', vram_mib: 1}}\n")
+        told = {check.name: check for check in doctor.examine(config)}["service"]
+        assert (told.message, told.fix) == (
+            f"{unit} forbids what podman needs to start boxed after a boot",
+            "llmux service install",
+        )
+        service.install(said.append, config=config, linger=False, start=False, address=None)
+        assert any("podman, which runs boxed, needs set-uid programs" in line for line in said)
+        assert not service.SEAL.findall(unit.read_text())
+        assert "NotifyAccess=main" in unit.read_text()
 
     def configure(self, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
