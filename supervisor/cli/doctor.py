@@ -28,7 +28,6 @@ from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
 from supervisor.cli import configuration, environments, output, service, session, sizes
 from supervisor.cli.client import Client, url_of
-from supervisor.core.messages import listed
 from supervisor.errors import ConfigError
 from supervisor.io import distribution, files, venvs
 from supervisor.io.devices import DRIVERS, detect
@@ -377,7 +376,7 @@ def _service(catalog: Catalog | None) -> Iterator[Check]:
         return
     models = service.unsealed(catalog) if catalog is not None else []
     if models and service.SEAL.search(unit.read_text(encoding="utf-8")):
-        message = f"{unit} forbids what podman needs to start {listed(models)} after a boot"
+        message = f"{unit} forbids what podman needs to start {', '.join(models)} after a boot"
         yield Check("service", "warn", message, "llmux service install")
     else:
         yield Check("service", "ok", f"{unit}")

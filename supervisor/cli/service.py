@@ -19,7 +19,6 @@ from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.keys import Keyring, is_loopback, load_keys, refuse_exposed
 from supervisor.cli.configuration import refuse_foreign, required
-from supervisor.core.messages import listed
 from supervisor.core.types import ModelId
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import files
@@ -111,7 +110,7 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
     open_for = _unsealed(configuration)
     changed = _write(unit, service_unit(_literal(program()), arguments, sealed=not open_for), echo)
     if open_for:
-        echo(f"left NoNewPrivileges and the like out: podman, which runs {listed(open_for)}, needs set-uid programs")
+        echo(f"left NoNewPrivileges and the like out: podman, which runs {', '.join(open_for)}, needs set-uid programs")
     if address is not None:
         extra = configuration.server().extra_ports.values()
         changed |= _write(folder() / SOCKET, socket_unit(*address, *extra), echo)
