@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Generic, Literal, Protocol, TypeVar, get_arg
 
 from pydantic import JsonValue
 
-from runtimes.build import Build
+from runtimes.build import Archives, Build
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, SMALLEST, Meaning, meaning_of
 from runtimes.estimate import Estimate
@@ -244,6 +244,7 @@ class Adapter(abc.ABC, Generic[C]):
     requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, if any: tools/lock_runtimes.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     builds: ClassVar[Mapping[str, Build]] = {}  # device → how its program is compiled; other devices need no compiler
+    archives: ClassVar[Archives | None] = None  # its project's own builds for GPUs
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     divides: ClassVar[bool] = False  # in unequal parts, too: `gpus: auto`
     offload_key: ClassVar[str] = ""  # moves a part of a model from the GPU to the main memory

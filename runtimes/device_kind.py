@@ -79,7 +79,7 @@ class DeviceWanted:
 class DeviceAssignment:
     """A device that a worker runs on. `index` and `uuid` are None where there is only one of its kind.
 
-    `capability` is CUDA's compute capability; None: not told, or not of that kind.
+    `capability` is CUDA's compute capability, `pci` the address on the PCI bus; None: not told, or not of that kind.
     """
 
     id: str
@@ -87,6 +87,7 @@ class DeviceAssignment:
     index: int | None = None
     uuid: str | None = None
     capability: tuple[int, int] | None = None
+    pci: str | None = None
 
 
 def visibility(devices: Iterable[DeviceAssignment]) -> dict[str, str]:

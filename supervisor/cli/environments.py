@@ -8,15 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from runtimes import licences
 from runtimes.registry import REGISTRY
 from supervisor.catalog.folders import runtimes_dir as default_dir
-from supervisor.cli import configuration, output, worker_imports
-from supervisor.errors import LlmuxError, NotFoundError
+from supervisor.cli import configuration, output, packages, proof, worker_imports
+from supervisor.cli.packages import USUAL, Wanted
+from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
 from supervisor.io import env_lease, venvs
+from supervisor.io.installer import InstallError, Package
+from supervisor.io.machine import look
 from supervisor.io.recipe import Device, Recipe, pinned
 
 Echo = Callable[[str], None]
@@ -51,7 +55,7 @@ def recipe_of(name: str) -> Recipe:
     adapter = REGISTRY.get(name)
     if adapter.requirements is None:
         raise NotFoundError(f"The runtime {name!r} needs no environment of its own.")
-    return Recipe(name, adapter.requirements, adapter.prune, adapter.claims, adapter.builds)
+    return Recipe(name, adapter.requirements, adapter.prune, adapter.claims, adapter.builds, adapter.archives)
 
 
 def still_used(name: str, runtimes_dir: Path) -> str | None:
@@ -67,11 +71,64 @@ def still_used(name: str, runtimes_dir: Path) -> str | None:
 
 
 def install(
-    name: str, runtimes_dir: Path, echo: Echo, *, device: Device | None = None, python: str | None = None
+    name: str,
+    runtimes_dir: Path,
+    echo: Echo,
+    *,
+    device: Device | None = None,
+    python: str | None = None,
+    wanted: Wanted = USUAL,
 ) -> None:
-    """Install it, which does nothing where it is there. `echo` gets each step; on a terminal, with a bar, the last."""
-    recipe, lines = recipe_of(name), list[str]()
-    if (notice := licences.notice(name, recipe.lock.parent, built=device in recipe.builds)) is not None:
+    """Install it, which does nothing where it is there. `echo` gets each step; on a terminal, with a bar, the last.
+
+    Where its project has builds for GPUs, and no `device` is named, the best that computes on this machine's GPU is taken; the
+    processor's where none does, and then that is said.
+    """
+    recipe = recipe_of(name)
+    asked = wanted.is_special
+    if asked and (recipe.archives is None or device is not None):
+        raise InvalidRequestError(
+            f"{name} has no builds to choose from."
+            if recipe.archives is None
+            else "Name a build or --accelerator, not both."
+        )
+    current = venvs.installed(name, runtimes_dir)
+    is_own = current is not None and current.kind is None and (current.is_asked or current.device in recipe.builds)
+    if recipe.archives is None or device is not None or (is_own and not asked):
+        _install(recipe, runtimes_dir, echo, device, python, is_asked=device is not None)
+        return
+    machine = look()
+    build = current.build if current is not None else None
+    problems = []
+    for package in packages.candidates(recipe, runtimes_dir, machine, wanted, build, echo):
+        try:
+            _install(recipe, runtimes_dir, echo, recipe.archives.device(package.kind), python, package)  # type: ignore[arg-type]
+        except InstallError as error:
+            problems.append(f"{package.kind} of {package.build}: {error}")
+            echo(problems[-1])
+        else:
+            return
+    if asked:
+        raise InstallError("No build was installed; what was used before is still used.", detail=tuple(problems))
+    if machine.gpus:
+        echo(
+            f"{name}: no build computes on the GPU ({', '.join(gpu.name for gpu in machine.gpus)}): models run on the processor"
+        )
+    _install(recipe, runtimes_dir, echo, current.device if current is not None else "cpu", python)
+
+
+def _install(
+    recipe: Recipe,
+    runtimes_dir: Path,
+    echo: Echo,
+    device: Device | None,
+    python: str | None,
+    package: Package | None = None,
+    *,
+    is_asked: bool = False,
+) -> None:
+    name, lines = recipe.name, list[str]()
+    if (notice := licences.notice(name, recipe.lock.parent, built=package is None and device in recipe.builds)) is not None:
         echo(notice)
     if device is not None and not recipe.varies:
         echo(f"{name}: is the same for every device")
@@ -87,15 +144,37 @@ def install(
 
     watched = sys.stderr.isatty()
     with output.progress(frame):
-        venvs.install(recipe, runtimes_dir, lines.append if watched else echo, device=device, python=python)
+        tell = lines.append if watched else echo
+        venvs.install(
+            recipe,
+            runtimes_dir,
+            tell,
+            device=device,
+            python=python,
+            package=package,
+            prove=lambda environment: proof.prove(environment, tell) if package is not None else {"is_asked": is_asked},
+        )
     if watched:
         echo(lines[-1])
 
 
-def remove(name: str, runtimes_dir: Path, echo: Echo) -> bool:
-    """Remove it; False when it wasn't there. `echo` gets what it waits for."""
+def remove(name: str, runtimes_dir: Path, echo: Echo, build: str | None = None) -> bool:
+    """Remove it, or one build; False when it wasn't there. `echo` gets what it waits for."""
     recipe_of(name)
-    return venvs.remove(name, runtimes_dir, echo)
+    return venvs.remove(name, runtimes_dir, echo, build)
+
+
+def update(name: str, runtimes_dir: Path, echo: Echo, wanted: Wanted) -> None:
+    """Use this build, or the one that this llmux brings the digests of; the one before stays beside it."""
+    recipe = recipe_of(name)
+    if recipe.archives is None:
+        raise InvalidRequestError(f"{name} has no builds to choose from: llmux runtimes install {name}")
+    current, pinned_build = venvs.installed(name, runtimes_dir), packages.releases(recipe, runtimes_dir).pinned
+    used = current.build if current is not None else None
+    if wanted.build is None and used is not None and int(used[1:]) > int(pinned_build[1:]):
+        echo(f"{name}: {used} is used, and this llmux knows none newer; for another one: --build bN")
+        return
+    install(name, runtimes_dir, echo, wanted=replace(wanted, build=wanted.build or pinned_build))
 
 
 def listing(runtimes_dir: Path, *, check: bool = False) -> list[Row]:
@@ -126,6 +205,9 @@ def row(name: str, runtimes_dir: Path, *, check: bool = True) -> Row:
         "path": str(environment.path),
         "python": environment.python,
         "device": environment.device,
+        "build": environment.build,
+        "kind": environment.kind,
+        "builds": [link.name.partition("@")[2] for link in venvs.built(name, runtimes_dir)],
         "versions": versions(recipe, environment),
         "packages": list(environment.packages),
         "size_mib": environment.size_bytes() >> 20,
@@ -157,15 +239,22 @@ def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
                 output.state(str(found["state"])),
                 output.mib(found.get("size_mib")),
                 output.text(found.get("python")),
-                output.text(found.get("device")),
+                output.text(found.get("kind") or found.get("device")),
                 *(["-" if imports is None else "yes" if imports else "no"] if checked else []),
-                ", ".join(told_versions) if isinstance(told_versions, list) else "-",
+                ", ".join([*_builds(found), *(told_versions if isinstance(told_versions, list) else ())]) or "-",
             )
         )
     told = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
     told += [str(found["earlier"]) for found in rows if found["earlier"]]
     told += [f"{found['name']}: {found['remedy']}" for found in rows if found["remedy"]]
     return [output.Table(lines), *told]
+
+
+def _builds(found: Row) -> list[str]:
+    """The build that is used, and those beside it."""
+    used, there = found.get("build"), found.get("builds")
+    others = [build for build in there if build != used] if isinstance(there, list) else []
+    return [*([str(used)] if used else []), *(f"({build})" for build in others)]
 
 
 def _packages_there(name: str, runtimes_dir: Path) -> int:

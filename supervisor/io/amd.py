@@ -83,11 +83,16 @@ class _Gpu:
     trouble: str | None = None
 
 
+def sys_folder() -> Path:
+    """`/sys`, or what tests set LLMUX_AMD_SYS to."""
+    return Path(os.environ.get("LLMUX_AMD_SYS", SYS))
+
+
 class AmdDriver:
     """The kernel's driver. Raises DriverUnavailableError where it isn't loaded."""
 
     def __init__(self, sys: Path | None = None, proc: Path = PROC, host: Callable[[], HostMemory] = HostMemory) -> None:
-        self._sys, self._proc, self._host = sys or Path(os.environ.get("LLMUX_AMD_SYS", SYS)), proc, host
+        self._sys, self._proc, self._host = sys or sys_folder(), proc, host
         self._dev = self._sys.with_name("dev")
         if not os.path.isdir(self._sys / _NODES):  # noqa: PTH112  # whatever keeps it from being read
             raise DriverUnavailableError("the kernel's driver shows none (/sys/class/kfd)")
@@ -115,13 +120,16 @@ class AmdDriver:
             vram, gtt = _number(folder / "mem_info_vram_total"), _number(folder / "mem_info_gtt_total")
         except OSError as error:
             return DeviceFound(index, uuid, name, unusable=f"can't be read: {error.strerror or error}")
-        card, listed = _Card(folder, folder.resolve().name), _LISTED if _is_apu(folder) else None
+        address = folder.resolve().name
+        card, listed = _Card(folder, address), _LISTED if _is_apu(folder) else None
         unusable = self._closed(render)
         if listed is None or vram >= gtt:
-            return DeviceFound(index, uuid, name, vram // MIB, card, unusable=unusable, only_listed=listed)
+            return DeviceFound(index, uuid, name, vram // MIB, card, unusable=unusable, only_listed=listed, pci=address)
         pool_mib = min(gtt // MIB, int(self._host().physical_mib * BUDGET_SHARE))
         card = replace(card, pool_mib=pool_mib)
-        return DeviceFound(index, uuid, name, pool_mib, card, unusable=unusable, only_listed=listed, unified=True)
+        return DeviceFound(
+            index, uuid, name, pool_mib, card, unusable=unusable, only_listed=listed, unified=True, pci=address
+        )
 
     def _closed(self, render: str) -> str | None:
         """Which file keeps workers from computing on it."""
@@ -220,7 +228,9 @@ def _gpu(found: DeviceFound, margin_mib: int | None, host: Callable[[], HostMemo
     assert isinstance(found.handle, _Card)
     margin_mib = default_margin_mib(found.total_mib) if margin_mib is None else margin_mib
     device = DeviceId(ROCM.device_id(found.index))
-    info = DeviceInfo(device, ROCM, found.name, found.total_mib, margin_mib, found.index, found.uuid or None)
+    info = DeviceInfo(
+        device, ROCM, found.name, found.total_mib, margin_mib, found.index, found.uuid or None, pci=found.pci
+    )
     pool = None if found.handle.pool_mib is None else UnifiedMemory(host(), found.handle.pool_mib)
     return _Gpu(info, found.handle, pool)
 

@@ -124,6 +124,17 @@ def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
     return readers, notes
 
 
+def every_gpu() -> Opened:
+    """All GPUs that can be used, of every kind, listed or not. Blocks, up to seconds where one sleeps."""
+    readers: list[MemoryReader] = []
+    for open_driver in DRIVERS.values():
+        with contextlib.suppress(DriverUnavailableError):
+            driver = open_driver()
+            if usable := [(one, None) for one in driver.find() if not one.unusable]:
+                readers.append(driver.reader(usable))
+    return Opened(CompositeSampler([ThreadedSampler(reader) for reader in readers]), ())
+
+
 def _margin(wanted: DeviceWanted, margin_mib: int | None) -> int | None:
     return margin_mib if wanted.margin_mib is None else wanted.margin_mib
 

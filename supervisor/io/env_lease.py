@@ -7,6 +7,7 @@ died. Removing an environment takes the exclusive lock and deletes the record fi
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
+from runtimes.installed import RECORD
 from supervisor.io import files, procfs
 from supervisor.io.reap import worker_of
 
 STORE: Final = ".envs"
-RECORD: Final = "llmux.json"  # written last: an environment without it is incomplete
 
 
 class EnvironmentGoneError(Exception):
@@ -67,12 +68,13 @@ class EnvLease:
 
 def is_replaced(environment: Path) -> bool:
     """Was it replaced or removed?"""
-    return live(environment.parent).resolve() != environment
+    return environment not in live(environment.parent)
 
 
-def live(builds: Path) -> Path:
-    """The link to the runtime's live environment."""
-    return builds.parents[1] / builds.name
+def live(builds: Path) -> set[Path]:
+    """The runtime's live environments: the one that it uses, and its builds that stand beside it, such as name@b11146."""
+    folder, name = builds.parents[1], builds.name
+    return {link.resolve() for link in (folder / name, *folder.glob(f"{glob.escape(name)}@*"))}
 
 
 @contextmanager

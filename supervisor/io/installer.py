@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +27,22 @@ import uv
 
 from supervisor.errors import LlmuxError
 from supervisor.io import compiling
+from supervisor.io.archives.elf import needs
+from supervisor.io.archives.releases import ReleaseError
+from supervisor.io.archives.unpack import unpack
+from supervisor.io.machine import glibc, loads
 from supervisor.io.recipe import Device, Recipe, local_torch, pinned, torch_backend
 
 LAST_LINES: Final = 20
+UNPACKED: Final = "program"
+PACKAGES: Final = {
+    "libgomp.so.1": "Debian, Ubuntu: apt install libgomp1",
+    "libvulkan.so.1": "Debian, Ubuntu: apt install libvulkan1",
+    "libcuda.so.1": "it comes with NVIDIA's driver; a container gets it by NVIDIA's toolkit",
+    "libssl.so.3": "Debian, Ubuntu: apt install libssl3",
+    "libcrypto.so.3": "Debian, Ubuntu: apt install libssl3",
+}
+"""Which package has a library."""
 FULL: Final = ("No space left on device", "Disk quota exceeded")
 FOREIGN: Final = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "UV_TORCH_BACKEND", "UV_SYSTEM_PYTHON")
 
@@ -41,12 +55,29 @@ class InstallError(LlmuxError):
     code = "runtime_install_failed"
 
 
-def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, progress: Progress) -> None:
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An archive of a project's release, as it was fetched or carried here, and that of the libraries that it needs."""
+
+    build: str
+    kind: str
+    archive: Callable[[], Path]
+    libraries: Callable[[], Path] | None = None
+
+
+def fill(
+    path: Path,
+    recipe: Recipe,
+    device: Device | None,
+    python: str | None,
+    progress: Progress,
+    package: Package | None = None,
+) -> None:
     """Make a new environment there. Raises InstallError, and leaves what it has made."""
     if device is not None and device not in recipe.devices:
         there = ", ".join(recipe.devices)
         raise InstallError(f"{recipe.name} has no packages for {device}; choose another --accelerator: {there}.")
-    build = recipe.builds.get(device or "")
+    build = recipe.builds.get(device or "") if package is None else None
     if build is not None and (lacking := compiling.problem(recipe.name, device, build)) is not None:
         raise InstallError(lacking)
     try:
@@ -83,6 +114,60 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
             link.symlink_to(site_packages(path) / build.module / build.program)
             run([str(link), "--version"], environ, progress)  # it finds its libraries
     _finish(path, recipe, device)
+    if package is not None:
+        _unpack(
+            path,
+            recipe,
+            package,
+            lambda lock: run(
+                [*install, "--require-hashes", "--no-deps", "--requirement", str(lock)], environ, progress
+            ),
+            progress,
+        )
+
+
+def libraries(path: Path) -> dict[str, object]:
+    """Where the libraries of an environment's archive lie, for its record."""
+    folders = [path / UNPACKED, *sorted({file.parent for file in site_packages(path).glob("nvidia/**/lib*.so.*")})]
+    return {"library_path": [str(folder) for folder in folders]}
+
+
+def _unpack(path: Path, recipe: Recipe, package: Package, add: Callable[[Path], None], progress: Progress) -> None:
+    """Its program, and the libraries of its kind: from the package index, else from the release."""
+    assert recipe.archives is not None
+    folder = path / UNPACKED
+    try:
+        archive = package.archive()
+        progress(f"unpacking {archive.name}")
+        unpack(archive, folder)
+        if (lock := recipe.archive_lock(package.kind)) is not None:
+            try:
+                add(lock)
+            except InstallError:
+                if package.libraries is None:
+                    raise
+                progress("the package index has not what it needs; taking it from the release")
+                unpack(package.libraries(), folder)
+    except ReleaseError as error:
+        raise InstallError(str(error)) from error
+    program = folder / recipe.archives.program
+    if not os.access(program, os.X_OK):
+        raise InstallError(f"The archive has no program {program.name}.")
+    (path / "bin" / program.name).symlink_to(program)
+    if lacking := list(_lacking(path, folder)):
+        raise InstallError(f"{package.kind} of {package.build} can't run here: {'; '.join(lacking)}")
+
+
+def _lacking(path: Path, folder: Path) -> Iterator[str]:
+    """What the unpacked files need, and neither they, nor the environment, nor the system has."""
+    wanted = needs(file for file in folder.rglob("*") if file.is_file())
+    there = {file.name for root in (folder, site_packages(path)) for file in root.rglob("*.so*")}
+    if (have := glibc()) is None or have < wanted.glibc:
+        found = "none" if have is None else f"{have[0]}.{have[1]}"
+        yield f"it needs glibc {wanted.glibc[0]}.{wanted.glibc[1]} or newer, and this system has {found}"
+    for name in sorted(wanted.libraries - there):
+        if not name.startswith("ld-linux") and not loads(name):
+            yield f"{name} is missing ({PACKAGES.get(name, 'its package may have the same name')})"
 
 
 def _install(

@@ -52,6 +52,7 @@ class DeviceInfo:
     uuid: str | None = None
     driver: str | None = None
     capability: tuple[int, int] | None = None  # CUDA's compute capability, where it has one and tells
+    pci: str | None = None  # its address on the PCI bus, such as 0000:01:00.0
 
     @property
     def key(self) -> str:
@@ -68,7 +69,7 @@ class DeviceInfo:
     def assignment(self) -> DeviceAssignment:
         """The adapters' view of it."""
         return DeviceAssignment(
-            id=self.id, kind=self.kind, index=self.index, uuid=self.uuid, capability=self.capability
+            id=self.id, kind=self.kind, index=self.index, uuid=self.uuid, capability=self.capability, pci=self.pci
         )
 
 
@@ -123,6 +124,7 @@ class DeviceFound:
     only_listed: str | None = None  # why it is used only where the configuration lists it
     unified: bool = False  # its memory is the machine's main memory
     capability: tuple[int, int] | None = None  # as DeviceInfo's
+    pci: str | None = None  # as DeviceInfo's
 
 
 class Driver(Protocol):

@@ -128,12 +128,12 @@ class NvmlSession:
             name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
             if self._in_mig_mode(handle):
                 return DeviceFound(index, uuid, name, unusable="is in MIG mode, whose partitions are not supported")
-            capability = self._capability(handle)
+            capability, pci = self._capability(handle), self._pci(handle)
             total_mib = self._total_mib(handle)
             if total_mib is None:
                 whole = self.host().devices()[0].total_mib
-                return DeviceFound(index, uuid, name, whole, handle, unified=True, capability=capability)
-            return DeviceFound(index, uuid, name, total_mib, handle, capability=capability)
+                return DeviceFound(index, uuid, name, whole, handle, unified=True, capability=capability, pci=pci)
+            return DeviceFound(index, uuid, name, total_mib, handle, capability=capability, pci=pci)
         except nvml.NVMLError as error:
             return DeviceFound(index, uuid, name, unusable=f"can't be read: {error}")
 
@@ -149,6 +149,13 @@ class NvmlSession:
         except self.nvml.NVMLError:
             return None
         return int(major), int(minor)
+
+    def _pci(self, handle: object) -> str | None:
+        """As the kernel writes it: NVML has a longer domain."""
+        try:
+            return _text(self.nvml.nvmlDeviceGetPciInfo(handle).busId).rstrip("\0").lower()[-len("0000:01:00.0") :]
+        except self.nvml.NVMLError:
+            return None
 
     def _total_mib(self, handle: object) -> int | None:
         """What is free when nothing runs: version 2 knows what the driver keeps for itself, version 1 doesn't.
@@ -317,7 +324,7 @@ def _info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:
     margin_mib = default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib
     device = DeviceId(CUDA.device_id(gpu.index))
     return DeviceInfo(
-        device, CUDA, gpu.name, gpu.total_mib, margin_mib, gpu.index, gpu.uuid, driver, capability=gpu.capability
+        device, CUDA, gpu.name, gpu.total_mib, margin_mib, gpu.index, gpu.uuid, driver, gpu.capability, gpu.pci
     )
 
 

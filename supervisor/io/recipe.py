@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from runtimes.build import Build
+from runtimes.build import Archives, Build
 from runtimes.pins import pins
 
 Device = Literal["cpu", "cuda", "rocm", "vulkan"]
@@ -43,6 +43,7 @@ class Recipe:
         default_factory=dict
     )  # device → name==version to declare as installed
     builds: Mapping[str, Build] = field(default_factory=dict)  # device → how its program is compiled
+    archives: Archives | None = None  # where its project's releases have it
 
     @cached_property
     def torch_lock(self) -> Path | None:
@@ -89,6 +90,11 @@ class Recipe:
         if self.torch_lock is not None and device == "cuda" and torch_backend(device) is None:
             found.append(self.torch_lock)
         return tuple(found)
+
+    def archive_lock(self, kind: str) -> Path | None:
+        """What an archive of this kind needs of the package index; None: nothing."""
+        path = self.lock.with_name(f"requirements-{kind}.lock")
+        return path if path.exists() else None
 
     def digest(self) -> str:
         """Identifies what is installed, for every device; an environment of another digest is outdated."""

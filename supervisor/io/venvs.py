@@ -8,12 +8,17 @@ A venv can't be moved: its scripts and `pyvenv.cfg` hold absolute paths. So each
 and goes live when a new symbolic link is renamed over the old one. If an install is interrupted, the link still points at
 the old environment, and the next install removes what was left behind.
 
+A build of a project's release also stands beside the others, and stays until it is removed:
+
+    <runtimes_dir>/<name>@<build>  ->  .envs/<name>/…
+
 A replaced environment stays while a worker runs from it (see env_lease); workers are started by its real path, not by the
 link. It is removed when its last worker ends, when the daemon starts, or by the next install or remove.
 """
 
 from __future__ import annotations
 
+import glob
 import importlib.metadata
 import json
 import os
@@ -21,15 +26,16 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from runtimes.installed import RECORD
 from supervisor.io import devices, env_lease, files, installer
-from supervisor.io.env_lease import RECORD, STORE, EnvLease
-from supervisor.io.installer import InstallError, Progress
+from supervisor.io.env_lease import STORE, EnvLease
+from supervisor.io.installer import InstallError, Package, Progress
 from supervisor.io.recipe import Device, Recipe
 
 
@@ -45,10 +51,17 @@ class Environment:
     lock_digest: str
     packages: tuple[str, ...]  # name==version
     recorded_bytes: int | None = None  # its size when it was made; environments of an older llmux don't say
+    build: str | None = None  # of its project's release; with the next
+    kind: str | None = None
+    is_asked: bool = False  # a person named the device
 
     @property
     def interpreter(self) -> Path:
         return self.path / "bin" / "python"
+
+    def is_made_so(self, digest: str, *how: str | None) -> bool:
+        """Of this recipe, for this device, Python, build and kind?"""
+        return (self.lock_digest, self.device, self.asked_python, self.build, self.kind) == (digest, *how)
 
     def size_bytes(self) -> int:
         """Its size on disk, as recorded. Without that it walks the tree: half a second for a large one."""
@@ -69,6 +82,9 @@ def installed(name: str, runtimes_dir: Path) -> Environment | None:
             lock_digest=record["lock_digest"],
             packages=tuple(record["packages"]),
             recorded_bytes=record.get("size_bytes"),
+            build=record.get("build"),
+            kind=record.get("kind"),
+            is_asked=record.get("is_asked", False),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -76,12 +92,21 @@ def installed(name: str, runtimes_dir: Path) -> Environment | None:
 
 
 def install(
-    recipe: Recipe, runtimes_dir: Path, progress: Progress, *, device: Device | None = None, python: str | None = None
+    recipe: Recipe,
+    runtimes_dir: Path,
+    progress: Progress,
+    *,
+    device: Device | None = None,
+    python: str | None = None,
+    package: Package | None = None,
+    prove: Callable[[Path], Mapping[str, object]] = lambda _environment: {},
 ) -> Environment:
     """Make the runtime's environment what its recipe says, unless it is already, and return it.
 
     `device` and `python` default to those of the present environment; for a new one, to this machine's device and the
     Python of llmux. Blocks for seconds to minutes; `progress` gets lines for a person. Two at a time take turns.
+    `package`: its program is this archive, and the environment also stands as name@build. What `prove` finds out of a new one
+    is recorded; if it raises, the environment is none.
     Raises InstallError, or OSError when the folder can't be written; the old environment stays live.
     """
     name = recipe.name
@@ -95,16 +120,26 @@ def install(
             device = None
         elif device is None:
             device = (current.device if current is not None else None) or recipe.usual(devices.detect())
+        build, kind = (package.build, package.kind) if package is not None else (None, None)
         if current is not None:
             python = python or current.asked_python
-            if (current.lock_digest, current.device, current.asked_python) == (wanted, device, python):
-                progress(f"{name}: already installed in {current.path}")
-                return current
+        for there in (current, installed(f"{name}@{build}", runtimes_dir) if build is not None else None):
+            if there is not None and there.is_made_so(wanted, device, python, build, kind):
+                if there is not current:
+                    _point(runtimes_dir / name, there.path)
+                    progress(f"{name}: build {build} is there already, and is used from now on")
+                else:
+                    progress(f"{name}: already installed in {there.path}")
+                return there
         _sweep(name, runtimes_dir)
         path = builds / f"{wanted}-{secrets.token_hex(4)}"
         try:
-            installer.fill(path, recipe, device, python, progress)
-            _record(path, wanted, device, python)
+            installer.fill(path, recipe, device, python, progress, package)
+            facts = {} if package is None else {"build": build, "kind": kind, **installer.libraries(path)}
+            _record(path, wanted, device, python, facts)
+            _record(path, wanted, device, python, {**facts, **prove(path)})
+            if build is not None:
+                _point(runtimes_dir / f"{name}@{build}", path)
             _point(runtimes_dir / name, path)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
@@ -117,8 +152,8 @@ def install(
         return environment
 
 
-def remove(name: str, runtimes_dir: Path, progress: Progress = lambda _line: None) -> bool:
-    """Remove a runtime's environment, or as soon as no worker uses it; False when there was none.
+def remove(name: str, runtimes_dir: Path, progress: Progress = lambda _line: None, build: str | None = None) -> bool:
+    """Remove a runtime's environments, or one build, or as soon as no worker uses it; False when there was none.
 
     Waits for an installation that is under way, and says so.
     """
@@ -126,11 +161,20 @@ def remove(name: str, runtimes_dir: Path, progress: Progress = lambda _line: Non
     if not builds.is_dir():
         return False
     with _turn(builds, progress):
-        link = runtimes_dir / name
-        existed = link.is_symlink()
-        link.unlink(missing_ok=True)
+        links = [runtimes_dir / name, *built(name, runtimes_dir)]
+        if build is not None:
+            gone = (runtimes_dir / f"{name}@{build}").resolve()
+            links = [link for link in links if link.resolve() == gone]
+        existed = [link for link in links if link.is_symlink()]
+        for link in existed:
+            link.unlink()
         _sweep(name, runtimes_dir)
-        return existed
+        return bool(existed)
+
+
+def built(name: str, runtimes_dir: Path) -> list[Path]:
+    """The links to a runtime's builds that stand side by side."""
+    return sorted(runtimes_dir.glob(f"{glob.escape(name)}@*"))
 
 
 def still_used(name: str, runtimes_dir: Path) -> tuple[Path, ...]:
@@ -170,7 +214,9 @@ def _size_bytes(path: Path) -> int:
     return sum(Path(folder, file).lstat().st_size for folder, _, files in os.walk(path) for file in files)
 
 
-def _record(path: Path, wanted: str, device: Device | None, asked_python: str | None) -> None:
+def _record(
+    path: Path, wanted: str, device: Device | None, asked_python: str | None, facts: Mapping[str, object]
+) -> None:
     found = importlib.metadata.distributions(path=[str(installer.site_packages(path))])
     settings = (path / "pyvenv.cfg").read_text(encoding="utf-8")
     version = re.search(r"^version(?:_info)? *= *(\S+)", settings, re.MULTILINE)
@@ -182,6 +228,7 @@ def _record(path: Path, wanted: str, device: Device | None, asked_python: str | 
             "device": device,
             "size_bytes": _size_bytes(path),
             "packages": sorted({f"{package.name}=={package.version}" for package in found}),
+            **facts,
         }
     )
     with files.replacing(path / RECORD) as record:
@@ -210,7 +257,7 @@ def _sweep(name: str, runtimes_dir: Path) -> None:
 
 def _replaced(name: str, runtimes_dir: Path) -> Iterator[Path]:
     builds = runtimes_dir / STORE / name
-    live = env_lease.live(builds).resolve()
+    live = env_lease.live(builds)
     for path in builds.iterdir() if builds.is_dir() else ():
-        if path.is_dir() and not path.is_symlink() and path.resolve() != live:
+        if path.is_dir() and not path.is_symlink() and path.resolve() not in live:
             yield path

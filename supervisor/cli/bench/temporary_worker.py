@@ -40,6 +40,7 @@ class TemporaryWorker:
     upstream: UpstreamPool
     load_s: float
     sampler: MemorySampler
+    log: Path
     measured_mib: int | None = None  # the most that was measured
 
     async def measure(self) -> None:
@@ -82,14 +83,15 @@ async def running(
             await asyncio.wait({life, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if life.done() or worker.upstream is None:
                 raise _ended(life.result(), device)
-            ready_worker = TemporaryWorker(key, worker, worker.upstream, time.monotonic() - began, sampler)
+            log = launcher.log_path(model.id)
+            ready_worker = TemporaryWorker(key, worker, worker.upstream, time.monotonic() - began, sampler, log)
             try:
                 yield ready_worker
             except UpstreamError as error:
                 await asyncio.wait({life}, timeout=END_S)
                 if life.done():
                     raise _ended(life.result(), device) from error
-                lines = await asyncio.to_thread(tail, launcher.log_path(model.id), LOG_TAIL_LINES)
+                lines = await asyncio.to_thread(tail, log, LOG_TAIL_LINES)
                 raise BenchError(f"On {device.id}: {error.message}", detail=tuple(lines)) from error
         except asyncio.CancelledError:
             worker.stop(force=True)

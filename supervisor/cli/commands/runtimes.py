@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,12 @@ def runtimes() -> None:
 
 runtimes_dir_option = click.option(
     "--runtimes-dir", type=click.Path(path_type=Path), help="Where environments are kept. Default: as configured."
+)
+
+
+build_option = click.option(
+    "--build",
+    help="llama_server: a build of llama.cpp's releases, such as b11146. Default: the one in use, else llmux's own.",
 )
 
 
@@ -46,21 +54,74 @@ def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
     "--device",
     "device",
     type=click.Choice(["cpu", "cuda", "rocm", "vulkan"]),
-    help="What it will compute on. Default: as before, else what this machine has; llama_server and llama_cpp: the processor.",
+    help="What it will compute on; llama_server and llama_cpp are compiled for a GPU. Default: as before, else what this "
+    "machine has; llama_server: a ready build for its GPU; llama_cpp: the processor.",
 )
 @click.option("--python", help="Its Python: a version or a program. Default: as before, else the one that runs llmux.")
+@build_option
+@click.option(
+    "--kind", help="llama_server: this kind of build, such as vulkan, cuda-12.8, rocm-10.0. Default: tried in turn."
+)
+@click.option(
+    "--from",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="llama_server: a release's archive that was carried here; once more for CUDA's libraries.",
+)
+@click.option("--yes", is_flag=True, help="Take an archive whose sha256 llmux doesn't know.")
 @runtimes_dir_option
 @json_option
 def runtimes_install(
-    name: str, device: Device | None, python: str | None, runtimes_dir: Path | None, as_json: bool
+    name: str,
+    device: Device | None,
+    python: str | None,
+    build: str | None,
+    kind: str | None,
+    files: tuple[Path, ...],
+    yes: bool,
+    runtimes_dir: Path | None,
+    as_json: bool,
 ) -> None:
-    """Build the environment of runtime NAME from its hash-pinned locks."""
-    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+    """Build the environment of runtime NAME from its hash-pinned locks.
+
+    llama_server: with a ready build of llama.cpp for this machine's GPU, if it has one that computes there.
+    """
+    from supervisor.cli import environments, packages  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
-    environments.install(name, folder, functools.partial(click.echo, err=as_json), device=device, python=python)
+    echo = functools.partial(click.echo, err=as_json)
+    wanted = packages.Wanted(build, kind, files, _agreed(yes))
+    environments.install(name, folder, echo, device=device, python=python, wanted=wanted)
     if (told := environments.still_used(name, folder)) is not None:
         click.echo(told, err=True)
+    if as_json:
+        print_json(environments.row(name, folder))
+
+
+def _agreed(yes: bool) -> Callable[[str], bool]:
+    return _yes if yes else _ask
+
+
+def _yes(_question: str) -> bool:
+    return True
+
+
+def _ask(question: str) -> bool:
+    return sys.stdin.isatty() and click.confirm(question, err=True)
+
+
+@runtimes.command("update")
+@click.argument("name", shell_complete=_names)
+@build_option
+@runtimes_dir_option
+@json_option
+def runtimes_update(name: str, build: str | None, runtimes_dir: Path | None, as_json: bool) -> None:
+    """Use another build of runtime NAME's program: of llama_server. The one before stays, and goes back with --build."""
+    from supervisor.cli import environments, packages  # noqa: PLC0415  # not for declaring
+
+    folder = environments.resolve(runtimes_dir)
+    environments.update(name, folder, functools.partial(click.echo, err=as_json), packages.Wanted(build))
     if as_json:
         print_json(environments.row(name, folder))
 
@@ -79,14 +140,15 @@ def runtimes_list(check: bool, runtimes_dir: Path | None, as_json: bool) -> None
 
 @runtimes.command("remove")
 @click.argument("name", shell_complete=_names)
+@click.option("--build", help="Only this build, such as b11146.")
 @runtimes_dir_option
 @json_option
-def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None:
+def runtimes_remove(name: str, build: str | None, runtimes_dir: Path | None, as_json: bool) -> None:
     """Remove the environment of runtime NAME."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
-    existed = environments.remove(name, folder, functools.partial(click.echo, err=True))
+    existed = environments.remove(name, folder, functools.partial(click.echo, err=True), build)
     if as_json:
         print_json({"name": name, "removed": existed})
     else:

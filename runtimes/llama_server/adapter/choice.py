@@ -1,0 +1,120 @@
+"""Which of llama.cpp's own builds computes on this machine's GPU: by what the machine has, never by a vendor's tool.
+
+| Machine | Build |
+| --- | --- |
+| NVIDIA, x86-64, the driver runs CUDA 13.4, compute capability 7.5 or newer | cuda-13.4 |
+| NVIDIA, x86-64, the driver runs CUDA 12.8, compute capability 5.0 or newer | cuda-12.8 |
+| other NVIDIA, AMD, Intel, where Vulkan has its loader and a driver | vulkan |
+| none of these | none: the processor's |
+
+A program that was compiled for a newer CUDA than the driver's may start, list the card, and die at its first kernel: so 13.0 is
+not enough for 13.4. On NVIDIA's cards Vulkan reads prompts at about half of CUDA's speed, so it comes last. ROCm's build is taken
+only where somebody asks for it: it wants ROCm's libraries, and which of the two is faster differs from chip to chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from runtimes.machine import Choice, Machine, Version
+
+CUDA_BUILDS: Final[dict[str, tuple[Version, Version]]] = {
+    "cuda-13.4": ((13, 4), (7, 5)),
+    "cuda-12.8": ((12, 8), (5, 0)),
+}
+"""By kind, the best first: the CUDA that the driver has to run, and the least compute capability of its kernels."""
+
+X86: Final = frozenset({"x86_64", "amd64"})
+ARM: Final = frozenset({"aarch64", "arm64"})
+GLIBC: Final = {"x86_64": (2, 34), "aarch64": (2, 38)}
+"""The oldest that the builds run on."""
+
+
+def choose(machine: Machine) -> Choice:
+    """What to install for the GPU of this machine."""
+    if not machine.gpus:
+        return Choice(())
+    if (least := _least_glibc(machine)) is not None:
+        return Choice((), (f"llama.cpp's builds for GPUs need glibc {_text(least)} or newer; {_glibc(machine)}.",))
+    cuda, reasons = _cuda(machine)
+    vulkan, why_not = _vulkan(machine)
+    if not cuda and vulkan and machine.of("nvidia"):
+        reasons += (f"Vulkan computes on it, at about half of CUDA's speed for prompts. {_wanted(machine)}",)
+    elif not cuda and not vulkan:
+        reasons += why_not
+    return Choice((*cuda, *vulkan), reasons)
+
+
+def _cuda(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    cards = machine.of("nvidia")
+    if not cards:
+        return (), ()
+    if machine.processor not in X86:
+        return (), ("There is no build for CUDA on this processor: compile one with --accelerator cuda.",)
+    if machine.cuda is None:
+        return (), ("NVIDIA's driver can't be asked: install it, or give the container its devices and libraries.",)
+    known = [gpu.capability for gpu in cards if gpu.capability is not None]
+    kinds = tuple(
+        kind
+        for kind, (cuda, least) in CUDA_BUILDS.items()
+        if machine.cuda >= cuda and (not known or max(known) >= least)
+    )
+    told = f"NVIDIA's driver {machine.driver or ''}".rstrip() + f" runs programs of CUDA {_text(machine.cuda)}"
+    if kinds:
+        return kinds, (f"{told}: {kinds[0]} is the build for it.",)
+    return (), (f"{told}.",)
+
+
+def _wanted(machine: Machine) -> str:
+    """What would give CUDA."""
+    if machine.processor not in X86 or machine.cuda is None:
+        return "See the sentence before."
+    known = [gpu.capability for gpu in machine.of("nvidia") if gpu.capability is not None]
+    for kind, (cuda, least) in reversed(CUDA_BUILDS.items()):
+        if not known or max(known) >= least:
+            return f"A driver for CUDA {_text(cuda)} or newer would give {kind}."
+    return "No build for CUDA has kernels for a card that old."
+
+
+def _vulkan(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if missing := tuple(_vulkan_lacks(machine)):
+        return (), (f"Vulkan could compute on it, but {', and '.join(missing)}.",)
+    return ("vulkan",), ()
+
+
+def _vulkan_lacks(machine: Machine) -> Iterator[str]:
+    vulkan = machine.vulkan
+    if not vulkan.loader:
+        yield "its loader is missing (Debian, Ubuntu: apt install libvulkan1)"
+    if not vulkan.drivers:
+        yield "no driver of it is here (Debian, Ubuntu: apt install mesa-vulkan-drivers; NVIDIA's comes with its driver, not always in a container)"
+    if not vulkan.opens and not machine.of("nvidia"):
+        yield "you may not open the GPU: sudo usermod --append --groups render,video $USER; a container needs --device /dev/dri"
+
+
+def _least_glibc(machine: Machine) -> Version | None:
+    """What is missing; None: it is new enough."""
+    least = GLIBC["aarch64" if machine.processor in ARM else "x86_64"]
+    if machine.processor not in X86 | ARM or machine.glibc is None or machine.glibc < least:
+        return least
+    return None
+
+
+def _glibc(machine: Machine) -> str:
+    return f"this one is {_text(machine.glibc)}" if machine.glibc is not None else "this system has none"
+
+
+def _text(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def archive(build: str, kind: str, processor: str) -> tuple[str, str | None]:
+    """The files of a build: the program's, and that of CUDA's libraries."""
+    program = f"llama-{build}-bin-ubuntu-{kind}-{'arm64' if processor in ARM else 'x64'}.tar.gz"
+    return program, f"cudart-{program}" if kind.startswith("cuda") else None
+
+
+def device(kind: str) -> str:
+    """What a kind computes on."""
+    return kind.partition("-")[0]

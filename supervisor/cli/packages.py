@@ -1,0 +1,122 @@
+"""Builds of a project's own releases: which to try here, from where they come, and whether they compute."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runtimes.machine import Machine
+from supervisor.errors import InvalidRequestError
+from supervisor.io.archives import download
+from supervisor.io.archives.releases import BUILD, NOTED, Asset, Releases, UnknownFileError
+from supervisor.io.installer import InstallError, Package
+from supervisor.io.recipe import Recipe
+
+DOWNLOADS: Final = ".downloads"
+Echo = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a person asked for: a build and a kind, if not the usual ones, or files that were carried here.
+
+    `agreed`: files of an unknown digest are taken.
+    """
+
+    build: str | None = None
+    kind: str | None = None
+    files: tuple[Path, ...] = ()
+    agreed: Callable[[str], bool] = lambda _question: False
+
+    @property
+    def is_special(self) -> bool:
+        return bool(self.build or self.kind or self.files)
+
+
+USUAL: Final = Wanted()
+
+
+def releases(recipe: Recipe, runtimes_dir: Path) -> Releases:
+    """Those of this runtime, with what was noted beside its environments."""
+    assert recipe.archives is not None
+    return Releases(recipe.archives.pins, runtimes_dir / f"{recipe.name}.{NOTED}")
+
+
+def candidates(
+    recipe: Recipe, runtimes_dir: Path, machine: Machine, wanted: Wanted, current: str | None, echo: Echo
+) -> Iterator[Package]:
+    """What to install, the best first. `current`: the build that is used. Raises LlmuxError for a file that is none."""
+    archives, known = recipe.archives, releases(recipe, runtimes_dir)
+    assert archives is not None
+    if wanted.build is not None and BUILD.fullmatch(wanted.build) is None:
+        raise InvalidRequestError(f"{wanted.build!r} is no build of llama.cpp; one is called b11146, for example.")
+    if wanted.files:
+        yield _carried(recipe, known, wanted, machine)
+        return
+    build = wanted.build or current or known.pinned
+    kinds: Sequence[str] = (wanted.kind,) if wanted.kind is not None else ()
+    if not kinds:
+        choice = archives.choose(machine)
+        kinds = choice.kinds
+        for reason in choice.reasons:
+            echo(reason)
+    for kind in kinds:
+        program, libraries = archives.name(build, kind, machine.processor)
+        get = functools.partial(_fetched, known, build, runtimes_dir / DOWNLOADS, echo, ask=wanted.build is not None)
+        yield Package(
+            build, kind, functools.partial(get, program), functools.partial(get, libraries) if libraries else None
+        )
+
+
+def _fetched(known: Releases, build: str, folder: Path, echo: Echo, name: str, *, ask: bool) -> Path:
+    asset = known.asset(build, name, ask=ask or build != known.pinned)
+    echo(f"{name}: {asset.size >> 20} MiB from {known.url(build, asset).partition('/download/')[0]}")
+    return download.fetch(known.url(build, asset), asset, folder, echo)
+
+
+def _carried(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) -> Package:
+    """The package of archives that lie here. Their names say what they are, as the release has them."""
+    assert recipe.archives is not None
+    program = next((path for path in wanted.files if path.name.startswith("llama-")), wanted.files[0])
+    found = re.fullmatch(r"llama-(b[0-9]+)-bin-ubuntu-(.+)-(?:x64|arm64)\.tar\.gz", program.name)
+    if found is None:
+        raise InvalidRequestError(
+            f"{program.name}: its name doesn't say which build it is; keep the release's, as in "
+            f"{recipe.archives.name(known.pinned, 'vulkan', machine.processor)[0]}.",
+            param="--from",
+        )
+    build, kind = found[1], found[2]
+    names = recipe.archives.name(build, kind, machine.processor)
+    if program.name != names[0]:
+        raise InvalidRequestError(
+            f"{program.name} is for another processor; this one needs {names[0]}.", param="--from"
+        )
+    by_name = {path.name: path for path in wanted.files}
+    for path in wanted.files:
+        _checked(path, known, build, wanted)
+    libraries = by_name.get(names[1] or "")
+    return Package(build, kind, lambda: program, (lambda: libraries) if libraries is not None else None)
+
+
+def _checked(path: Path, known: Releases, build: str, wanted: Wanted) -> None:
+    """Raises InstallError unless it is the file of that name, or a person says that it is."""
+    if not path.is_file():
+        raise InvalidRequestError(f"{path}: there is no such file.", param="--from")
+    size, digest = path.stat().st_size, download.digest_of(path)
+    try:
+        asset = known.asset(build, path.name)
+    except UnknownFileError:
+        asset = Asset(path.name, size, "")
+    if (size, digest) == (asset.size, asset.digest):
+        return
+    if asset.digest:
+        raise InstallError(f"{path} has the sha256 {digest}, and it must be {asset.digest}: it was damaged or changed.")
+    if not wanted.agreed(f"{path.name} has the sha256 {digest}, which llmux doesn't know. Install it?"):
+        raise InstallError(
+            f"{path.name} is not known: compare its sha256, {digest}, with the release's; then add --yes."
+        )
+    known.note({path.name: (size, digest)})

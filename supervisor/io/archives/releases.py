@@ -1,0 +1,130 @@
+"""A project's releases: which files a build has, with their sizes and sha256.
+
+A digest comes from the first of these that knows the file: what this llmux pins; what was noted on this machine; the release's
+API, which is asked only for a build that a person has named. What the API says is noted beside the environments, in a file that
+a person can read, keep, and copy to other machines. "The latest" is never asked for: it may be half uploaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from supervisor.errors import LlmuxError
+from supervisor.io.files import replacing
+
+VARIABLE: Final = "LLMUX_LLAMA_CPP_RELEASES"
+"""A mirror's address: it has `download/BUILD/FILE` and, for other builds than the pinned one, `tags/BUILD`."""
+NOTED: Final = "digests.json"
+ANSWER_BYTES: Final = 8 << 20
+TIMEOUT_S: Final = 30.0
+BUILD: Final = re.compile(r"b[0-9]{1,9}")
+_SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
+Known = Mapping[str, tuple[int, str]]
+
+
+class ReleaseError(LlmuxError):
+    """A release's file can't be had; the message says what to do."""
+
+    code = "runtime_install_failed"
+
+
+class UnknownFileError(ReleaseError):
+    """Nobody who was asked knows a file of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file of a release. `size` in bytes; `digest` is its sha256."""
+
+    name: str
+    size: int
+    digest: str
+
+
+class Releases:
+    """One project's. `pinned` is the build that this llmux brings the digests of; `noted` a file that may not be there yet."""
+
+    def __init__(self, pins: Path, noted: Path) -> None:
+        told = json.loads(pins.read_text(encoding="utf-8"))
+        self.repository: str = told["repository"]
+        self.pinned: str = told["build"]
+        self._assets: Known = {name: (size, digest) for name, (size, digest) in told["assets"].items()}
+        self._noted = noted
+
+    def asset(self, build: str, name: str, *, ask: bool = False) -> Asset:
+        """The file of this name. `ask`: a person named the build, so the API may say. Blocks. Raises ReleaseError, OSError."""
+        known = {**self._read(), **self._assets}
+        if name not in known and ask:
+            known |= self._asked(build)
+        if name not in known:
+            raise UnknownFileError(f"llama.cpp's release {build} has no {name}, as far as is known here.")
+        return Asset(name, *known[name])
+
+    def url(self, build: str, asset: Asset) -> str:
+        base = os.environ.get(VARIABLE) or f"https://github.com/{self.repository}/releases"
+        return f"{base.rstrip('/')}/download/{build}/{asset.name}"
+
+    def note(self, found: Known) -> None:
+        """Keep these digests, in a file for people. Raises OSError."""
+        self._noted.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self._noted) as fresh:
+            fresh.write_text(json.dumps({**self._read(), **found}, indent=2) + "\n", encoding="utf-8")
+
+    def _read(self) -> dict[str, tuple[int, str]]:
+        try:
+            told = json.loads(self._noted.read_text(encoding="utf-8"))
+            return {str(name): (int(size), str(digest)) for name, (size, digest) in told.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ReleaseError(f"{self._noted} is damaged; move it away.") from error
+
+    def _asked(self, build: str) -> dict[str, tuple[int, str]]:
+        base = os.environ.get(VARIABLE) or f"https://api.github.com/repos/{self.repository}/releases"
+        address = f"{base.rstrip('/')}/tags/{build}"
+        content = bytearray()
+        try:
+            with httpx.stream("GET", address, timeout=TIMEOUT_S, follow_redirects=True) as response:
+                if response.is_error:
+                    raise refused(response, f"llama.cpp has no release {build}")
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if len(content) > ANSWER_BYTES:
+                        raise ReleaseError(f"{address} answers with more than a release's list of files.")
+            listed = json.loads(content)["assets"]
+            found = {
+                str(one["name"]): (int(one["size"]), digest[1])
+                for one in listed
+                if one.get("state", "uploaded") == "uploaded" and (digest := _SHA256.fullmatch(one.get("digest") or ""))
+            }
+        except httpx.HTTPError as error:
+            raise ReleaseError(
+                f"{address}: {error}; try again later, or carry the archive here: --from FILE"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ReleaseError(f"{address} doesn't list a release's files with their digests.") from error
+        self.note(found)
+        return found
+
+
+def refused(response: httpx.Response, missing: str) -> ReleaseError:
+    """Why a server didn't give it; `missing`: what a 404 means."""
+    status, limited = response.status_code, response.headers.get("x-ratelimit-remaining") == "0"
+    if status == HTTPStatus.NOT_FOUND:
+        return ReleaseError(f"{missing}: {response.url} answers 404.")
+    if status == HTTPStatus.TOO_MANY_REQUESTS or (status == HTTPStatus.FORBIDDEN and limited):
+        wait = response.headers.get("retry-after")
+        when = f"in {wait} s" if wait else "in an hour"
+        return ReleaseError(
+            f"{response.url.host} has had too many requests from here; try again {when}, or use --from FILE."
+        )
+    return ReleaseError(f"{response.url} answers {status}; try again later, or carry the archive here: --from FILE")
