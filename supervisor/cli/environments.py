@@ -128,7 +128,9 @@ def _install(
     is_asked: bool = False,
 ) -> None:
     name, lines = recipe.name, list[str]()
-    if (notice := licences.notice(name, recipe.lock.parent, built=package is None and device in recipe.builds)) is not None:
+    if (
+        notice := licences.notice(name, recipe.lock.parent, built=package is None and device in recipe.builds)
+    ) is not None:
         echo(notice)
     if device is not None and not recipe.varies:
         echo(f"{name}: is the same for every device")

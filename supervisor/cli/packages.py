@@ -11,8 +11,8 @@ from typing import Final
 
 from runtimes.machine import Machine
 from supervisor.errors import InvalidRequestError
-from supervisor.io.archives import download
-from supervisor.io.archives.releases import BUILD, NOTED, Asset, Releases, UnknownFileError
+from supervisor.io.archives import Asset, UnknownFileError, download
+from supervisor.io.archives.releases import BUILD, NOTED, Releases
 from supervisor.io.installer import InstallError, Package
 from supervisor.io.recipe import Recipe
 

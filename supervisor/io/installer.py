@@ -27,8 +27,8 @@ import uv
 
 from supervisor.errors import LlmuxError
 from supervisor.io import compiling
+from supervisor.io.archives import ReleaseError
 from supervisor.io.archives.elf import needs
-from supervisor.io.archives.releases import ReleaseError
 from supervisor.io.archives.unpack import unpack
 from supervisor.io.machine import glibc, loads
 from supervisor.io.recipe import Device, Recipe, local_torch, pinned, torch_backend

@@ -137,7 +137,9 @@ def nvmlDeviceGetUUID(handle):
 
 
 def nvmlDeviceGetPciInfo(handle):
-    return SimpleNamespace(busId=_gpu("nvmlDeviceGetPciInfo", handle).get("pci", f"00000000:{handle + 1:02X}:00.0").encode())
+    return SimpleNamespace(
+        busId=_gpu("nvmlDeviceGetPciInfo", handle).get("pci", f"00000000:{handle + 1:02X}:00.0").encode()
+    )
 
 
 def nvmlDeviceGetName(handle):

@@ -36,7 +36,9 @@ exec "$here/llama-server.bin" "$@"
 """
 
 
-def archive(folder: Path, build: str, kind: str, *, vram_mib: int | None = 150, extra: dict[str, bytes] | None = None) -> Path:
+def archive(
+    folder: Path, build: str, kind: str, *, vram_mib: int | None = 150, extra: dict[str, bytes] | None = None
+) -> Path:
     """A release's archive; without `vram_mib` it is for the processor alone. `extra`: further files, by name."""
     program = build_llama_server.find()
     assert program is not None, "make llama-server"
@@ -105,7 +107,11 @@ def serving() -> Iterator[Releases]:
             if releases.limited:
                 self.send(403, b"{}", x_ratelimit_remaining="0", retry_after="60")
             elif kind == "tags":
-                digest = (lambda data: "0" * 64) if releases.wrong_digest else (lambda data: hashlib.sha256(data).hexdigest())
+                digest = (
+                    (lambda data: "0" * 64)
+                    if releases.wrong_digest
+                    else (lambda data: hashlib.sha256(data).hexdigest())
+                )
                 assets = [
                     {"name": name, "size": len(data), "digest": f"sha256:{digest(data)}", "state": "uploaded"}
                     for name, data in files.items()

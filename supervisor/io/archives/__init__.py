@@ -1,1 +1,26 @@
 """Programs that come as archives of their project's releases: found, fetched, checked, unpacked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.errors import LlmuxError
+
+
+class ReleaseError(LlmuxError):
+    """A release's file can't be had; the message says what to do."""
+
+    code = "runtime_install_failed"
+
+
+class UnknownFileError(ReleaseError):
+    """Nobody who was asked knows a file of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file of a release. `size` in bytes; `digest` is its sha256."""
+
+    name: str
+    size: int
+    digest: str

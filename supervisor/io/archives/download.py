@@ -12,7 +12,8 @@ from typing import BinaryIO, Final
 
 import httpx
 
-from supervisor.io.archives.releases import TIMEOUT_S, Asset, ReleaseError, refused
+from supervisor.io.archives import Asset, ReleaseError
+from supervisor.io.archives.releases import TIMEOUT_S, refused
 
 ATTEMPTS: Final = 5  # in a row without a byte
 PASSING: Final = frozenset({408, 500, 502, 503, 504})

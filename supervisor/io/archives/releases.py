@@ -11,14 +11,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 import httpx
 
-from supervisor.errors import LlmuxError
+from supervisor.io.archives import Asset, ReleaseError, UnknownFileError
 from supervisor.io.files import replacing
 
 VARIABLE: Final = "LLMUX_LLAMA_CPP_RELEASES"
@@ -29,25 +28,6 @@ TIMEOUT_S: Final = 30.0
 BUILD: Final = re.compile(r"b[0-9]{1,9}")
 _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
 Known = Mapping[str, tuple[int, str]]
-
-
-class ReleaseError(LlmuxError):
-    """A release's file can't be had; the message says what to do."""
-
-    code = "runtime_install_failed"
-
-
-class UnknownFileError(ReleaseError):
-    """Nobody who was asked knows a file of this name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """A file of a release. `size` in bytes; `digest` is its sha256."""
-
-    name: str
-    size: int
-    digest: str
 
 
 class Releases:

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from supervisor.io.archives.releases import ReleaseError
+from supervisor.io.archives import ReleaseError
 
 MOST_FILES: Final = 5000
 MOST_BYTES: Final = 8 << 30
