@@ -297,16 +297,16 @@ class TestKubernetes:
         assert {mounts[path] for path in ("/models", "/runtimes", "/state")} == claims
 
     def test_runtimes_are_installed_for_what_they_compute_on(self, base, tmp_path):
-        """An init container has no GPU by which llmux could tell."""
+        """The init container has the GPU by which llmux can tell, and one says which stay on the processor."""
         (prepare,) = base["StatefulSet"]["spec"]["template"]["spec"]["initContainers"]
         variables = {one["name"]: one["value"] for one in prepare["env"]}
         (tmp_path / "llmux").write_text('#!/bin/sh\necho "$@"\n')
         (tmp_path / "llmux").chmod(0o755)
         path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
         told = run(*prepare["command"], env=variables | path).splitlines()
-        assert told == ["runtimes install llama_server --accelerator cpu", "pull"]
-        told = run(*prepare["command"], env=variables | path | {"CUDA_RUNTIMES": "transformers vllm"}).splitlines()
-        assert told[1:3] == [f"runtimes install {name} --accelerator cuda" for name in ("transformers", "vllm")]
+        assert told == ["runtimes install llama_server", "pull"]
+        told = run(*prepare["command"], env=variables | path | {"CPU_RUNTIMES": "transformers vllm"}).splitlines()
+        assert told[1:3] == [f"runtimes install {name} --accelerator cpu" for name in ("transformers", "vllm")]
 
     def test_ports_and_probes_meet(self, base):
         (container,) = base["StatefulSet"]["spec"]["template"]["spec"]["containers"]
@@ -338,6 +338,7 @@ class TestKubernetes:
         if name == "monitoring":
             return
         (pod,) = (one["spec"]["template"]["spec"] for one in objects if one["kind"] == "StatefulSet")
-        assert ("nvidia.com/gpu" in pod["containers"][0]["resources"]["limits"]) == (name == "base")
+        for container in (*pod["initContainers"], *pod["containers"]):
+            assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (name == "base")
         for one in objects:
             kubernetes_validate.validate(one, VERSION, strict=True)
