@@ -173,7 +173,7 @@ def free_name(catalog: Catalog, wanted: Reference, variant: Variant, name: str |
     if name is not None and not is_name(name):
         raise InvalidRequestError(f"{name!r} is not a name: {NAME_RULE}.", param="--name")
     taken = {*catalog.models, *catalog.virtual}
-    own = hub_models.name_of(wanted.repo)
+    own = wanted.name or hub_models.name_of(wanted.repo)
     for word in (name,) if name is not None else (own, f"{own}-{variant.label.lower()}"):
         if word not in taken:
             return word

@@ -42,6 +42,7 @@ _QUANTISATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|BF16|F16|F32|FP16|FP32|[MN][XV]FP4(?:_MOE)?))$",
     re.IGNORECASE,
 )
+_TAG: Final = re.compile(r"(?P<size>[^-]+)(?:-(?:instruct|it|chat))?(?:-(?P<quantisation>q\w+|fp16|f16|bf16))?")
 _POOLED: Final = (1, 2, 3)  # gguf's pooling types of embedding models: mean, cls, last
 _RANKS: Final = 4
 
@@ -55,6 +56,7 @@ class Reference:
     repo: str
     quantisation: str | None = None
     revision: str = "main"
+    name: str | None = None  # as which it is well known; so its clients will ask for it
 
     def source(self, files: Sequence[str]) -> Entry:
         """The key `source` of an entry with these files; none: what `llmux pull` takes by itself."""
@@ -82,10 +84,12 @@ class Variant:
 
 
 def reference(text: str) -> Reference | None:
-    """`ORG/REPO`, `ORG/REPO:QUANT`, the same behind `hf://` or a hub's host, or the URL of a page of the hub.
+    """`ORG/REPO`, `ORG/REPO:QUANT`, the same behind `hf://` or a hub's host, the URL of a page of the hub, or a well-known name.
 
     None: it is none of these, perhaps a model's name. Raises InvalidRequestError for a URL of something else.
     """
+    if (known := _well_known(text)) is not None:
+        return known
     scheme, separator, rest = text.partition("://")
     if separator and scheme.lower() in {"http", "https"}:
         host, _, path = re.split(r"[?#]", rest)[0].partition("/")
@@ -105,6 +109,30 @@ def reference(text: str) -> Reference | None:
     if found is None and separator:
         raise InvalidRequestError(f"{text} names no model of the hub, such as hf://ORG/REPO or hf://ORG/REPO:Q4_K_M.")
     return Reference(found["repo"], found["quantisation"]) if found is not None else None
+
+
+def _names() -> dict[str, str]:
+    """The well-known names with their repositories."""
+    lines = Path(__file__).with_name("hub_names.txt").read_text(encoding="utf-8").splitlines()
+    return {name: repo for name, repo in (line.split() for line in lines if not line.startswith("#"))}
+
+
+def sizes(name: str) -> list[str]:
+    """The well-known names of this family, whatever its tag."""
+    names = list(_names())
+    own = name.lower().partition(":")[0]
+    return [one for one in names if one.partition(":")[0] == own]
+
+
+def _well_known(text: str) -> Reference | None:
+    """`llama3.2`, `llama3.2:latest`, `llama3.2:1b`, `llama3.2:1b-instruct-q8_0`; None: it is no such name."""
+    family, _, tag = text.lower().partition(":")
+    of_family, names = sizes(family), _names()
+    if tag in ("", "latest"):
+        return Reference(names[of_family[0]], name=family) if of_family else None
+    found = _TAG.fullmatch(tag)
+    repo = names.get(f"{family}:{found['size']}") if found is not None else None
+    return Reference(repo, found["quantisation"], name=text.lower()) if found is not None and repo is not None else None
 
 
 def _hosts() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -72,6 +72,29 @@ COMMANDS = (
     service,
     version,
 )
+
+ALIASES: Final = {
+    **dict.fromkeys(("list", "ls", "status", "models"), "ps"),
+    **dict.fromkeys(("rm", "delete"), "remove"),
+    "stop": "unload",
+    "get": "add",
+    "log": "logs",
+    "start": "serve",
+}
+"""What users of Ollama and LM Studio type, and the command that does it here."""
+
+INSTEAD: Final = {
+    "show": "llmux ps --wide shows the models, llmux config show every setting",
+    "create": "llmux add ORG/REPO-GGUF enters a model; a system prompt and parameters are a virtual model: llmux config example",
+    "cp": "another name for a model is a virtual model, virtual_models: {NAME: {model: MODEL}}: llmux config example",
+    "push": "llmux publishes nothing; llmux pull MODEL fetches one",
+    "server": "llmux serve starts the server, llmux ps asks it, and Ctrl-C ends it; llmux service install starts it with the machine",
+    "search": "look for it on the model hub, then: llmux add ORG/REPO-GGUF",
+    "install": "llmux add ORG/REPO-GGUF adds a model, llmux runtimes install NAME a runtime",
+    "restart": "llmux unload MODEL and llmux load MODEL restart a model; llmux reload applies a changed configuration",
+    "help": "llmux --help, or llmux COMMAND --help",
+}
+"""Their commands that are none here, and what there is instead."""
 
 
 def _open_missing_streams() -> None:
@@ -138,6 +161,14 @@ class _Group(click.Group):
         if self._for_programs:
             failures.tell_programs(error, code)
         sys.exit(code)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word, *rest = args
+        if word in INSTEAD and not ctx.resilient_parsing:
+            ctx.fail(f"llmux has no command {word!r}: {INSTEAD[word]}.")
+        return super().resolve_command(ctx, [ALIASES.get(word, word), *rest])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

@@ -316,7 +316,7 @@ def _named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
         virtual = catalog.virtual.get(name)
         model = virtual.model if virtual is not None else catalog.models.get(ModelId(name))
         if model is None:
-            raise NotFoundError(f"There is no model {name!r} in the configuration.")
+            raise NotFoundError(f"There is no model {name!r} in the configuration. One of the hub: llmux add ORG/REPO")
         if not _fetchable(model):
             raise NotFoundError(f"The model {name!r} names no source: its files are what you put there.")
         found.append(model)

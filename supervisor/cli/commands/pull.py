@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from supervisor.cli import output
+from supervisor.cli.commands.run import add
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import complete_public, config_option, json_option, print_json
 
@@ -25,6 +26,8 @@ def pull(
 ) -> None:
     """Fetch the files of MODELs from the model hub, or of all models whose configuration names a source.
 
+    A MODEL that isn't configured, such as ORG/REPO-GGUF or llama3.2, is entered as well, as llmux add does.
+
     Models with FP8 or MXFP4 weights also get the kernels that compute with them, in the builds that fit the runtime's
     environment. Files that are there are not fetched again, and interrupted downloads resume; a file from Xet storage
     starts over. Gated models need a token: HF_TOKEN.
@@ -32,6 +35,12 @@ def pull(
     from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # as above
 
+    if len(models) == 1 and not (watched or verify) and _is_new(models[0], config):
+        options = (*(("--dry-run",) if dry_run else ()), *(("--json",) if as_json else ()))
+        named = ("--config", str(config)) if config is not None else ()
+        with add.make_context("add", [models[0], *options, *named], click.get_current_context()) as adds:
+            add.invoke(adds)
+        return
     if watched:
         pulling.end_with_stdin()
     wanted = pulling.downloads(configuration.required(config).read(check_files=False), models, verify=verify)
@@ -49,3 +58,10 @@ def pull(
             output.show(*pulling.table_of(wanted))
     if any(download.problem for download in wanted):
         sys.exit(ExitCode.FAILED)
+
+
+def _is_new(model: str, config: Path | None) -> bool:
+    """Is this a model of the hub that no name in the configuration stands for?"""
+    from supervisor.cli import adding, hub_models  # noqa: PLC0415  # not for declaring
+
+    return adding.target(config).catalog.route(model) is None and hub_models.reference(model) is not None

@@ -54,7 +54,7 @@ def run(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Chat with MODEL: a configured one, or one of the model hub, such as ORG/REPO-GGUF or ORG/REPO-GGUF:Q4_K_M.
+    """Chat with MODEL: a configured one, or one of the model hub, such as ORG/REPO-GGUF, ORG/REPO-GGUF:Q4_K_M or llama3.2.
 
     A model of the hub is added first, as llmux add does. Where no daemon runs, one is started and ends with the chat.
     With PROMPT, or a prompt on stdin, get one answer.
@@ -83,8 +83,8 @@ def add(
 ) -> None:
     """Fetch MODEL from the model hub and enter it in the configuration; a running daemon reloads it.
 
-    MODEL is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, or the address of its page. Without a quantisation
-    it is the best that fits this machine. Gated models need a token: HF_TOKEN.
+    MODEL is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, the address of its page, or a well-known name such
+    as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this machine. Gated models need a token: HF_TOKEN.
     """
     from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
 
@@ -157,6 +157,8 @@ def _known(place: Target, model: str) -> str | None:
     if wanted is None:
         nearest = place.catalog.nearest(model)
         meant = f" Did you mean {nearest!r}?" if nearest is not None else ""
+        if sizes := hub_models.sizes(model):
+            meant = f" By its short name llmux knows {', '.join(sizes)}."
         raise NotFoundError(
             f"There is no model {model!r} in {place.path}.{meant} A model of the hub is named ORG/REPO or ORG/REPO:QUANT."
         )
