@@ -18,7 +18,7 @@ from runtimes.base import Contradiction
 from runtimes.endpoints import SMALLEST
 from runtimes.model_config import ModelConfig
 from runtimes.registry import AnyAdapter, Registry
-from supervisor.catalog import sources
+from supervisor.catalog import hints, sources
 from supervisor.catalog.catalog import TASK, Catalog, CatalogModel
 from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Table, Trail, find, places, plain
@@ -98,7 +98,7 @@ class Assembly(PublicNames):
         virtual = self._virtual_models(models)
         self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
         tasks = self._tasks(models, virtual)
-        enabled = {name for name, model in models.items() if model and model.config.enabled}
+        enabled = {name for name, model in models.items() if model is None or model.config.enabled}
         clients = self._clients({*virtual, *tasks, *enabled})
         if self.problems or server is None or limits is None:
             raise config_error(self.problems)
@@ -245,6 +245,11 @@ class Assembly(PublicNames):
         def troubles(messages: Iterable[str]) -> tuple[Problem, ...]:
             remedy = sources.remedy(model.id, model.config)
             hub_name = sources.hub_name(node) if isinstance(node, Table) else ""
+            path = getattr(model.config, "path", None)
+            if isinstance(path, Path) and path.suffix.lower() == ".gguf" and not path.is_dir():
+                gguf = f"{path} is a GGUF file, and {model.adapter.name} loads folders; llama_server runs it: leave out runtime"
+                messages = [f"path: {gguf}" if one.endswith("there is no such folder") else one for one in messages]
+                remedy = ""
             return tuple(
                 _placed(message + (remedy or hub_name * message.startswith("path")), node, trail)
                 for message in messages
@@ -296,8 +301,12 @@ class Assembly(PublicNames):
             return self.registry.get(name)
         known = self.registry.names()
         if at is not None:
-            there_is = suggestion(str(name), known, what="there is")
+            meant = hints.runtime(str(name)) or nearest(str(name), known)
+            there_is = f'; did you mean "{meant}"?' if meant else suggestion(str(name), known, what="there is")
             self._problem(at, (*trail, "runtime"), f"no such runtime{there_is}")
+            if meant is not None:  # what else is wrong is told at once
+                entries = {**node.entries, "runtime": Leaf(meant, at.place)}
+                self._validated(self.registry.get(meant).config, replace(node, entries=entries), trail)
             return None
         known_keys = {*ModelConfig.model_fields, "path", "cmd"}
         slips = [key for key in values if key not in known_keys and nearest(key, ("path", "cmd"))]
@@ -369,12 +378,12 @@ class Assembly(PublicNames):
             if not (0 < len(name) <= CLIENT_LIMIT and name.isprintable()):
                 self._problem(node, trail, f"not a client: up to {CLIENT_LIMIT} characters that can be printed")
             config = self._validated(ClientConfig, node, trail)
-            if config is None:
-                continue
-            clients[name] = config
-            if config.model is not None and config.model not in names:
-                message = f'no model "{config.model}" answers{suggestion(config.model, names, what="there is")}'
-                self._problem(find(node, ("model",))[0], (*trail, "model"), message)
+            if config is not None:
+                clients[name] = config
+            at = node.entries.get("model") if isinstance(node, Table) else None
+            if isinstance(at, Leaf) and isinstance(at.value, str) and at.value not in names:
+                message = f'no model "{at.value}" answers{suggestion(at.value, names, what="there is")}'
+                self._problem(at, (*trail, "model"), message)
         return clients
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from supervisor.catalog.catalog import NOTHING_LEARNED, Catalog, CatalogModel, Learned
 from supervisor.catalog.document import Problem, Trail
-from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits, spread
+from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits, need_mib, spread
 from supervisor.core.messages import listed
-from supervisor.core.types import DeviceSpec, ModelSpec
+from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
 
 TOO_LARGE = "vram_mib"
 """The key that `misplaced` names for a model that is larger than its devices."""
+MOST_PLACEMENTS = 10_000
 
 
 def specs_on(
@@ -93,6 +97,28 @@ def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[Devi
                 "choose a smaller context"
             )
     return tuple(found)
+
+
+def crowded_pins(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> tuple[ModelSpec, ...]:
+    """Pinned models of which each fits alone, where no placement holds all of them; empty where one does.
+
+    Those that go over several devices are left out, and nothing is said where there are too many placements to try.
+    """
+    ways = [
+        (spec, [way for way in device_sets(spec, devices) if fits(spec, way)])
+        for spec in specs
+        if spec.pin and not spec.remote and not spec.trouble and spread(spec, devices) is None
+    ]
+    ways = [(spec, places) for spec, places in ways if places]
+    if math.prod(len(places) for _, places in ways) > MOST_PLACEMENTS:
+        return ()
+    for placement in itertools.product(*(places for _, places in ways)):
+        taken = Counter[DeviceId]()
+        for (spec, _), way in zip(ways, placement, strict=True):
+            taken.update(dict.fromkeys((device.id for device in way), need_mib(spec, way)))
+        if all(taken[device.id] <= device.usable_mib for device in devices):
+            return ()
+    return tuple(spec for spec, _ in ways)
 
 
 def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:

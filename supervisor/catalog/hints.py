@@ -62,6 +62,8 @@ _OF_NO_MODEL: Final = (
     *("strip", "force", "defaults", "enable_thinking", "system_prompt_prefix"),
 )
 
+_RUNTIMES: Final = ("llamacpp llama.cpp ggml gguf ollama lmstudio", "llama_server")
+
 _IMPORT: Final = "`llmux config import FILE` turns a configuration of {} into one of llmux"
 _SWAP: Final = _IMPORT.format("llama-swap")
 
@@ -106,6 +108,12 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "see modalities": "vision multimodal",
 }
 """What llmux does instead, and the words for it."""
+
+
+def runtime(word: str) -> str | None:
+    """The runtime that is meant by another program's name."""
+    words, ours = _RUNTIMES
+    return ours if _plain(word) in words.split() else None
 
 
 def _plain(word: str) -> str:

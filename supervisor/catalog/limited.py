@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import BeforeValidator, Field
 
 from supervisor.catalog.sections import Count, Section
 from supervisor.core.limits import NO_LIMITS, Rate, TenantLimits
@@ -24,12 +24,15 @@ def rate_of(text: str) -> Rate:
     return Rate(int(found[1]), _PERIODS[found[2][0]])
 
 
-def _checked(text: str) -> str:
-    rate_of(text)
+def _checked(text: object) -> object:
+    if isinstance(text, str):
+        rate_of(text)
+    elif isinstance(text, int) and not isinstance(text, bool):
+        raise ValueError(f"expected a rate such as {text}/min, {text}/s or {text}/h, got {text}: say in what time")  # noqa: TRY004
     return text
 
 
-RateText = Annotated[str, AfterValidator(_checked), Field(json_schema_extra={"pattern": f"^{_RATE.pattern}$"})]
+RateText = Annotated[str, BeforeValidator(_checked), Field(json_schema_extra={"pattern": f"^{_RATE.pattern}$"})]
 
 
 class Limited(Section):

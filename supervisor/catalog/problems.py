@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -36,6 +37,14 @@ _BOUNDS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("less than", "lt"),
 }
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)", re.IGNORECASE)
+_SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86400),
+}
+_MIBS = {"m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024}
 _YES_NO = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
 
 
@@ -120,15 +129,20 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
         return Problem(parent.place, (*trail, *walked), f'the key "{field}" is missing')
     at, walked = find(node, first["loc"])
     if first["type"] == "extra_forbidden":
-        hint = _unknown_key(str(walked[-1]), find(node, walked[:-1])[0], types_at(model, walked[:-1]))
-        return Problem(at.place, (*trail, *walked), f"unknown key{hint}")
+        instead = _unknown_key(str(walked[-1]), find(node, walked[:-1])[0], types_at(model, walked[:-1]))
+        return Problem(at.place, (*trail, *walked), f"unknown key{instead}")
     value = plain(at)
     own = [error for error in group if error["type"] in {"value_error", "assertion_error"}]
     if own:
         return Problem(at.place, (*trail, *walked), str(own[0].get("ctx", {}).get("error", own[0]["msg"])))
     expected = " or ".join(dict.fromkeys(_expected(error) for error in group))
-    got = "" if secret else f", got {_show(value)}{_hint(group, value)}"
-    return Problem(at.place, (*trail, *walked), f"expected {expected}{got}")
+    got = "" if secret else f", got {_show(value)}"
+    if not got:
+        return Problem(at.place, (*trail, *walked), f"expected {expected}")
+    meant = _amount_meant(trail, walked, value) if "number" in expected else ""
+    if walked[-1:] == ("api_keys",) and isinstance(value, list):
+        meant = hint("api_keys", ()) or ""
+    return Problem(at.place, (*trail, *walked), f"expected {expected}{got}{meant or _hint(group, value)}")
 
 
 def _unknown_key(word: str, present: Node, kinds: Iterable[object]) -> str:
@@ -162,6 +176,17 @@ def _expected(error: ErrorDetails) -> str:
             return f"{words} {context[name]} {'characters' if kind.startswith('string') else 'entries'}"
     message = error["msg"]
     return message[:1].lower() + message[1:]
+
+
+def _amount_meant(trail: Trail, walked: Trail, value: object) -> str:
+    """`15m` where seconds are counted, `8GB` where MiB are: the number to write."""
+    found = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
+    key = " ".join(map(str, (*trail, *walked)))
+    units = _SECONDS if re.search(r"_s\b|keep_alive", key) else _MIBS if re.search(r"_mib\b", key) else {}
+    unit = units.get(found[2].lower()) if found is not None else None
+    if found is None or unit is None:
+        return ""
+    return f"; write {float(found[1]) * unit:.15g}, in {'seconds' if units is _SECONDS else 'MiB'}"
 
 
 def _hint(group: list[ErrorDetails], value: object) -> str:

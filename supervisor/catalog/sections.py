@@ -305,7 +305,7 @@ class DeviceConfig(Section):
     )
     margin_mib: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="Memory always left free, in MiB. Default: 512 or 3 %, whichever is more.",
+        description="Memory always left free, in MiB. Default: 512 or 3 %, whichever is more; with `budget_mib` 0.",
         examples=[512],
     )
 

@@ -29,6 +29,8 @@ from supervisor.io.devices import open_sampler
 from supervisor.io.memory import DeviceInfo
 
 Echo = Callable[[str], None]
+QUICK = "Q4_K_M"
+"""What a processor gets: an answer takes as long as reading the weights, and below it a model is noticeably worse."""
 
 
 class UnusableError(LlmuxError):
@@ -82,6 +84,7 @@ class Offer:
     variants: tuple[Variant, ...]
     device: DeviceInfo  # the one with the most room
     taken: Variant
+    why: str = ""  # it and not the largest that fits
 
     def fits(self, variant: Variant) -> bool:
         return variant.need_mib <= self.device.spec.usable_mib
@@ -100,7 +103,7 @@ class Offer:
         ]
 
     def table(self) -> output.Table:
-        lines: list[output.Row] = [("", "QUANTISATION", "SIZE", "TAKES", f"FITS {self.device.id}")]
+        lines: list[output.Row] = [("", "QUANTISATION", "SIZE", "TAKES", f"FITS ON {self.device.label}")]
         for variant in self.variants:
             size = output.mib(-(-variant.size_bytes // (1 << 20)))
             fits = "yes" if self.fits(variant) else "no"
@@ -138,14 +141,14 @@ def configured(catalog: Catalog, wanted: Reference) -> str | None:
 
 
 def offer(catalog: Catalog, wanted: Reference) -> Offer:
-    """Look what there is, and choose: what was named, else the best that fits. Blocks on the hub and the devices.
+    """Look what there is, and choose: what was named, else the best that fits; on a processor Q4_K_M.
 
-    Raises HubError; NotFoundError where there is no such variant; UnusableError where what is wanted doesn't fit.
+    Blocks on the hub and the devices. Raises HubError; NotFoundError where there is no such variant; UnusableError where what is wanted doesn't fit.
     """
     found = tuple(hub_models.variants(wanted))
     device = max(_devices(catalog), key=lambda device: device.spec.usable_mib)
     room = device.spec.usable_mib
-    where = f"{device.id} ({device.name}) has {output.mib(room)}"
+    where = f"{device.label} has {output.mib(room)}"
     if wanted.quantisation is not None:
         taken = next((variant for variant in found if variant.is_called(wanted.quantisation)), None)
         if taken is None:
@@ -164,8 +167,12 @@ def offer(catalog: Catalog, wanted: Reference) -> Offer:
             f"{wanted.repo}: nothing of it fits: {least.label}, the smallest, takes {output.mib(least.need_mib)} "
             f"({least.detail}), and {where}. Look for a smaller model."
         )
-    quantised = [variant for variant in fitting if variant.label not in PLAIN_WEIGHTS]
-    return Offer(found, device, (quantised or fitting)[0])
+    quantised = [variant for variant in fitting if variant.label not in PLAIN_WEIGHTS] or fitting
+    quick = next((variant for variant in quantised if variant.label == QUICK), quantised[0])
+    if device.kind.accelerates or quick is quantised[0]:
+        return Offer(found, device, quantised[0])
+    why = f"{QUICK} is taken: a processor answers faster with it than with {quantised[0].label}. Another: {wanted.repo}:QUANTISATION"
+    return Offer(found, device, quick, why)
 
 
 def free_name(catalog: Catalog, wanted: Reference, variant: Variant, name: str | None) -> str:

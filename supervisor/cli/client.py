@@ -196,7 +196,9 @@ def error_of(told: Json, status: int, path: str) -> LlmuxError:
     message = str(told.get("message", f"HTTP {status}"))
     if status in {401, 403}:
         scope = "admin" if path.startswith("/v1/admin") else "inference"
-        message += f" Pass one with --key or $LLMUX_API_KEY; make one: llmux keys add NAME --scope {scope}"
+        made = "llmux keys add" in message
+        message += f"{'.' * made} Pass one with --key or $LLMUX_API_KEY"
+        message += "" if made else f"; make one: llmux keys add NAME --scope {scope}"
     elif told.get("code") == "model_not_found":
         message += " See them: llmux ps"
     detail, code, param = told.get("detail"), told.get("code"), told.get("param")

@@ -114,7 +114,7 @@ def reference(text: str) -> Reference | None:
 def _names() -> dict[str, str]:
     """The well-known names with their repositories."""
     lines = Path(__file__).with_name("hub_names.txt").read_text(encoding="utf-8").splitlines()
-    return {name: repo for name, repo in (line.split() for line in lines if not line.startswith("#"))}
+    return dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
 
 
 def sizes(name: str) -> list[str]:

@@ -87,7 +87,7 @@ INSTEAD: Final = {
     "show": "llmux ps --wide shows the models, llmux config show every setting",
     "create": "llmux add ORG/REPO-GGUF enters a model; a system prompt and parameters are a virtual model: llmux config example",
     "cp": "another name for a model is a virtual model, virtual_models: {NAME: {model: MODEL}}: llmux config example",
-    "push": "llmux publishes nothing; llmux pull MODEL fetches one",
+    "push": "nothing is published; llmux pull MODEL fetches one",
     "server": "llmux serve starts the server, llmux ps asks it, and Ctrl-C ends it; llmux service install starts it with the machine",
     "search": "look for it on the model hub, then: llmux add ORG/REPO-GGUF",
     "install": "llmux add ORG/REPO-GGUF adds a model, llmux runtimes install NAME a runtime",

@@ -98,13 +98,15 @@ class Auth:
         secret = credential(headers, dialect)
         if secret is None:
             raise AuthenticationError(
-                "This needs a key: send 'Authorization: Bearer <key>'. Its operator makes one with: llmux keys add NAME"
+                f"This needs a key: send 'Authorization: Bearer <key>'. Its operator makes one with: llmux keys add NAME --scope {wanted}"
             )
         key = self._keyring.authenticate(secret, time.time())
         if key is None:
             raise AuthenticationError("This key is not known, or it has expired.")
         if wanted not in key.scopes:
-            raise ForbiddenError(f"The key {key.name!r} does not have the scope {wanted!r}.", code="insufficient_scope")
+            remedy = f"Its operator makes one that has it with: llmux keys add NAME --scope {wanted}"
+            message = f"The key {key.name!r} does not have the scope {wanted!r}. {remedy}"
+            raise ForbiddenError(message, code="insufficient_scope")
         return key
 
     def cors(self, scope: Scope, dialect: Dialect) -> list[tuple[bytes, bytes]]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -103,7 +102,7 @@ class _Looked:
 
 
 class HostMemory:
-    """A MemoryReader for host memory. `budget_mib` is cut to what the machine has."""
+    """A MemoryReader for host memory. `budget_mib` is cut to what the machine has; one that isn't cut has no margin by default."""
 
     def __init__(
         self,
@@ -121,8 +120,9 @@ class HostMemory:
         limits = [limit for group in self._groups if (limit := group.limit()) is not None]
         self.physical_mib = min([self._kernel("MemTotal"), *limits]) // MIB
         total_mib = min(budget_mib or int(self.physical_mib * BUDGET_SHARE), self.physical_mib)
-        margin_mib = default_margin_mib(total_mib) if margin_mib is None else margin_mib
-        self._device = DeviceInfo(DEVICE, HOST, f"{platform.machine()} host memory", total_mib, margin_mib)
+        if margin_mib is None:  # a budget that somebody chose is all theirs
+            margin_mib = 0 if budget_mib == total_mib else default_margin_mib(total_mib)
+        self._device = DeviceInfo(DEVICE, HOST, "processor and RAM", total_mib, margin_mib)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return (self._device,)

@@ -7,6 +7,7 @@ gives the last values, marked stale, when a reading is late. Memory is whole MiB
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,11 @@ class DeviceInfo:
     def key(self) -> str:
         """The key of learned footprints: a card keeps it when others are added or removed."""
         return self.uuid or self.id
+
+    @property
+    def label(self) -> str:
+        """For people: `RTX 4080 (gpu0)`, `processor and RAM (host)`."""
+        return f"{re.sub(r'^(NVIDIA|AMD) (GeForce )?', '', self.name)} ({self.id})"
 
     @property
     def spec(self) -> DeviceSpec:

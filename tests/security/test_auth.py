@@ -124,6 +124,11 @@ class TestScopes:
             told = guarded.get("/v1/models", headers=bearer(key))
             assert (told.status_code, told.json()["error"]["code"]) == (403, "insufficient_scope")
 
+    def test_the_remedy_names_the_scope(self, guarded):
+        for headers in ({}, bearer(USER)):
+            told = guarded.get("/metrics", headers=headers).json()["error"]["message"]
+            assert told.endswith("llmux keys add NAME --scope metrics")
+
     def test_admin(self, guarded):
         assert guarded.get("/v1/admin/models", headers=bearer(ADMIN)).status_code == 200
         for key in (USER, METRICS):

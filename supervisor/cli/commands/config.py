@@ -178,7 +178,7 @@ def _write(texts: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
     type=click.Choice(["llama-swap", "llama.cpp", "llm-pool", "first-llmux"]),
     help="The program it belongs to. Default: llama.cpp for .ini, llm-pool for .json, first-llmux for physical_models, else llama-swap.",
 )
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write. Default: standard output.")
+@click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write. Default, or -: standard output.")
 @json_option
 def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, as_json: bool) -> None:
     """Turn a configuration of llama-swap, llama.cpp, llm-pool or the first llmux (models.yaml, api_keys.yaml) into one of
@@ -186,6 +186,7 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
     """
     from supervisor.cli import importers  # noqa: PLC0415  # not for declaring
 
+    out = None if out == Path("-") else out
     draft, text = importers.run(files, form, out)
     if as_json:
         print_json(importers.as_json(draft, text, out))

@@ -14,8 +14,10 @@ from supervisor.cli.exit_codes import UnreachableError
 from supervisor.cli.options import answer, daemon_options, model_argument
 from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
 
-HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP")
-WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "NEED", "UNLOAD", "CONTEXT", "ALSO")
+HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP", "ALSO")
+WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "NEED", "UNLOAD", "CONTEXT")
+
+MOST_WARNINGS = 3
 
 
 def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | str:
@@ -27,9 +29,16 @@ def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | st
 
 
 def warnings_of(models: Sequence[Json]) -> list[str]:
-    """What is wrong with their memory, a line for each."""
-    told = ((model.get("name"), model.get("warnings")) for model in models)
-    return [f"warning: {name}: {one}" for name, all_ in told if isinstance(all_, list) for one in all_]
+    """What is wrong with their memory: a line for what is wrong with one or with several, and few lines."""
+    names: dict[str, list[str]] = {}
+    for model in models:
+        told = model.get("warnings")
+        for one in told if isinstance(told, list) else []:
+            names.setdefault(str(one), []).append(str(model.get("name")))
+    lines = [f"warning: {', '.join(whose)}: {one}" for one, whose in names.items()]
+    if (more := len(lines) - MOST_WARNINGS) > 1:
+        lines[MOST_WARNINGS:] = [f"warning: {more} more; all of them: llmux config check"]
+    return lines
 
 
 def leases_of(leases: Sequence[Json]) -> list[output.Words | output.Table]:
@@ -93,6 +102,7 @@ def _row(model: Json) -> output.Row:
         output.text(model.get("queued")),
         output.duration(model.get("idle_s")),
         output.duration(worker.get("uptime_s")),
+        ", ".join(map(str, names)) if isinstance(names := model.get("virtual_models"), list) and names else "-",
     )
 
 
@@ -100,7 +110,7 @@ def _device(model: Json) -> str:
     """Where it is; of several devices, with its part on each."""
     parts = client.part(client.part(model, "memory"), "parts")
     if len(parts) < 2:
-        return output.text(model.get("device"))
+        return "processor and RAM (host)" if model.get("device") == "host" else output.text(model.get("device"))
     return " + ".join(f"{device} {output.mib(mib)}" for device, mib in parts.items())
 
 
@@ -116,7 +126,7 @@ def _state(model: Json) -> output.Styled:
 
 
 def _wide(model: Json) -> output.Row:
-    worker, names = client.part(model, "worker"), model.get("virtual_models")
+    worker = client.part(model, "worker")
     return (
         output.text(model.get("type")),
         output.text(model.get("runtime")),
@@ -128,7 +138,6 @@ def _wide(model: Json) -> output.Row:
         _need(model),
         output.duration(model.get("unload_s")),
         output.text(client.part(model, "sizing").get("text")).removeprefix("context "),
-        ", ".join(map(str, names)) if isinstance(names, list) and names else "-",
     )
 
 
@@ -141,11 +150,19 @@ def _need(model: Json) -> str:
     return f"{output.mib(footprint.get('mib'))} {footprint.get('source')}" if footprint else "-"
 
 
+def _last_words(daemon: Client, path: str, model: str) -> str:
+    """Where they are; nothing of a worker that has not run, or has said none."""
+    try:
+        return f"; its last words: llmux logs {model}" if daemon.text(f"{path}/logs?lines=1") else ""
+    except LlmuxError:
+        return ""
+
+
 @click.command()
 @click.option("--wide", is_flag=True, help="Show all columns, uncut.")
 @daemon_options
 def ps(wide: bool, daemon: Client, as_json: bool) -> None:
-    """Show every model: state, device, memory, requests, and the reason of the last change."""
+    """Show every model: state, device, memory, requests, its other names, and the reason of the last change."""
     found = daemon.get("/v1/admin/models")
     models = client.rows(found)
     leases = [] if as_json else leases_of(client.rows(daemon.get("/v1/admin/leases")))
@@ -171,7 +188,7 @@ def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -
     except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
         raise
     except LlmuxError as error:
-        error.detail = (*error.detail, f"What happened: llmux why {model}; its last words: llmux logs {model}")
+        error.detail = (*error.detail, f"What happened: llmux why {model}{_last_words(daemon, path, model)}")
         raise
     except KeyboardInterrupt:  # ends the wait, not the load
         click.echo(f"Not waiting any longer. Look: llmux ps; stop it: llmux unload {model}", err=True)

@@ -84,7 +84,8 @@ def add(
     """Fetch MODEL from the model hub and enter it in the configuration; a running daemon reloads it.
 
     MODEL is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, the address of its page, or a well-known name such
-    as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this machine. Gated models need a token: HF_TOKEN.
+    as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this machine; Q4_K_M on a
+    processor. Gated models need a token: HF_TOKEN.
     """
     from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
 
@@ -169,8 +170,13 @@ def _offer(place: Target, model: str) -> Offer:
     """What the hub has of it, shown as a table. On stderr: stdout is for an answer, or for JSON."""
     from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
 
-    found = adding.offer(place.catalog, _reference(model))
+    wanted = _reference(model)
+    if wanted.name is not None:
+        _echo(f"{model} is {wanted.repo} on the model hub.")
+    found = adding.offer(place.catalog, wanted)
     output.show(found.table(), err=True)
+    if found.why:
+        _echo(found.why)
     return found
 
 

@@ -35,7 +35,11 @@ def logs(model: str, follow: bool, lines: int, daemon: Client, as_json: bool) ->
     elif content:
         click.echo(output.clean(click.unstyle(content)), nl=not content.endswith("\n"))
     else:
-        click.echo(f"{model} has written nothing yet; its worker starts with: llmux load {model}", err=True)
+        state = daemon.get(f"/v1/admin/models/{client.quoted(model)}").get("state")
+        remedy = (
+            f"its worker starts with: llmux load {model}" if state == "stopped" else f"it is {state}: llmux why {model}"
+        )
+        click.echo(f"{model} has written nothing; {remedy}", err=True)
 
 
 def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

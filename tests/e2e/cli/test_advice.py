@@ -23,6 +23,8 @@ def daemon(tmp_path_factory):
         "models": {
             "first": fake(),
             "org/second:7b": fake(),
+            "silent": {"cmd": ["false", "${port}"], "vram_mib": 1},
+            "never": fake(),
             "broken": fake("--exit-code", "1", "--log-text", "no such file: weights.bin"),
         },
         "virtual_models": {"alias": {"model": "first"}},
@@ -66,7 +68,7 @@ class TestLoading:
 
     def test_json(self, llmux):
         rows = json.loads(llmux("ps", "--json").stdout)["data"]
-        assert [row["name"] for row in rows] == ["first", "org/second:7b", "broken"]
+        assert [row["name"] for row in rows] == ["first", "org/second:7b", "silent", "never", "broken"]
         assert json.loads(llmux("load", "first", "--json").stdout)["state"] == "ready"
         assert json.loads(llmux("unload", "first", "--json").stdout)["state"] == "stopped"
 
@@ -80,6 +82,16 @@ class TestLoading:
         text = said(llmux("load", "broken"))
         assert text.startswith("llmux: broken was not loaded")
         assert "  no such file: weights.bin" in text
+
+    def test_no_last_words_of_a_worker_that_wrote_nothing(self, llmux):
+        """Neither `load` nor `logs` sends anybody to an empty log."""
+        text = said(llmux("load", "silent"))
+        assert "llmux why silent" in text
+        assert "llmux logs silent" not in text
+        told = llmux("logs", "silent").stderr
+        assert "llmux why silent" in told
+        assert "llmux load" not in told
+        assert "llmux load never" in llmux("logs", "never").stderr
 
     def test_unknown(self, llmux):
         assert "Did you mean 'first'?" in said(llmux("load", "frist"), ExitCode.NOT_FOUND)

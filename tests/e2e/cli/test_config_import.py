@@ -57,6 +57,11 @@ class TestWholeFiles:
             assert golden.read_text() == text
         load(out, check_files=False)
 
+    def test_a_dash_is_standard_output(self, tmp_path):
+        told = shell.llmux("config", "import", str(FIXTURES / "models.yaml"), "-o", "-", cwd=tmp_path)
+        assert told.stdout == llmux("config", "import", FIXTURES / "models.yaml").stdout != ""
+        assert list(tmp_path.iterdir()) == []
+
     def test_no_secret_comes_along(self):
         for golden in FIXTURES.glob("*.expected.*"):
             assert "secret" not in golden.read_text()

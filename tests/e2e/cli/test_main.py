@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import click
 import pytest
 
 from supervisor.cli.exit_codes import MEANINGS, ExitCode
+from supervisor.cli.main import INSTEAD
 from supervisor.cli.main import main as llmux
 from tests.support.daemon import REPOSITORY, Daemon, fake
 from tests.support.shell import LLMUX
@@ -110,6 +112,31 @@ class TestHelp:
         assert (told["pid"], told["models"], told["keys"]) == (daemon.pid, ["a"], 0)
         assert [row["name"] for row in rows] == ["a"]
         assert (rest, daemon.returncode) == ("", 0)
+
+    @pytest.mark.parametrize(
+        ("words", "means"),
+        [
+            ("list", "ps"),
+            ("ls", "ps"),
+            ("status", "ps"),
+            ("rm x", "remove x"),
+            ("stop x", "unload x"),
+            ("get x", "add x"),
+        ],
+    )
+    def test_words_of_other_programs(self, alone, words, means):
+        told, meant = alone(*words.split()), alone(*means.split())
+        assert (told.returncode, told.stdout, told.stderr) == (meant.returncode, meant.stdout, meant.stderr)
+        assert words.split()[0] not in llmux.list_commands(click.Context(llmux))
+
+    @pytest.mark.parametrize("word", sorted(INSTEAD))
+    def test_words_that_have_no_command(self, alone, word):
+        """They say which command does it, and that command is there."""
+        told = alone(word, "x")
+        assert told.returncode == ExitCode.USAGE
+        named = re.findall(r"llmux (?!has)([a-z]+)", told.stderr)
+        assert word == "help" or set(named) <= set(llmux.commands)
+        assert INSTEAD[word] in told.stderr
 
     def test_wrong_usage(self, alone):
         assert alone("pss").returncode == ExitCode.USAGE

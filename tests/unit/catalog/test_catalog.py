@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+import yaml
 
 from runtimes.base import Endpoint
 from runtimes.estimate import Estimate
@@ -14,6 +15,7 @@ from supervisor.catalog.overrides import overridden
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.device_sets import Spread, need_mib, spread
 from supervisor.core.types import DeviceId, DeviceSpec, Eviction, Footprint, FootprintSource, Limits
+from supervisor.daemon.sizes import warnings_of
 from supervisor.proxy.json_body import open_object
 from tests.unit.catalog.conftest import StubAdapter
 
@@ -283,6 +285,23 @@ class TestCheckDevices:
             "choose a smaller quantisation or context, or other devices",
         ]
         assert spec.remedy.split("; ") == [*found, *always]
+
+    @pytest.mark.parametrize(
+        ("mib", "devices", "crowded"),
+        [
+            ((800, 600), "", False),
+            ((800, 800), "", True),
+            ((800, 800), "[gpu0, gpu1]", False),
+            ((800, 800, 800), "[gpu0, gpu1]", True),
+            ((800, 9000), "", False),  # the second fits nowhere, which is told by itself
+        ],
+    )
+    def test_pins_that_can_not_all_be_kept(self, folder, mib, devices, crowded):
+        there = [replace(self.GPU, id=DeviceId(name)) for name in ("gpu0", "gpu1")][: 2 if devices else 1]
+        models = {f"m{number}": {"cmd": "x", "vram_mib": one, "pin": True, "gpus": 1} for number, one in enumerate(mib)}
+        catalog = folder.load(yaml.safe_dump({"models": {**models, "free": {"cmd": "x", "vram_mib": 1400}}}))
+        found = [name for name, told in warnings_of(catalog, specs_on(catalog, there), there) if "is pinned" in told]
+        assert found == ([f"m{len(mib) - 1}"] if crowded else [])
 
     def test_guesses_refuse_nothing(self, folder):
         catalog = folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}")

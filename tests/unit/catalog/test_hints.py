@@ -162,3 +162,40 @@ class TestHubNames:
         Path("there").mkdir()
         (problem,) = folder.troubles(f"models: {{m: {{path: {path}, runtime: llama_server}}}}\n", registry=REGISTRY)
         assert "hub" not in problem
+
+
+class TestRemedies:
+    """What to write instead of a value that almost says it."""
+
+    @pytest.mark.parametrize(
+        ("document", "told"),
+        [
+            ({"clients": {"ann": {"request_rate": 30}}}, "expected a rate such as 30/min, 30/s or 30/h, got 30"),
+            ({"models": {"m": {**LLAMA, "keep_alive_s": "15m"}}}, 'got "15m"; write 900, in seconds'),
+            ({"limits": {"keep_alive": {"llm": "1.5 h"}}}, 'got "1.5 h"; write 5400, in seconds'),
+            ({"models": {"m": {**LLAMA, "vram_mib": "8GB"}}}, 'got "8GB"; write 8192, in MiB'),
+            ({"models": {"m": {**LLAMA, "n_ctx": "32k"}}}, 'got "32k"; write 32768'),
+            (
+                {"server": {"api_keys": ["sk-abc"]}},
+                "got a list; keys of clients are in a file of their own: llmux keys add NAME",
+            ),
+            ({"models": {"m": {**LLAMA, "runtime": "llamacpp"}}}, 'no such runtime; did you mean "llama_server"?'),
+            ({"models": {"m": {**LLAMA, "runtime": "llama_cp"}}}, 'no such runtime; did you mean "llama_cpp"?'),
+        ],
+    )
+    def test_value(self, folder, document, told):
+        (line,) = folder.problems(yaml.safe_dump(document), registry=REGISTRY, check_files=False)
+        assert told in line
+
+    def test_nothing_hides_behind_the_first_mistake(self, folder):
+        model = {"runtime": "lama_server", "path": "/m.gguf", "n_ctxx": 1, "keep_alive_s": "15m"}
+        document = {"models": {"m": model}, "clients": {"ann": {"request_rate": 30, "model": "nobody"}}}
+        found = folder.problems(yaml.safe_dump(document), registry=REGISTRY, check_files=False)
+        keys = {"m.runtime:", "m.n_ctxx:", "m.keep_alive_s:", "ann.request_rate:", "ann.model:"}
+        assert {key for line in found for key in keys if key in line} == keys
+
+    def test_a_gguf_file_for_a_runtime_of_folders(self, folder):
+        (folder.path / "m.gguf").write_bytes(b"GGUF")
+        catalog = folder.load("models: {m: {runtime: transformers, path: m.gguf}}", registry=REGISTRY)
+        (trouble,) = map(str, catalog.models["m"].troubles)
+        assert "transformers loads folders; llama_server runs it: leave out runtime" in trouble

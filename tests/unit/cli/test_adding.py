@@ -4,8 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.cli import adding
+from runtimes.device_kind import CUDA, HOST
+from supervisor.cli import adding, hub_models
+from supervisor.cli.hub_models import Reference, Variant
+from supervisor.core.types import DeviceId
 from supervisor.errors import ConfigError
+from supervisor.io.memory import DeviceInfo
+
+GPU = DeviceInfo(DeviceId("gpu0"), CUDA, "NVIDIA GeForce RTX 4080", 16376, 512)
+PROCESSOR = DeviceInfo(DeviceId("host"), HOST, "processor and RAM", 16000, 0)
+
+
+class TestOffer:
+    """A GPU gets the largest quantisation that fits, a processor the one that it computes quickly."""
+
+    @pytest.mark.parametrize(
+        ("device", "labels", "taken", "head"),
+        [
+            (GPU, ("BF16", "Q8_0", "Q4_K_M", "Q2_K"), "Q8_0", "FITS ON RTX 4080 (gpu0)"),
+            (PROCESSOR, ("BF16", "Q8_0", "Q4_K_M", "Q2_K"), "Q4_K_M", "FITS ON processor and RAM (host)"),
+            (PROCESSOR, ("Q8_0", "Q2_K"), "Q8_0", "FITS ON processor and RAM (host)"),
+        ],
+    )
+    def test_taken(self, folder, monkeypatch, device, labels, taken, head):
+        variants = [Variant(label, (), need_mib=9000 - index) for index, label in enumerate(labels)]
+        monkeypatch.setattr(hub_models, "variants", lambda _wanted: variants)
+        monkeypatch.setattr(adding, "_devices", lambda _catalog: [device])
+        found = adding.offer(adding.target(folder.path / "llmux.yaml").catalog, Reference("o/r"))
+        assert found.taken.label == taken
+        assert bool(found.why) == (taken == "Q4_K_M")
+        assert found.table().rows[0][-1] == head
 
 
 class TestTarget:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtimes.registry import REGISTRY
-from supervisor.cli.hub_models import Reference, is_named, name_of, reference, runtime_of
+from supervisor.catalog.assembly import is_name
+from supervisor.cli.hub_models import Reference, _names, is_named, name_of, reference, runtime_of
 from supervisor.errors import InvalidRequestError
 
 
@@ -82,3 +83,32 @@ class TestReference:
     def test_quantisation(self, file, quantisation):
         assert is_named(file, quantisation)
         assert not is_named(file, "Q5_K_M")
+
+
+class TestWellKnownNames:
+    """What Ollama calls a model stands for a repository of the hub, and is the name that its clients will ask for."""
+
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            ("llama3.2", Reference("bartowski/Llama-3.2-3B-Instruct-GGUF", name="llama3.2")),
+            ("Llama3.2:latest", Reference("bartowski/Llama-3.2-3B-Instruct-GGUF", name="llama3.2")),
+            ("qwen3:4b", Reference("Qwen/Qwen3-4B-GGUF", name="qwen3:4b")),
+            (
+                "llama3.2:1b-instruct-q8_0",
+                Reference("bartowski/Llama-3.2-1B-Instruct-GGUF", "q8_0", name="llama3.2:1b-instruct-q8_0"),
+            ),
+            ("qwen3:5b", None),
+            ("unheard-of", None),
+        ],
+    )
+    def test_reference(self, text, wanted):
+        assert reference(text) == wanted
+
+    def test_all_of_the_list(self):
+        names = _names()
+        assert len(names) > 40
+        for name, repo in names.items():
+            assert reference(name) == Reference(repo, name=name)
+            assert is_name(name)
+            assert reference(repo) == Reference(repo)

@@ -63,6 +63,15 @@ class TestBudget:
         ]
         assert [(info.total_mib, info.margin_mib) for info in totals] == [(3000, 0), (10000, 0)]
 
+    def test_a_budget_that_is_there_has_no_hidden_margin(self, tmp_path):
+        found = [
+            HostMemory(budget_mib=budget, meminfo=meminfo(tmp_path, 10000, 9000), groups=())
+            .devices()[0]
+            .spec.usable_mib
+            for budget in (3000, 99999)
+        ]
+        assert found == [3000, 10000 - 512]
+
     def test_a_control_group_limits_it(self, tmp_path):
         (tmp_path / "memory.max").write_text(f"{4000 * MIB}\n")
         (tmp_path / "memory.current").write_text(f"{3500 * MIB}\n")

@@ -80,15 +80,26 @@ class TestRun:
         told = home("run", "acme/Tiny-Chat-GGUF", stdin="Hello", timeout=300)
         assert (told.returncode, told.stdout.strip()) == (ExitCode.DONE, tiny.ANSWER), told.stderr
         entry = yaml.safe_load(config_of(home).read_text())["models"]
-        assert entry == {"tiny-chat": {"source": {"repo": "acme/Tiny-Chat-GGUF", "files": [LARGE]}}}
+        assert entry == {"tiny-chat": {"source": {"repo": "acme/Tiny-Chat-GGUF", "files": [SMALL]}}}
         assert config_of(home).read_text().startswith("# yaml-language-server: $schema=./llmux.schema.json\n")
-        assert files_of(home) == {LARGE}
+        assert files_of(home) == {SMALL}
         hub.repos["acme/Tiny-Chat-GGUF"].gated = True  # it is not asked again
         try:
-            again = home("run", "acme/Tiny-Chat-GGUF:Q8_0", "Hello", "--json")
+            again = home("run", "acme/Tiny-Chat-GGUF:Q4_K_M", "Hello", "--json")
         finally:
             hub.repos["acme/Tiny-Chat-GGUF"].gated = False
         assert json.loads(again.stdout)["choices"][0]["message"]["content"] == tiny.ANSWER, again.stderr
+
+    def test_a_well_known_name(self, home, hub):
+        """It is fetched by `pull` as well, and its clients ask for it by that name."""
+        hub.repos["Qwen/Qwen3-4B-GGUF"] = hub.repos["acme/Tiny-Chat-GGUF"]
+        pulled = home("pull", "qwen3:4b", timeout=300)
+        assert (pulled.returncode, pulled.stdout) == (ExitCode.DONE, ""), pulled.stderr
+        assert "Qwen/Qwen3-4B-GGUF" in pulled.stderr.splitlines()[0]
+        assert list(yaml.safe_load(config_of(home).read_text())["models"]) == ["qwen3:4b"]
+        assert home("run", "qwen3:4b", "Hello", timeout=300).stdout.strip() == tiny.ANSWER
+        told = home("add", "qwen3:5b")
+        assert "qwen3:8b" in told.stderr
 
     def test_no_question(self, home):
         """Nothing is fetched for nobody."""
@@ -165,7 +176,7 @@ class TestChoice:
 
     def test_the_best_that_fits(self, home):
         found = self.offered(home, "acme/Tiny-Chat-GGUF")
-        assert [label for label, row in found.items() if row["taken"]] == ["Q8_0"]
+        assert [label for label, row in found.items() if row["taken"]] == ["Q4_K_M"]
         assert list(found) == ["BF16", "Q8_0", "Q4_K_M"]
         assert all(row["fits"] for row in found.values())
         needs = {label: row["need_mib"] for label, row in found.items()}
