@@ -125,6 +125,11 @@ def duration(value: object) -> str:
     return f"{value // 86400:.0f} d"
 
 
+def seconds(value: object) -> str:
+    """How long something took: with tenths where it was less than ten seconds."""
+    return f"{value:.1f} s" if isinstance(value, int | float) and value < 9.95 else duration(value)
+
+
 def clock(at: object) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "-"
 

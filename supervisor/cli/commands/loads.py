@@ -45,15 +45,10 @@ def _row(one: Json) -> output.Row:
         output.text(one.get("worker")),
         output.state(str(one.get("state"))),
         f"{progress:.0%}" if isinstance(progress, float | int) else "-",
-        *(_seconds(one.get(name)) for name in ("waited_s", "took_s", "expected_s", "eta_s")),
+        *(output.seconds(one.get(name)) for name in ("waited_s", "took_s", "expected_s", "eta_s")),
         output.clock(one.get("asked_at")),
         output.text(one.get("stage") if one.get("state") == "loading" and one.get("stage") else one.get("reason")),
     )
-
-
-def _seconds(value: object) -> str:
-    """A load of less than ten seconds with tenths: `0 s` is none."""
-    return f"{value:.1f} s" if isinstance(value, int | float) and value < 9.95 else output.duration(value)
 
 
 @loads.command("cancel")

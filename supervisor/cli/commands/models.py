@@ -24,7 +24,10 @@ def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | st
     if not models:
         return "No models are configured."
     rows: list[output.Row] = [(*HEAD, *(WIDE if wide else ()), "REASON")]
-    rows += [(*_row(model), *(_wide(model) if wide else ()), output.text(model.get("reason"))) for model in models]
+    rows += [
+        (*_row(model, most_names=99 if wide else 2), *(_wide(model) if wide else ()), output.text(model.get("reason")))
+        for model in models
+    ]
     return output.Table(rows, whole=wide)
 
 
@@ -90,9 +93,11 @@ def _progress(daemon: Client, path: str) -> output.Row:
     return [*cells, output.dim(output.text(model.get("reason")))]
 
 
-def _row(model: Json) -> output.Row:
+def _row(model: Json, most_names: int) -> output.Row:
     memory, worker = client.part(model, "memory"), client.part(model, "worker")
     amounts = (memory.get("lease_mib"), memory.get("measured_mib"))
+    told = model.get("virtual_models")
+    names = [str(name) for name in told] if isinstance(told, list) else []
     return (
         str(model.get("name")),
         _state(model),
@@ -102,7 +107,7 @@ def _row(model: Json) -> output.Row:
         output.text(model.get("queued")),
         output.duration(model.get("idle_s")),
         output.duration(worker.get("uptime_s")),
-        ", ".join(map(str, names)) if isinstance(names := model.get("virtual_models"), list) and names else "-",
+        ", ".join((*names[:most_names], *([f"+{more}"] if (more := len(names) - most_names) > 0 else []))) or "-",
     )
 
 
@@ -134,7 +139,7 @@ def _wide(model: Json) -> output.Row:
         "yes" if model.get("pin") else "no",
         output.text(worker.get("pid")),
         output.text(worker.get("port")),
-        output.duration(model.get("load_s")),
+        output.seconds(model.get("load_s")),
         _need(model),
         output.duration(model.get("unload_s")),
         output.text(client.part(model, "sizing").get("text")).removeprefix("context "),

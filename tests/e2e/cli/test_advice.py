@@ -167,7 +167,7 @@ class TestConfiguration:
     def test_check(self, llmux, tmp_path, daemon):
         good = llmux("config", "check", str(daemon.config_path))
         assert good.returncode == 0, good.stderr
-        assert "3 models" in good.stdout
+        assert "5 models" in good.stdout
         bad = tmp_path / "bad.yaml"
         bad.write_text("models:\n  a: {runtime: lama_server}\nlimits: {queue_totl: 5, body_mib: much}\n")
         text = said(llmux("config", "check", str(bad)), 2)
