@@ -115,7 +115,7 @@ def _device(model: Json) -> str:
     """Where it is; of several devices, with its part on each."""
     parts = client.part(client.part(model, "memory"), "parts")
     if len(parts) < 2:
-        return "processor and RAM (host)" if model.get("device") == "host" else output.text(model.get("device"))
+        return "RAM (host)" if model.get("device") == "host" else output.text(model.get("device"))
     return " + ".join(f"{device} {output.mib(mib)}" for device, mib in parts.items())
 
 
