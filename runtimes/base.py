@@ -15,6 +15,7 @@ from typing import ClassVar, Final, Generic, Literal, Protocol, TypeVar, get_arg
 
 from pydantic import JsonValue
 
+from runtimes import installed
 from runtimes.build import Archives, Build
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, SMALLEST, Meaning, meaning_of
@@ -213,6 +214,15 @@ def in_order(inputs: Collection[Modality]) -> tuple[Modality, ...]:
 _WEIGHTS: Final = ("*.bin", "*.pt", "*.pth")
 
 
+MADE_FOR: Final[Mapping[str, frozenset[str]]] = {
+    "cpu": frozenset(),
+    "cuda": frozenset({"cuda"}),
+    "rocm": frozenset({"rocm"}),
+    "vulkan": frozenset({"cuda", "rocm"}),
+}
+"""What an environment was made for → the kinds of GPUs that it computes on."""
+
+
 class RuntimeNotInstalledError(Exception):
     """The runtime's program isn't there; `remedy` is the command that installs it."""
 
@@ -314,6 +324,16 @@ class Adapter(abc.ABC, Generic[C]):
     def needs_permission(self, config: C) -> bool:
         """Must a request itself say that it may leave this machine?"""
         return False
+
+    def kinds(self, config: C, *, runtimes_dir: Path) -> frozenset[str] | None:
+        """The kinds of GPUs that this model's program computes on; empty: it uses the processor. None: nobody knows, so any.
+
+        By what its environment was made for. Blocks on a small file.
+        """
+        if self.offload_key and getattr(config, self.offload_key) == 0:
+            return frozenset()
+        made = installed.program(runtimes_dir / self.name) if self.requirements is not None else None
+        return None if made is None or made.device is None else MADE_FOR[made.device]
 
     def needs_set_uid(self, config: C) -> bool:
         """Does its program start others that run with more rights, as `newuidmap`? Sealed services can't do that."""

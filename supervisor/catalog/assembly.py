@@ -259,7 +259,9 @@ class Assembly(PublicNames):
         for message in messages:
             if isinstance(message, Contradiction):
                 self._adapter_problem(message, node, trail)
-        return replace(model, troubles=troubles(messages), look=lambda: troubles(found()))
+        return replace(
+            model, troubles=troubles(messages), look=lambda: troubles(found()), runtimes_dir=own_runtimes_dir
+        )
 
     def _check_name(self, name: str, node: Node, trail: Trail) -> None:
         if not is_name(name):

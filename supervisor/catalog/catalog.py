@@ -17,6 +17,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 from typing import Literal
 
 from pydantic import JsonValue
@@ -40,7 +41,7 @@ from supervisor.catalog.sections import (
     drain_seconds,
 )
 from supervisor.catalog.tasks import TaskConfig
-from supervisor.core.device_sets import MARGIN_MIB, MOST_PARTS
+from supervisor.core.device_sets import MARGIN_MIB, MOST_PARTS, allowed
 from supervisor.core.footprint import choose
 from supervisor.core.messages import listed
 from supervisor.core.types import (
@@ -83,6 +84,7 @@ class CatalogModel:
     type_keep_alive_s: float | None = None  # of models of its kind that set none
     troubles: tuple[Problem, ...] = ()  # why it can't run on this machine as that is now; the others can
     look: Callable[[], tuple[Problem, ...]] = field(default=tuple, compare=False, repr=False)  # for these, now
+    runtimes_dir: Path | None = field(default=None, compare=False)  # None: nobody looks at this machine
     sizing: Sizing | None = None  # what `sized` chose
     _written: ModelConfig | None = None  # the configuration before that
     _devices: tuple[DeviceSpec, ...] = ()
@@ -90,9 +92,9 @@ class CatalogModel:
     def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
         """With the context and slots that its configuration leaves open, chosen for these devices. Blocks on its files."""
         written = self._written or self.config
-        room = _room(written, self.adapter.gpus(written), devices)
+        room = _room(written, self.adapter.gpus(written), self.allowed(devices))
         config, sizing = self.adapter.sized(written, room)
-        together = _room_together(written, devices)
+        together = _room_together(written, self.allowed(devices))
         if sizing is not None and room is not None and together is not None:
             estimate = self.adapter.estimate(config)
             if estimate is not None and estimate.mib > room.mib:  # too large for one: it goes over several
@@ -117,6 +119,17 @@ class CatalogModel:
     def trouble(self) -> str:
         """The troubles, for everybody; empty: there are none."""
         return told(self.troubles)
+
+    @cached_property
+    def kinds(self) -> frozenset[str] | None:
+        """The kinds of GPUs that its program computes on, as in `ModelSpec`. The first call blocks on a small file."""
+        if self.runtimes_dir is None or self.adapter.remote:
+            return None
+        return self.adapter.kinds(self.written, runtimes_dir=self.runtimes_dir)
+
+    def allowed(self, devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
+        """Those of the devices that it may run on."""
+        return allowed(self.config.devices, self.kinds, devices)
 
     @property
     def written(self) -> ModelConfig:
@@ -227,6 +240,7 @@ class CatalogModel:
             learned=measured,
             raised={device: mib for (key, device), mib in learned.raised.items() if key == self.footprint_key},
             devices=tuple(DeviceId(name) for name in config.devices),
+            kinds=self.kinds,
             gpus=self.adapter.gpus(config),
             spreads=config.gpus == "auto",
             pin=config.pin,
@@ -254,11 +268,10 @@ def told(troubles: Sequence[Problem]) -> str:
 
 def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room | None:
     """The largest place that it may have: GPUs before host memory, and never more than `vram_mib`. None: no device is known."""
-    allowed = [device for device in devices if not config.devices or device.id in config.devices]
-    shared = sorted((device for device in allowed if not device.takes_whole), key=lambda one: -one.usable_mib)
+    shared = sorted((device for device in devices if not device.takes_whole), key=lambda one: -one.usable_mib)
     if len(shared) >= gpus:
         room = Room(gpus * shared[gpus - 1].usable_mib, listed([device.id for device in shared[:gpus]]))
-    elif whole := [device for device in allowed if device.takes_whole]:
+    elif whole := [device for device in devices if device.takes_whole]:
         room = Room(whole[0].usable_mib, whole[0].id, accelerates=False)
     else:
         return None
@@ -269,10 +282,10 @@ def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room
 
 def _room_together(config: ModelConfig, devices: Sequence[DeviceSpec]) -> Room | None:
     """What all GPUs that it may run on have together, where it may go over several."""
-    allowed = [one for one in devices if not one.takes_whole and (not config.devices or one.id in config.devices)]
-    if config.gpus != "auto" or config.vram_mib is not None or len(allowed) < 2:
+    gpus = [one for one in devices if not one.takes_whole]
+    if config.gpus != "auto" or config.vram_mib is not None or len(gpus) < 2:
         return None
-    room_mib = sum(sorted((max(0, one.usable_mib - MARGIN_MIB) for one in allowed), reverse=True)[:MOST_PARTS])
+    room_mib = sum(sorted((max(0, one.usable_mib - MARGIN_MIB) for one in gpus), reverse=True)[:MOST_PARTS])
     return Room(room_mib, "its GPUs together")
 
 

@@ -8,9 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from runtimes.device_kind import HOST
 from supervisor.catalog.catalog import NOTHING_LEARNED, Catalog, CatalogModel, Learned
 from supervisor.catalog.document import Problem, Trail
-from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits, need_mib, spread
+from supervisor.core.device_sets import (
+    MAX_DEVICE_SETS,
+    allowed,
+    count_device_sets,
+    device_sets,
+    fits,
+    need_mib,
+    spread,
+)
 from supervisor.core.messages import listed
 from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
 
@@ -32,7 +41,7 @@ def specs_on(
 def _remedy(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> str:
     """What helps a model that is larger than its devices, of what its runtime can do."""
     adapter, config = model.adapter, model.config
-    gpus = [one for one in devices if not one.takes_whole and (not spec.devices or one.id in spec.devices)]
+    gpus = [one for one in allowed(spec.devices, spec.kinds, devices) if not one.takes_whole]
     found: list[str] = []
     if len(gpus) > 1 and config.gpus != "auto":
         equal = (
@@ -70,12 +79,32 @@ def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequen
     return tuple(problems)
 
 
+def on_processor(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | None:
+    """What to say of a model that computes on the processor though a GPU is there; None: it is as its configuration wants it.
+
+    Blocks on a small file, once.
+    """
+    gpus = [device for device in devices if not device.takes_whole]
+    adapter, config = model.adapter, model.config
+    if model.kinds is None or not gpus or any(gpu.kind in model.kinds for gpu in gpus):
+        return None
+    if HOST.name in config.devices or (adapter.offload_key and getattr(config, adapter.offload_key) == 0):
+        return None
+    choice = "" if adapter.archives is not None else f" --accelerator {gpus[0].kind}"
+    return (
+        f"computes on the processor, not on {listed([gpu.id for gpu in gpus])}: its {adapter.name} is built for the processor "
+        f"alone. To use the GPU: llmux runtimes install {adapter.name}{choice}, then llmux reload"
+    )
+
+
 def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, ...]:
     """What is wrong with a model's memory, in sentences: it is larger than its devices, or than `vram_mib` says.
 
     `spec`: what the core knows about it now, with what was measured. Blocks on the model's files, once.
     """
     found: list[str] = []
+    if (told := on_processor(model, devices)) is not None:
+        found.append(told)
     problem = misplaced(spec, devices)
     if problem is not None and problem[0] == TOO_LARGE:
         found.append(f"{problem[1]}; {spec.remedy}")
@@ -134,7 +163,7 @@ def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str]
         )
     ways = device_sets(spec, devices)
     if not ways and spec.gpus > 1:
-        there = sum(not device.takes_whole for device in devices if device.id in (spec.devices or known))
+        there = sum(not device.takes_whole for device in allowed(spec.devices, spec.kinds, devices))
         return "gpus", f"{spec.gpus} GPUs share the model, and it may run on {there}"
     together = spread(spec, devices)
     if not ways or any(fits(spec, way) for way in ways):

@@ -146,7 +146,7 @@ def offer(catalog: Catalog, wanted: Reference) -> Offer:
     Blocks on the hub and the devices. Raises HubError; NotFoundError where there is no such variant; UnusableError where what is wanted doesn't fit.
     """
     found = tuple(hub_models.variants(wanted))
-    device = max(_devices(catalog), key=lambda device: device.spec.usable_mib)
+    device = max(_places(catalog, found[0]), key=lambda device: device.spec.usable_mib)
     room = device.spec.usable_mib
     where = f"{device.label} has {output.mib(room)}"
     if wanted.quantisation is not None:
@@ -211,6 +211,14 @@ def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo:
         now.write(with_model(now.text, name, variant.entry))
     echo(f"{name}: entered in {place.path}")
     return name
+
+
+def _places(catalog: Catalog, variant: Variant) -> Sequence[DeviceInfo]:
+    """The devices that a model of this kind may run on: GPUs, unless its runtime is installed for the processor alone."""
+    devices = _devices(catalog)
+    sample = catalog_model("sample", variant.entry, catalog.server.runtimes_dir)
+    mine = {spec.id for spec in sample.allowed([device.spec for device in devices])}
+    return [device for device in devices if device.id in mine]
 
 
 def _devices(catalog: Catalog) -> Sequence[DeviceInfo]:

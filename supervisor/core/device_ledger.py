@@ -47,6 +47,7 @@ class Lease:
     measured_mib: int | None = None  # the last measurement of its worker
     seen_mib: int | None = None  # the measurement that belongs to the device's last sample
     is_partner: bool = False  # it is for a process that somebody else runs, who may take all of it at any time
+    is_told_unused: bool = False  # an operator was told that its worker takes nothing
 
     @property
     def held_mib(self) -> int:

@@ -104,7 +104,18 @@ def fits(model: ModelSpec, device_set: Sequence[DeviceSpec]) -> bool:
     return need_mib(model, device_set) <= usable_mib(device_set)
 
 
+def allowed(named: Sequence[str], kinds: frozenset[str] | None, devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
+    """Where a model may run: on the devices that it names; else on the GPUs that its program computes on; else on host memory.
+
+    Where neither is there it may run anywhere: its configuration lists devices without host memory.
+    """
+    if named:
+        return [device for device in devices if device.id in named]
+    gpus = [device for device in devices if not device.takes_whole and (kinds is None or device.kind in kinds)]
+    return gpus or [device for device in devices if device.takes_whole] or devices
+
+
 def _divided(model: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[list[DeviceSpec], list[DeviceSpec]]:
     """The devices that take it whole, and those that share it."""
-    allowed = [device for device in devices if not model.devices or device.id in model.devices]
-    return [d for d in allowed if d.takes_whole], [d for d in allowed if not d.takes_whole]
+    mine = allowed(model.devices, model.kinds, devices)
+    return [d for d in mine if d.takes_whole], [d for d in mine if not d.takes_whole]

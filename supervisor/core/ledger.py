@@ -112,6 +112,20 @@ class Ledger:
         else:
             self._devices[device].leases[holder] = self._leases[holder][device] = measured
 
+    def note_unused(self, holder: Holder, device: DeviceId, now: float) -> None:
+        """Tell, once, of a worker that is ready and has taken nothing of a GPU: it computes elsewhere."""
+        lease = self._leases.get(holder, {}).get(device)
+        if lease is None or lease.phase is not Phase.HELD or lease.is_partner or lease.is_told_unused:
+            return
+        if self._devices[device].spec.takes_whole or now < lease.since + self._limits.memory_warn_s:
+            return
+        self._devices[device].leases[holder] = self._leases[holder][device] = replace(lease, is_told_unused=True)
+        message = (
+            f"{holder[0]}'s worker is ready and has taken nothing of its {lease.mib} MiB on {device}: it computes on the "
+            "processor, or elsewhere. Look at what its runtime was built for: llmux doctor"
+        )
+        self._alerts.append(Alert("memory.unused", message, device, holder[0]))
+
     def stopping(self, holder: Holder) -> None:
         """Its worker is told to end. Keep the last snapshot in which it surely had its memory."""
         for lease in self.leases_of(holder):

@@ -118,7 +118,10 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
     for worker in event.workers:
         if worker.used_mib is not None and worker.device not in stale:
             step.about = worker.model
-            state.ledger.measure((worker.model, worker.generation), worker.device, worker.used_mib)
+            holder = (worker.model, worker.generation)
+            state.ledger.measure(holder, worker.device, worker.used_mib)
+            if worker.used_mib == 0:
+                state.ledger.note_unused(holder, worker.device, event.taken_at)
             _learn(state, step, worker, worker.used_mib, event.taken_at)
     step.about = None
     back = [model_id for device in event.devices for model_id in state.ledger.sample(device, event.taken_at)]

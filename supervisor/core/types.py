@@ -97,7 +97,8 @@ class ModelSpec:
     footprint: Footprint  # of the whole model
     learned: Mapping[DeviceId, Footprint] = field(default_factory=dict)
     raised: Mapping[DeviceId, int] = field(default_factory=dict)  # MiB: a load with less ran out of memory there
-    devices: Devices = ()  # where it may run; empty: anywhere
+    devices: Devices = ()  # where it may run; empty: where its program computes, see `core.device_sets.allowed`
+    kinds: frozenset[str] | None = None  # of GPUs that its program computes on; None: nobody knows, so any
     gpus: int = 1  # how many devices share it equally, except where a device takes it whole
     spreads: bool = False  # where it can have no device to itself it goes over several; what is learned is then of all
     pin: bool = False
@@ -151,6 +152,7 @@ class DeviceSpec:
     margin_mib: int
     returns_at_exit: bool = False  # host memory is back before the exit is visible, so the next reading shows it
     takes_whole: bool = False  # host memory never shares a model with another device
+    kind: str = ""  # as in `ModelSpec.kinds`
 
     @property
     def usable_mib(self) -> int:

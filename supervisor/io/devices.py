@@ -1,4 +1,4 @@
-"""Which devices there are: all accelerators that can be used, else host memory, or what the configuration lists."""
+"""Which devices there are: all accelerators that can be used and host memory, or what the configuration lists."""
 
 from __future__ import annotations
 
@@ -102,6 +102,7 @@ def _find(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[Memory
 def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
     readers: list[MemoryReader] = []
     notes: list[str] = []
+    used: list[DeviceFound] = []
     for kind, open_driver in DRIVERS.items():
         name = f"no {kind.vendor} {kind.noun}"
         try:
@@ -116,11 +117,14 @@ def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
         ]
         if usable := [(one, margin_mib) for one in found if not (one.unusable or one.only_listed)]:
             readers.append(driver.reader(usable))
+            used = [one for one, _ in usable]
             break  # environments are made for one kind
         if found or not notes:
             notes.append(f"{name} that can be used")
     if not readers:
         return [HostMemory(margin_mib=margin_mib)], [*notes[:-1], f"{notes[-1]}; using host memory"]
+    if not any(one.unified for one in used):  # else both are one memory
+        readers.append(HostMemory(margin_mib=margin_mib))
     return readers, notes
 
 

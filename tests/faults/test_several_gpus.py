@@ -28,7 +28,10 @@ def config(gpu: Gpu, **models: dict) -> dict:
 
 
 def devices(daemon: Daemon) -> list[dict]:
-    return daemon.get("/v1/admin/gpu-memory").json()["devices"]
+    """The GPUs; behind them comes host memory."""
+    *gpus, host = daemon.get("/v1/admin/gpu-memory").json()["devices"]
+    assert (host["id"], host["leases"]) == ("host", [])
+    return gpus
 
 
 def leased(daemon: Daemon) -> list[dict[str, int]]:

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from runtimes import installed
 from runtimes.base import (
     CHAT_TEMPLATE,
+    MADE_FOR,
     Adapter,
     Capabilities,
     Contradiction,
@@ -188,6 +189,20 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             host=context.host,
             port=context.port,
         )
+
+    def kinds(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> frozenset[str] | None:
+        """Nobody knows what a program computes on that llmux didn't install."""
+        environment = (runtimes_dir / _place(config)).resolve()
+        if config.n_gpu_layers == 0:
+            return frozenset()
+        try:
+            kind, program = _find(config, environment)
+        except (RuntimeNotInstalledError, ModelUnusableError):
+            return None
+        if kind == "embedded":
+            return frozenset()
+        made = installed.program(environment) if program.parent == environment / "bin" else None
+        return None if made is None else MADE_FOR[made.device or "cpu"]
 
     def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
         """One kind of drafts of 1 to 6 tokens: an override has a narrower range than the file."""

@@ -229,7 +229,7 @@ class TestSized:
             ("", (SMALL, LARGE, HOST), Room(16000, "gpu1")),
             (", devices: [gpu0]", (SMALL, LARGE), Room(8000, "gpu0")),
             (", gpus: 2", (SMALL, LARGE, HOST), Room(16000, "gpu1 and gpu0")),
-            (", gpus: 3", (SMALL, LARGE, HOST), Room(64000, "host", accelerates=False)),
+            (", gpus: 3", (SMALL, LARGE, HOST), None),
             (", gpus: auto", (SMALL, LARGE, HOST), Room(16000, "gpu1")),
             (", gpus: auto, estimated_mib: 16001", (SMALL, LARGE, HOST), Room(22976, "its GPUs together")),
             (", gpus: auto, estimated_mib: 16001", (LARGE, HOST), Room(16000, "gpu1")),

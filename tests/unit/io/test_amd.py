@@ -250,7 +250,7 @@ class TestChoice:
         amd.gpu(1, vram_mib=16368)
         amd.gpu(2, vram_mib=512, gtt_mib=15000, apu=True, name="Radeon Graphics")
         opened = await open_sampler()
-        assert [device.id for device in opened.devices] == ["amd0"]
+        assert [device.id for device in opened.devices] == ["amd0", "host"]
         assert opened.notes[-1] == "GPU 1 (Radeon Graphics) computes in main memory; list it under devices to use it"
 
     async def test_a_small_apu_leaves_host_memory(self, amd):
@@ -261,7 +261,7 @@ class TestChoice:
     async def test_beside_nvidias_only_where_listed(self, amd, script):
         script(gpus=[{}])
         amd.gpu(1, vram_mib=16368)
-        assert [device.id for device in (await open_sampler()).devices] == ["gpu0"]
+        assert [device.id for device in (await open_sampler()).devices] == ["gpu0", "host"]
         listed = [DeviceWanted(CUDA, index=0), DeviceWanted(ROCM, index=0)]
         assert [device.id for device in (await open_sampler(listed)).devices] == ["gpu0", "amd0"]
 

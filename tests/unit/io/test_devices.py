@@ -15,15 +15,19 @@ def ids(opened):
 
 
 class TestAuto:
-    """All NVIDIA GPUs if there are any, else host memory; and it says what it left out."""
+    """All NVIDIA GPUs if there are any, and host memory; and it says what it left out."""
 
     async def test_all_gpus(self, script):
         script(gpus=[{}, {"mig": True}, {}])
         opened = await open_sampler()
-        assert ids(opened) == ["gpu0", "gpu2"]
+        assert ids(opened) == ["gpu0", "gpu2", "host"]
         assert opened.notes == ("GPU 1 (NVIDIA Fake 16 GiB) is in MIG mode, whose partitions are not supported",)
         sampled = await opened.sampler.sample({})
-        assert [device.free_mib for device in sampled.devices] == [16384, 16384]
+        assert [device.free_mib for device in sampled.devices][:2] == [16384, 16384]
+
+    async def test_one_memory_is_one_device(self, script):
+        script(gpus=[{"errors": {"nvmlDeviceGetMemoryInfo": 3}}])
+        assert ids(await open_sampler()) == ["gpu0"]
 
     @pytest.mark.parametrize("keys", [{"init_error": 18}, {"gpus": []}, {"gpus": [{"mig": True}]}])
     async def test_host_memory_where_no_gpu_works(self, script, keys):
