@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
@@ -18,6 +18,7 @@ from runtimes.device_kind import HOST, DeviceAssignment
 from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text
 from supervisor.catalog.assembly import NAME_RULE, is_name
 from supervisor.catalog.edit import with_model
+from supervisor.catalog.fitting import on_processor
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.cli import configuration, environments, hub_models, output, pull, starter
@@ -210,14 +211,24 @@ def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo:
         name = free_name(now.catalog, wanted, variant, given)
         now.write(with_model(now.text, name, variant.entry))
     echo(f"{name}: entered in {place.path}")
+    tell_where(catalog, name, echo)
     return name
+
+
+def tell_where(catalog: Catalog, name: str, echo: Echo) -> None:
+    """Say so where the model behind this name computes on the processor though there is a GPU."""
+    model = replace(catalog.resolve(name).model, runtimes_dir=catalog.server.runtimes_dir)
+    told = on_processor(model, [device.spec for device in _devices(catalog)])
+    if told is not None:
+        echo(f"{name}: {told}")
 
 
 def _places(catalog: Catalog, variant: Variant) -> Sequence[DeviceInfo]:
     """The devices that a model of this kind may run on: GPUs, unless its runtime is installed for the processor alone."""
     devices = _devices(catalog)
-    sample = catalog_model("sample", variant.entry, catalog.server.runtimes_dir)
-    mine = {spec.id for spec in sample.allowed([device.spec for device in devices])}
+    (sample,) = load_text(with_model("", "sample", variant.entry), config_dir() / FILE_NAME).models.values()
+    here = replace(sample, runtimes_dir=catalog.server.runtimes_dir)
+    mine = {spec.id for spec in here.allowed([device.spec for device in devices])}
     return [device for device in devices if device.id in mine]
 
 

@@ -185,6 +185,12 @@ def rows(answer: Json, field: str = "data") -> list[Json]:
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
+def texts(answer: Json, field: str) -> list[str]:
+    """The texts in an answer's list; empty where there is none."""
+    found = answer.get(field)
+    return [str(entry) for entry in found] if isinstance(found, list) else []
+
+
 def part(answer: Json, field: str) -> Json:
     """The object in an answer; empty where there is none."""
     found = answer.get(field)

@@ -67,6 +67,8 @@ def run(
     if known is None:
         place.check_writable()
         known, place = _add(place, model, name)
+    else:
+        adding.tell_where(place.catalog, known, _echo)
     with _daemon(place, known, url, key) as daemon:
         converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), text, as_json=as_json)
 

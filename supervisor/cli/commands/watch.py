@@ -101,7 +101,13 @@ def why(model: str | None, limit: int, request: str | None, daemon: Client, as_j
         for decision in client.rows(found)
     ]
     table = output.Table([("TIME", *map(str.upper, columns)), *rows], whole=True)
-    answer(found, table if rows else "Nothing was decided yet.", as_json=as_json)
+    about = (
+        []
+        if model is None or as_json
+        else client.texts(daemon.get(f"/v1/admin/models/{client.quoted(model)}"), "warnings")
+    )
+    notes = [f"{model}: {warning}" for warning in about]
+    answer(found, table if rows else "Nothing was decided yet.", *notes, as_json=as_json)
 
 
 def line(kind: str, data: Json) -> list[str | output.Styled]:
