@@ -366,7 +366,8 @@ class Catalog:
     @cached_property
     def _routes(self) -> dict[str, Route]:
         own = {str(model.id): Route(model.id, model, model.rewrite) for model in self.models.values()}
-        return {**own, **self.virtual, **self.tasks}
+        bare = {name.removeprefix(TASK): task for name, task in self.tasks.items()}  # where no model has that name
+        return {**bare, **own, **self.virtual, **self.tasks}
 
     def nothing_to_serve(self) -> str | None:
         """What is wrong with a configuration without models, with its place; None: it has some."""

@@ -9,11 +9,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Source, Table, Trail, scalar, tree_of
+from supervisor.catalog.document import (
+    Items,
+    Layer,
+    Leaf,
+    Node,
+    Place,
+    Problem,
+    Source,
+    Table,
+    Trail,
+    parse,
+    plain,
+    scalar,
+    tree_of,
+)
 from supervisor.catalog.problems import types_at
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
 
@@ -28,28 +43,40 @@ class _Environment(BaseSettings):
     devices: Literal["auto"] | list[DeviceConfig]
 
 
+class _YamlValues(EnvSettingsSource):
+    """Lists and mappings are YAML. What isn't stays text, so that its problem is told with its variable."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401, ARG002  # pydantic's
+        node, problems = parse(value, Source(Layer.ENVIRONMENT, PREFIX, Path()))
+        return value if problems or not isinstance(node, Table | Items) else plain(node)
+
+
 def read_environment(cwd: Path) -> tuple[Table, list[Problem]]:
     """The settings in `os.environ` as a tree whose places are the variables."""
-    everything = Source(Layer.ENVIRONMENT, f"{PREFIX}*", cwd)
-    try:
-        values = EnvSettingsSource(_Environment)()
-    except SettingsError as error:
-        return Table({}, Place(everything)), [Problem(Place(everything), (), f"{error}: {error.__cause__}")]
-    tree = _named(tree_of(values, Place(everything)), (), cwd)
+    everything = Place(Source(Layer.ENVIRONMENT, f"{PREFIX}*", cwd))
+    problems: list[Problem] = []
+    tree = _named(tree_of(_YamlValues(_Environment)(), everything), (), cwd, problems)
     assert isinstance(tree, Table)
-    return tree, _misspelt(cwd)
+    return tree, problems + _misspelt(cwd)
 
 
-def _named(node: Node, trail: Trail, cwd: Path) -> Node:
-    """The same tree, each value placed at its variable; where no text is wanted, words are read as YAML would."""
+def _named(node: Node, trail: Trail, cwd: Path, problems: list[Problem]) -> Node | None:
+    """The same tree, each value placed at its variable; where no text is wanted, words are read as YAML would.
+
+    What is not valid YAML becomes a problem and is left out.
+    """
     place = Place(Source(Layer.ENVIRONMENT, _variable(trail), cwd))
     match node:
         case Table():
-            return Table({key: _named(value, (*trail, key), cwd) for key, value in node.entries.items()}, place)
+            named = {key: _named(value, (*trail, key), cwd, problems) for key, value in node.entries.items()}
+            return Table({key: value for key, value in named.items() if value is not None}, place)
         case Items():
-            return Items(tuple(_named(item, (*trail, index), cwd) for index, item in enumerate(node.nodes)), place)
+            nodes = (_named(item, (*trail, index), cwd, problems) for index, item in enumerate(node.nodes))
+            return Items(tuple(item for item in nodes if item is not None), place)
         case Leaf(value=str(text)) if not _is_text(trail):
-            return Leaf(scalar(text), place)
+            wrong = parse(text, place.source)[1] if text.lstrip().startswith(("{", "[")) else []
+            problems += wrong
+            return None if wrong else Leaf(scalar(text), place)
         case Leaf():
             return Leaf(node.value, place)
 
@@ -59,7 +86,7 @@ def _is_text(trail: Trail) -> bool:
 
 
 def _variable(trail: Trail) -> str:
-    """The variable that was set for this value: its own, or the nearest above it that held JSON."""
+    """The variable that was set for this value: its own, or the nearest above it that held all of it."""
     present = {name.upper() for name in os.environ}
     for length in range(len(trail), 0, -1):
         name = PREFIX + "__".join(str(key) for key in trail[:length]).upper()

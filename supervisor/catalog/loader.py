@@ -1,7 +1,7 @@
 """Where configuration comes from: the base file, `tasks.yaml` and `local.yaml` beside it, `LLMUX_*` variables, flags; and
 beneath all of them the variables of other runners (`runner_variables`).
 
-`tasks.yaml` is the section `tasks` in a file of its own: the names of tasks stand at its top.
+`tasks.yaml` is the section `tasks` in a file of its own: the names of tasks stand at its top, or below `tasks:`.
 
 Later layers win, key by key, and every value remembers the layer and the place it came from.
 """
@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
-from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
+from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
 from supervisor.catalog.folders import NoHomeError, config_dir
 from supervisor.catalog.ownership import exposure, read_guarded
 from supervisor.catalog.runner_variables import beneath, read_variables, vllm_defaults
@@ -177,8 +177,11 @@ def _layers(
 
 
 def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:
-    """The section that it is; its problems say where they are in the file."""
+    """The section that it is, with or without its first line; its problems say where they are in the file."""
     node, problems = read_guarded(path, Source(Layer.FILE, _label(path), path.parent))
+    inner = node.entries.get("tasks") if isinstance(node, Table) and len(node.entries) == 1 else None
+    if isinstance(inner, Table) and not isinstance(inner.entries.get("candidates"), Items):  # else: a task of that name
+        return node, problems
     return node if node is None else Table({"tasks": node}, node.place), problems
 
 

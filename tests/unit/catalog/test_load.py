@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from runtimes.registry import REGISTRY
@@ -250,7 +252,7 @@ class TestLayers:
         monkeypatch.setenv("llmux_limits__drain_s", "2.5")
         monkeypatch.setenv("LLMUX_LIMITS__MAX_LOADED__LLM", "1")
         monkeypatch.setenv("LLMUX_SERVER__ALLOWED_HOSTS", '["a", "b"]')
-        monkeypatch.setenv("LLMUX_DEVICES", '[{"kind": "host", "budget_mib": 100}]')
+        monkeypatch.setenv("LLMUX_DEVICES", "[{kind: host, budget_mib: 100}]")
         text = "server: {port: 2000}\nlimits: {max_loaded: {llm: 5, tts: 2}}"
         catalog = folder.load(text, flags={"server.log_level": "debug", "server.log_format": None})
         assert (
@@ -281,9 +283,15 @@ class TestLayers:
             '--host server.host: expected text, got 1; quote it: "1"',
         ]
 
-    def test_environment_json_that_is_none(self, folder, monkeypatch):
+    def test_environment_yaml_with_mistakes(self, folder, monkeypatch):
+        """Each is told once, with its variable."""
         monkeypatch.setenv("LLMUX_LIMITS__MAX_LOADED", "{")
-        assert len(folder.problems("models:")) == 1
+        monkeypatch.setenv("LLMUX_SERVER__ALLOWED_HOSTS", "[a, {b")
+        monkeypatch.setenv("LLMUX_DEVICES", "[{kind: hots}]")
+        problems = folder.problems("models:")
+        named = ("LLMUX_DEVICES", "LLMUX_LIMITS__MAX_LOADED", "LLMUX_SERVER__ALLOWED_HOSTS")
+        assert sorted(re.match(r"\w+", line)[0] for line in problems) == sorted(named)
+        assert sum("not valid YAML" in line for line in problems) == 2
 
     @pytest.mark.parametrize("runtime", ["path: q.gguf", "cmd: [x]"])
     def test_folders_of_libraries(self, folder, runtime):

@@ -48,7 +48,12 @@ class TestTasks:
         assert task.candidates[1].model is catalog.models["small"]
         assert (task.config.pin_primary, task.config.keep_alive_s, task.config.budget_s) == (True, 60, 5.5)
         assert task.config.allow_remote
-        assert catalog.route("titles") is None
+        assert catalog.route("titles") is task, "no model has that name"
+
+    def test_a_model_keeps_its_name(self, folder):
+        catalog = folder.load(MODELS + "tasks: {small: {candidates: [big]}, quick: {candidates: [big]}}")
+        assert [catalog.resolve(name).name for name in ("small", "quick")] == ["small", "quick"]
+        assert catalog.resolve("task:small").model is catalog.models["big"]
 
     def test_a_candidates_parameters_are_laid_over_those_of_its_virtual_model(self, folder):
         quick = folder.load(MODELS + LADDER).tasks["task:titles"].candidates[1]
@@ -91,6 +96,12 @@ class TestFile:
         assert folder.problems(MODELS) == [
             'tasks.yaml:2:16 tasks.one.candidates[0]: no model or virtual model "smal"; did you mean "small"?'
         ]
+
+    def test_the_line_of_its_section_may_stand_above(self, folder):
+        folder.write("tasks:\n  one: {candidates: [small]}\n", "tasks.yaml")
+        assert list(folder.load(MODELS).tasks) == ["task:one"]
+        folder.write("tasks: {candidates: [small]}\n", "tasks.yaml")
+        assert list(folder.load(MODELS).tasks) == ["task:tasks"], "a task of that name"
 
     def test_an_empty_one_has_no_tasks(self, folder):
         folder.write("# nothing yet\n", "tasks.yaml")
