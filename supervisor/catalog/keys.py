@@ -60,13 +60,13 @@ class Key:
     digest: bytes  # SHA-256
     scopes: frozenset[Scope]
     expires: float | None = None  # Unix seconds
-    load_feedback: bool = False  # its chat streams tell that a model loads
+    load_feedback: bool | None = None  # its chat streams tell that a model loads; None: as the server says
     priority: int | None = None  # of its requests that ask for none; None: the client's, or normal
     priority_ceiling: int = MOST_URGENT  # none of its requests is more urgent
     tenant: str = ""  # for whom its requests come; empty: its name is the tenant
     for_others: bool = False  # its requests may name another tenant
     limits: TenantLimits = NO_LIMITS
-    responses: Shape = "openai"  # of its requests to /v1/responses that don't show it
+    responses: Shape | None = None  # of its requests to /v1/responses; None: as the server says
     inherited: str = ""  # the id of the key that it replaced
 
     @property
@@ -115,12 +115,12 @@ class _KeyConfig(Limited):
     key_sha256: str | None = None
     scopes: tuple[Literal["inference", "admin", "metrics"], ...] = ("inference",)
     expires: str | None = None
-    load_feedback: bool = False
+    load_feedback: bool | None = None
     priority: Priority | None = None
     priority_ceiling: Priority = MOST_URGENT
     tenant: str = Field(default="", max_length=TENANT_LIMIT)
     for_others: bool = False
-    responses: Shape = "openai"
+    responses: Shape | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> _KeyConfig:
@@ -300,7 +300,7 @@ def new_key(
         "scopes": [str(scope) for scope in scopes],
     }
     told = {"expires": expires, **more}
-    return secret, entry | {key: value for key, value in told.items() if value is not None and value is not False}
+    return secret, entry | {key: value for key, value in told.items() if value is not None}
 
 
 def is_loopback(host: str) -> bool:

@@ -21,6 +21,8 @@ from supervisor.core.types import ModelSpec
 from supervisor.errors import InvalidRequestError
 
 _BACKEND: Final = re.compile("^(llama_server|gguf|exllama|vllm)_")  # begins a key of llm-pool's
+_RUNTIMES: Final = {"gguf": ("llama_cpp",), "exllama": ("exllamav3",), "vllm": ("vllm", "vllm_serve")}
+"""Those of the backends that are called otherwise there."""
 _PLACE = Place(Source(Layer.FLAG, "overrides", Path()))
 
 
@@ -32,6 +34,19 @@ class Override:
     values: Mapping[str, JsonValue]
     spec: ModelSpec
     base: ModelSpec
+
+
+def renamed(model: CatalogModel, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """`values` with llm-pool's names and words as ours, as far as they are those of the model's own backend."""
+    allowed = model.adapter.overridable(model.written)
+    own: dict[str, JsonValue] = {}
+    for key, value in values.items():
+        backend = _BACKEND.match(key)
+        theirs = backend is not None and model.adapter.name in _RUNTIMES.get(backend[1], (backend[1],))
+        name = _BACKEND.sub("", key)
+        name = name if theirs and name in allowed and key not in allowed else key
+        own[name] = "draft-simple" if (name, value) == ("spec_type", "draft") else value
+    return own
 
 
 def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes_dir: Path) -> CatalogModel:

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, Trail, merge, scalar, tree_of
 
 TENANT: Final = "TENANT_RATE_LIMIT_"
+LLM_POOL: Final = "LLM_POOL_"  # an installation of llm-pool's
 _NO_GPU: Final = frozenset({"", "-1", "none", "void", "nodevfiles"})
 _GPU: Final = re.compile(r"(?P<index>\d{1,4})|(?P<uuid>GPU-[0-9a-fA-F-]+)")
 _WORDS: Final = {
@@ -130,6 +131,8 @@ def _known(environment: Mapping[str, str]) -> Iterator[tuple[str, Trail, Read]]:
     for name in sorted(environment):
         if name.startswith(TENANT) and name != TENANT:
             yield name, ("clients", name.removeprefix(TENANT), "request_rate"), str
+        elif name.startswith(LLM_POOL):
+            yield name, ("server", "responses"), lambda _: "llm-pool"
 
 
 def vllm_defaults(environment: Mapping[str, str], cwd: Path) -> tuple[Table, list[Problem]]:

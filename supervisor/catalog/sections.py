@@ -117,6 +117,17 @@ class ServerConfig(RunnerConfig, ListenersConfig, Section):
         default=None, description="What is loaded for prompts that refer to media. Default: nothing."
     )
     governance: GovernanceConfig | None = Field(default=None, description="Who must sign the runner API's operations.")
+    responses: Literal["openai", "llm-pool"] = Field(
+        default="openai",
+        description="Whose requests `/v1/responses` gets, unless their key says otherwise. llm-pool: all are taken for llm-pool's, "
+        "not only those with its fields, and `/v1/models` lists only models that are loaded.",
+        examples=["llm-pool"],
+    )
+    load_feedback: bool = Field(
+        default=False,
+        description="Chat streams tell, as reasoning, that a model loads and how long, unless their key says otherwise.",
+        examples=[True],
+    )
     watch: bool = Field(
         default=False,
         description="Reload by itself when this file, local.yaml or the file of API keys changes.",

@@ -33,7 +33,7 @@ class Listed(TypedDict):
     id: str
     scopes: list[str]
     expires: str | None
-    load_feedback: bool
+    load_feedback: bool | None
     priority: int | None
     priority_ceiling: int
     tenant: str
@@ -41,7 +41,7 @@ class Listed(TypedDict):
     request_rate: str | None
     token_rate: str | None
     concurrency: int | None
-    responses: str
+    responses: str | None
     state: str
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pydantic import JsonValue
 
 from supervisor.catalog.fitting import misplaced
-from supervisor.catalog.overrides import Override, overridden
+from supervisor.catalog.overrides import Override, overridden, renamed
 from supervisor.catalog.sources import is_missing
 from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
 from supervisor.core.types import ModelId, ModelSpec
@@ -76,11 +76,12 @@ async def _override(
     configured = daemon.catalog.models[model]
     runtimes_dir = daemon.catalog.server.runtimes_dir
     learned = daemon.learned()
+    own = renamed(configured, values)
 
     def prepare() -> Override:
-        changed = overridden(configured, values, runtimes_dir=runtimes_dir)
+        changed = overridden(configured, own, runtimes_dir=runtimes_dir)
         _ = changed.capabilities  # read here, off the loop, for the views
-        return Override(changed, dict(values), changed.spec(learned), configured.spec(learned))
+        return Override(changed, own, changed.spec(learned), configured.spec(learned))
 
     override = await asyncio.to_thread(prepare)
     if daemon.catalog.models.get(model) is not configured:

@@ -124,8 +124,9 @@ class Pipeline:
         Raises ForDaemonError for one that the daemon answers itself, by its body; `context.waiting` is that.
         """
         context.path = scope["path"]
-        if context.key is not None:
-            context.dialect = context.dialect.spoken_with(context.key)
+        key, server = context.key, self._catalog.server
+        shape = server.responses if key is None or key.responses is None else key.responses
+        context.dialect = context.dialect.spoken_with(shape)
         held = HeldBody(self._bodies)
         target: Target | None = None
         turn: Turn | None = None
@@ -271,7 +272,8 @@ class Pipeline:
             return Keepalive(send, [], dialect, interval_s=None)
         news = None
         first_s = self._keepalive_s  # the response's headers go out then
-        is_told = key is not None and key.load_feedback
+        by_default = self._catalog.server.load_feedback
+        is_told = by_default if key is None or key.load_feedback is None else key.load_feedback
         reasoning = dialect.reasoning(context.path)
         if reasoning is not None and load_feedback.is_wanted(scope["headers"], is_told):
             news, first_s = LoadNews(self._engine, context, reasoning), min(first_s, NEWS_AFTER_S)

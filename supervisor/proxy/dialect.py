@@ -13,7 +13,6 @@ from typing import Final, Protocol
 
 import msgspec
 
-from supervisor.catalog.keys import Key
 from supervisor.catalog.rewrite import Fields
 from supervisor.io.upstream import Headers
 from supervisor.proxy.body import Body
@@ -70,8 +69,8 @@ class Dialect(abc.ABC):
         """The key scope that one of its paths needs; None where the path is open to all."""
         return "inference"
 
-    def spoken_with(self, key: Key) -> Dialect:
-        """What the clients of this key speak on its paths."""
+    def spoken_with(self, responses: str) -> Dialect:
+        """What clients speak on its paths whose requests to `/v1/responses` are `openai`'s or `llm-pool`'s."""
         return self
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Who is told in the stream that a model loads: clients that ask for it in a header, or whose key does.
+"""Who is told in the stream that a model loads: clients that ask for it in a header, or for whom their key or the server does.
 
 The header is llmux's own and is never forwarded.
 """
@@ -17,7 +17,7 @@ _WORDS: Final = dict.fromkeys((b"true", b"1", b"yes", b"on"), True) | dict.fromk
 )
 
 
-def is_wanted(headers: Iterable[tuple[bytes, bytes]], default: bool) -> bool:  # the key's setting
+def is_wanted(headers: Iterable[tuple[bytes, bytes]], default: bool) -> bool:  # by the key, or else the server
     """Does the client want it? Raises InvalidRequestError for what is neither yes nor no."""
     for name, value in headers:
         if name == HEADER:

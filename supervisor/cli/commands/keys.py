@@ -60,7 +60,9 @@ def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) ->
     "--expires", metavar="DATE", help="When it expires, such as 2030-01-31 or 2030-01-31T12:00:00Z. Default: never."
 )
 @click.option(
-    "--load-feedback", is_flag=True, help="Its chat streams tell, as reasoning, that a model loads and how long."
+    "--load-feedback/--no-load-feedback",
+    default=None,
+    help="Its chat streams tell, as reasoning, that a model loads and how long. Default: as server.load_feedback says.",
 )
 @click.option(
     "--priority",
@@ -78,7 +80,7 @@ def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) ->
 @click.option(
     "--responses",
     type=click.Choice(["openai", "llm-pool"]),
-    help="Whose requests to /v1/responses it sends, where their fields don't show it. Default: openai.",
+    help="Whose requests to /v1/responses it sends, where their fields don't show it. Default: as server.responses says.",
 )
 @click.option(
     "--replaces",
@@ -91,7 +93,7 @@ def keys_add(
     name: str,
     scopes: tuple[str, ...],
     expires: str | None,
-    load_feedback: bool,
+    load_feedback: bool | None,
     priority: str | int | None,
     priority_ceiling: str | int | None,
     tenant: str | None,
@@ -129,7 +131,7 @@ def keys_add(
         "priority": priority,
         "priority_ceiling": priority_ceiling,
         "tenant": tenant,
-        "for_others": for_others,
+        "for_others": for_others or None,
         "request_rate": None if requests_per_minute is None else f"{requests_per_minute}/min",
         "token_rate": None if tokens_per_minute is None else f"{tokens_per_minute}/min",
         "concurrency": concurrency,
@@ -201,7 +203,7 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
                 row["name"],
                 ", ".join(row["scopes"]),
                 row["expires"] or "never",
-                "yes" if row["load_feedback"] else "no",
+                {True: "yes", False: "no", None: "default"}[row["load_feedback"]],
                 _urgency(row),
                 ("others too, else " if row["for_others"] else "") + row["tenant"],
                 _limits(row),

@@ -64,7 +64,10 @@ def convert(text: str) -> Draft:
     shared = _long(sections.get(EVERY, {}))
     for theirs, own in sections.items():
         if theirs not in {"", EVERY}:
-            _model(draft, theirs, shared | _long(own))
+            entries = shared | _long(own)
+            aliases = entries.pop("alias", "").split(",")
+            _model(draft, theirs, entries)
+            _aliases(draft, theirs, aliases, {draft.name(name) for name in sections})
     draft.list_models()
     return draft
 
@@ -97,6 +100,19 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
         model["preload"] = True
     if stop is not None and stop.isdecimal():
         model["grace_s"] = int(stop)
+
+
+def _aliases(draft: Draft, theirs: str, aliases: list[str], models: set[str]) -> None:
+    """Further names for clients."""
+    for alias in filter(None, map(str.strip, aliases)):
+        name = draft.name(alias)
+        if name == draft.name(theirs):
+            continue
+        if name in models or name in draft.virtual_models:
+            draft.lose(f"{theirs}.alias", f"{name} is the name of another model", model=draft.name(theirs))
+        else:
+            draft.virtual(name, draft.name(theirs))
+    draft.spread(draft.name(theirs))
 
 
 def _long(entries: Section) -> Section:

@@ -17,9 +17,10 @@ from runtimes.model_config import ModelType
 from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json, capabilities
-from supervisor.dialects.model_status import status_view
+from supervisor.dialects.model_status import status, status_view
 from supervisor.errors import InvalidRequestError
 
+_LOADED: Final[Mapping[str | None, bool | None]] = {None: None, "1": True, "true": True, "0": False, "false": False}
 TYPES: Final[tuple[str, ...]] = get_args(ModelType)
 _OUTPUT: Final[Mapping[ModelType, str]] = {
     "llm": "text",
@@ -50,11 +51,15 @@ def routes(daemon: Daemon) -> list[Route]:
         return about if entry.description is None else about | {"description": entry.description}
 
     async def listing(request: Request) -> Response:
-        wanted = request.query_params.get("type")
+        wanted, said = (request.query_params.get(name) for name in ("type", "loaded"))
+        if said not in _LOADED:
+            raise InvalidRequestError(f"loaded: expected 1 or 0, got {str(said)[:50]!r}.", param="loaded")
         if wanted is not None and wanted not in TYPES:
             raise InvalidRequestError(f"type: expected one of {', '.join(TYPES)}, got {wanted[:50]!r}.", param="type")
         await daemon.know_capabilities()
-        data = [view(row) for row in daemon.catalog.listing() if wanted in {None, row.model.config.type}]
+        only_loaded = daemon.catalog.server.responses == "llm-pool" if said is None else _LOADED[said]
+        rows = [row for row in daemon.catalog.listing() if wanted in {None, row.model.config.type}]
+        data = [view(row) for row in rows if not only_loaded or _is_loaded(daemon, row)]
         return JSONResponse({"object": "list", "data": data})
 
     async def one(request: Request) -> Response:
@@ -62,6 +67,12 @@ def routes(daemon: Daemon) -> list[Route]:
         return JSONResponse(view(daemon.catalog.resolve(request.path_params["name"])))
 
     return [Route("/v1/models", listing, methods=["GET"]), Route("/v1/models/{name:path}", one, methods=["GET"])]
+
+
+def _is_loaded(daemon: Daemon, row: catalog.Route) -> bool:
+    """Does it answer without a load? A task: does one of its candidates?"""
+    candidates = row.candidates if isinstance(row, catalog.Task) else (row,)
+    return any(status(daemon.engine.model(one.model.id)) == "loaded" for one in candidates)
 
 
 def _abilities(entry: catalog.Route, model: catalog.CatalogModel) -> Json:

@@ -206,7 +206,14 @@ SECTION: Final = Section(
             "[admin API](#get-v1adminmodels), and with `output_modalities`), and where clients of OpenRouter and vLLM look "
             "for it: `context_length`, `max_model_len`, `architecture` and `supported_parameters`. What can't be told is "
             "null.",
-            parameters=(Parameter("type", "Only models of this type.", choice(*TYPES)),),
+            parameters=(
+                Parameter("type", "Only models of this type.", choice(*TYPES)),
+                Parameter(
+                    "loaded",
+                    "`1`: only models that are loaded, and remote ones. Default: `0`, unless `server.responses` is `llm-pool`.",
+                    choice("0", "1"),
+                ),
+            ),
             answer=listing(_MODEL),
         ),
         Operation(

@@ -24,7 +24,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
-from supervisor.catalog.keys import Key
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
@@ -63,9 +62,9 @@ class Responses(OpenAI):
         """`is_llm_pools`: all requests for a response are llm-pool's, not only those with its fields."""
         self._is_llm_pools = is_llm_pools
 
-    def spoken_with(self, key: Key) -> Dialect:
+    def spoken_with(self, responses: str) -> Dialect:
         """See Dialect."""
-        return _LLM_POOLS if key.responses == "llm-pool" else self
+        return _LLM_POOLS if responses == "llm-pool" else self
 
     def owns(self, path: str) -> bool:
         """The path of a response, and of the count of its tokens."""

@@ -218,7 +218,7 @@ SECTION: Final = Section(
 If the running worker was started with other values, a new one replaces it after its requests. Overrides stay, also through
 evictions, until an operator unloads the model or loads it with others (`{}` removes all), or a reload changes its
 configuration. A load without a body keeps them. 400 `invalid_override` names every key that can't be overridden this way,
-with its range.
+with its range. A model of a backend of llm-pool's takes its names as well: `llama_server_n_ctx`, `vllm_max_model_len`.
 
 A load gives a failed model a fresh start. It continues if the caller disconnects. If it fails, the response is 503
 `load_failed` or `runtime_not_installed`.""",

@@ -123,13 +123,13 @@ class TestKeys:
         shown = alone("keys", "list", "--file", str(path)).stdout.splitlines()[1:]
         assert ["yes" in line.split() for line in shown] == [False, False, False, True]
         data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
-        assert [entry["load_feedback"] for entry in data] == [False, False, False, True]
+        assert [entry["load_feedback"] for entry in data] == [None, None, None, True]
 
     def test_a_key_of_llm_pools(self, alone, path):
         assert alone("keys", "add", "pool", "--responses", "llm-pool", "--file", str(path)).returncode == ExitCode.DONE
         assert yaml.safe_load(path.read_text())["keys"][-1]["responses"] == "llm-pool"
         data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
-        assert [entry["responses"] for entry in data] == ["openai", "openai", "openai", "llm-pool"]
+        assert [entry["responses"] for entry in data] == [None, None, None, "llm-pool"]
 
     def test_a_key_with_a_priority_for_a_gateway(self, alone, path):
         options = ("--priority", "LOW", "--priority-ceiling", "50", "--tenant", "chat", "--for-others")

@@ -207,6 +207,36 @@ def keyed(tmp_path_factory):
         yield daemon
 
 
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    config = {"models": {"fake": fake(endpoints=CHAT), "other": fake(endpoints=CHAT)}}
+    with running(tmp_path_factory.mktemp("pool"), config | {"server": {"responses": "llm-pool"}}) as daemon:
+        yield daemon
+
+
+class TestInstallation:
+    """`server.responses: llm-pool`: all is answered as there."""
+
+    def test_the_smallest_request(self, pool):
+        told = answered(pool, "fake")
+        assert told["output"] == [{"type": "output_text", "text": told["output_text"]}]
+        assert pool.get(f"/v1/responses/{told['id']}").status_code == 404, "nothing is kept"
+
+    def test_only_loaded_models_are_listed(self, pool):
+        def names(query=""):
+            return [row["id"] for row in pool.get(f"/v1/models{query}").json()["data"]]
+
+        answered(pool, "fake")
+        assert names() == names("?loaded=1") == ["fake"]
+        assert names("?loaded=0") == ["fake", "other"]
+        assert pool.get("/v1/models?loaded=maybe").status_code == 400
+
+    def test_elsewhere_all_are(self, site):
+        ask(site, "fake")
+        listed = {query: {row["id"] for row in site.get(f"/v1/models{query}").json()["data"]} for query in ("", "?loaded=1")}
+        assert listed[""] > listed["?loaded=1"] >= {"fake"}
+
+
 class TestKeys:
     """A key can say that all of its requests are llm-pool's."""
 

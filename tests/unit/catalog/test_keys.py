@@ -131,13 +131,13 @@ more: 1
         told, silent = keyring(
             folder, f"- {{name: a, key: {PLAIN}, load_feedback: true}}\n- {{name: b, key_sha256: {'0' * 64}}}"
         ).keys
-        assert (told.load_feedback, silent.load_feedback) == (True, False)
+        assert (told.load_feedback, silent.load_feedback) == (True, None)
 
     def test_whose_requests_for_responses(self, folder):
         pools, silent = keyring(
             folder, f"- {{name: a, key: {PLAIN}, responses: llm-pool}}\n- {{name: b, key_sha256: {'0' * 64}}}"
         ).keys
-        assert (pools.responses, silent.responses) == ("llm-pool", "openai")
+        assert (pools.responses, silent.responses) == ("llm-pool", None)
 
     def test_readable_by_others(self, folder):
         assert keyring(folder, f"- {{name: a, key: {PLAIN}}}").warnings == ()

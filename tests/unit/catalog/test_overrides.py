@@ -7,7 +7,7 @@ import json
 import pytest
 
 from supervisor.catalog import load
-from supervisor.catalog.overrides import overridden
+from supervisor.catalog.overrides import overridden, renamed
 from supervisor.errors import InvalidRequestError
 from tests.support import hf_folder, tiny
 
@@ -42,10 +42,16 @@ class TestDraftLength:
             "overrides.spec_draft_n_max: expected at most 6, got 7",
         )
 
-    def test_by_llm_pools_name(self, model, tmp_path):
-        """Whoever comes from there is told what the key is called here."""
-        with pytest.raises(InvalidRequestError, match='for a load; did you mean "spec_draft_n_max"'):
-            overridden(model, {"llama_server_spec_draft_n_max": 4}, runtimes_dir=tmp_path)
+    def test_by_llm_pools_names(self, model, tmp_path):
+        values = renamed(model, {"llama_server_spec_draft_n_max": 4, "llama_server_spec_type": "draft", "n_ctx": 512})
+        assert values == {"spec_draft_n_max": 4, "spec_type": "draft-simple", "n_ctx": 512}
+
+    def test_by_the_name_of_another_backend(self, model, tmp_path):
+        """It means something else there: whoever wants it is told what the key is called here."""
+        values = renamed(model, {"gguf_n_ctx": 512, "vllm_spec_type": "ngram"})
+        assert values == {"gguf_n_ctx": 512, "vllm_spec_type": "ngram"}
+        with pytest.raises(InvalidRequestError, match='for a load; did you mean "n_ctx"'):
+            overridden(model, values, runtimes_dir=tmp_path)
 
     def test_other_overrides_leave_the_file_as_it_is(self, model, tmp_path):
         assert overridden(model, {"n_ctx": 1024}, runtimes_dir=tmp_path).config.spec_draft_n_max == 16
@@ -66,6 +72,10 @@ class TestChoices:
         file = tmp_path / "llmux.yaml"
         file.write_text(json.dumps({"models": {"m": entry}}))
         return load(file).models["m"]
+
+    def test_by_llm_pools_names(self, model):
+        values = renamed(model, {"vllm_max_model_len": 512, "vllm_speculative_model": "org/small", "vllm_dtype": "half"})
+        assert values == {"max_model_len": 512, "speculative_model": "org/small", "vllm_dtype": "half"}
 
     @pytest.mark.parametrize("value", ["org/small", "org/smaller"])
     def test_one_that_is_listed(self, model, tmp_path, value):

@@ -53,6 +53,7 @@ class TestEach:
                 "GPU-6f1e2d3c, 2",
                 {"devices": [{"kind": "cuda", "uuid": "GPU-6f1e2d3c"}, {"kind": "cuda", "index": 2}]},
             ),
+            ("LLM_POOL_SETTINGS_PATH", "/x", {"server": {"responses": "llm-pool"}}),
             ("MODEL_BASE_PATH", "/models", {"server": {"model_base_path": "/models"}}),
             ("ENABLE_MULTI_TENANT", "true", {"server": {"multi_tenant": True}}),
             ("ENABLE_MULTI_TENANT", "False", {"server": {"multi_tenant": False}}),

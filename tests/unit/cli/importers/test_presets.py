@@ -17,6 +17,17 @@ class TestPresets:
         draft = ini("[*]\nctx-size = 1\nno-kv-unified = true\n[a]\nm = /a.gguf\nLLAMA_ARG_CTX_SIZE = 2\nkvu = 1\n")
         assert draft.models == {"a": {"path": "/a.gguf", "n_ctx": 2, "kv_unified": True}}
 
+    def test_aliases_are_names_for_clients(self):
+        draft = ini("[a]\nm = /a.gguf\ntemp = 0\nalias = x, b,y\n[b]\nm = /b.gguf\nLLAMA_ARG_ALIAS = x\n")
+        assert draft.virtual_models == {
+            "a": {"model": "a", "defaults": {"temperature": 0}},
+            "x": {"model": "a", "defaults": {"temperature": 0}},
+            "y": {"model": "a", "defaults": {"temperature": 0}},
+        }
+        assert [model.get("alias") for model in draft.models.values()] == [None, None]
+        lost = [note.message for note in draft.notes if note.lost]
+        assert lost == ["b is the name of another model", "x is the name of another model"]
+
     def test_switches(self):
         draft = ini("[a]\nm = /a.gguf\nc = 0\nwarmup = false\nno-mmap = off\nembeddings = 0\nflash-attn = true\n")
         assert draft.models["a"] == {
