@@ -46,7 +46,7 @@ class _Environment(BaseSettings):
 class _YamlValues(EnvSettingsSource):
     """Lists and mappings are YAML. What isn't stays text, so that its problem is told with its variable."""
 
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401, ARG002  # pydantic's
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         node, problems = parse(value, Source(Layer.ENVIRONMENT, PREFIX, Path()))
         return value if problems or not isinstance(node, Table | Items) else plain(node)
 

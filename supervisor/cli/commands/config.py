@@ -175,14 +175,14 @@ def _write(texts: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
 @click.option(
     "--from",
     "form",
-    type=click.Choice(["llama-swap", "llama.cpp", "llm-pool", "first-llmux"]),
-    help="The program it belongs to. Default: llama.cpp for .ini, llm-pool for .json, first-llmux for physical_models, else llama-swap.",
+    type=click.Choice(["llama-swap", "llama.cpp", "llm-pool", "model-boss", "first-llmux"]),
+    help="The program it belongs to. Default: llama.cpp for .ini, llm-pool for .json, first-llmux for physical_models, model-boss for a manifest, else llama-swap.",
 )
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write. Default, or -: standard output.")
 @json_option
 def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, as_json: bool) -> None:
-    """Turn a configuration of llama-swap, llama.cpp, llm-pool or the first llmux (models.yaml, api_keys.yaml) into one of
-    llmux, and report what could not be imported.
+    """Turn a configuration of llama-swap, llama.cpp, llm-pool, model-boss (manifest.yaml, tasks.yaml) or the first llmux
+    (models.yaml, api_keys.yaml) into one of llmux, and report what could not be imported.
     """
     from supervisor.cli import importers  # noqa: PLC0415  # not for declaring
 

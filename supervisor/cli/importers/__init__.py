@@ -23,14 +23,14 @@ from supervisor.catalog.document import Layer, Place, Source, Table, dotted, par
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.catalog.yaml_writer import to_yaml
 from supervisor.cli.configuration import LOCAL_VARIABLE, SETTINGS_VARIABLE
-from supervisor.cli.importers import first_llmux, llama_swap, llm_pool, presets
+from supervisor.cli.importers import first_llmux, llama_swap, llm_pool, model_boss, presets
 from supervisor.cli.importers.draft import Draft, Values
 from supervisor.errors import ConfigError, InvalidRequestError
 from supervisor.io import files
 
 DEFAULT_SETTINGS: Final = Path("config/settings.json")  # of llm-pool
 _SUFFIXES: Final = {".ini": "llama.cpp", ".json": "llm-pool"}
-_MOST_FILES: Final = {"llm-pool": 2, "first-llmux": 2}
+_MOST_FILES: Final = {"llm-pool": 2, "first-llmux": 2, "model-boss": 2}
 
 
 def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draft, str]:
@@ -64,6 +64,7 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
 
 def report(draft: Draft, out: Path | None) -> str:
     count = f"{len(draft.models)} models, {len(draft.virtual_models)} virtual models"
+    count += f", {len(draft.tasks)} tasks" if draft.tasks else ""
     keys = f", {len(draft.keys)} keys" if draft.keys else ""
     where = f" written to {out}; check it with: llmux config check --config {out}" if out is not None else ""
     if draft.keys and out is None:
@@ -76,6 +77,7 @@ def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
     about: dict[str, JsonValue] = {
         "models": list(draft.models),
         "virtual_models": list(draft.virtual_models),
+        "tasks": list(draft.tasks),
         "keys": [key["name"] for key in draft.keys],
         "notes": list(draft.report()),
         "out": str(out) if out is not None else None,
@@ -127,6 +129,10 @@ def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
             keys = paths[1] if len(paths) > 1 else beside if beside.is_file() else None
             found = first_llmux.models_folder(path.parent)
             convert = partial(first_llmux.convert, _yaml(path), {} if keys is None else _yaml(keys), found)
+        case "model-boss":
+            beside = path.with_name(model_boss.TASKS_FILE)
+            tasks = paths[1] if len(paths) > 1 else beside if beside.is_file() else None
+            convert = partial(model_boss.convert, _yaml(path), {} if tasks is None else _yaml(tasks))
         case _:
             convert = partial(llm_pool.convert, reduce(llm_pool.merged, map(_json, paths)))
     try:
@@ -160,8 +166,13 @@ def _unusable(name: str, values: Values, folder: Path) -> str | None:
 
 def _form(path: Path) -> str:
     """By the file's name, and a YAML file's first words."""
-    form = _SUFFIXES.get(path.suffix.lower(), "llama-swap")
-    return "first-llmux" if form == "llama-swap" and "physical_models" in _yaml(path) else form
+    form = _SUFFIXES.get(path.suffix.lower())
+    if form is not None:
+        return form
+    root = _yaml(path)
+    return (
+        "first-llmux" if "physical_models" in root else "model-boss" if model_boss.is_manifest(root) else "llama-swap"
+    )
 
 
 def _text(path: Path) -> str:

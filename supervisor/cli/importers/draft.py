@@ -20,11 +20,13 @@ from supervisor.catalog.document import Layer, Place, Problem, Source, Table, Tr
 from supervisor.catalog.folders import models_dir
 from supervisor.catalog.problems import validate
 from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.tasks import TaskConfig
 from supervisor.catalog.yaml_writer import Comments, comment, to_yaml
 
 Values = dict[str, JsonValue]
 
 _PLACE = Place(Source(Layer.FILE, "import", Path("/")))
+_SECTIONS = ("models", "virtual_models", "tasks", "limits", "server")
 _FILES = ("path", "binary", "mmproj", "draft_model")
 _OPAQUE = re.compile(r"[^!-~\u00a1-\U0010ffff]+")
 _KINDS = ((r"whisper|parakeet", "asr"), (r"tts|kokoro|piper|chatterbox", "tts"), (r"^sd-|stable-?diffusion", "image"))
@@ -43,6 +45,7 @@ class Note:
 class Draft:
     models: dict[str, Values] = field(default_factory=dict)
     virtual_models: dict[str, Values] = field(default_factory=dict)
+    tasks: dict[str, Values] = field(default_factory=dict)  # ladders: of names, or of mappings with a `model`
     limits: Values = field(default_factory=dict)
     server: Values = field(default_factory=dict)
     keys: list[Values] = field(default_factory=list)  # of clients: entries of the file of API keys
@@ -157,10 +160,32 @@ class Draft:
                 continue
             for problem in _problems(VirtualModelConfig, values, values, ("virtual_models", name)):
                 self.lose(dotted(problem.trail), problem.message)
+        self._settle_tasks()
         for section, model in (("limits", LimitsConfig), ("server", ServerConfig)):
             part: Values = getattr(self, section)
             for problem in _problems(model, part, part, (section,)):
                 self.lose(dotted(problem.trail), problem.message)
+
+    def _settle_tasks(self) -> None:
+        usable = {name for name, values in self.models.items() if values.get("enabled") is not False}
+        usable |= {name for name, values in self.virtual_models.items() if values["model"] in usable}
+        for name, values in list(self.tasks.items()):
+            asked = {_candidate(one): one for one in list_of(values["candidates"])}
+            for gone in [model for model in asked if model not in usable]:
+                self.lose(f"tasks.{name}.candidates", f"there is no model {gone} that is served")
+                del asked[gone]
+            if not asked:
+                del self.tasks[name]
+                self.lose(f"tasks.{name}", "is left out: nobody is left who could answer")
+                continue
+            values["candidates"] = list(asked.values())
+            spelt = [one if isinstance(one, dict) else {"model": one} for one in asked.values()]
+            for problem in _problems(
+                TaskConfig, {**values, "candidates": list[JsonValue](spelt)}, values, ("tasks", name)
+            ):
+                self.lose(dotted(problem.trail), problem.message)
+            if "candidates" not in values:
+                del self.tasks[name]
 
     def _drop(self, name: str) -> None:
         del self.models[name]
@@ -169,7 +194,7 @@ class Draft:
 
     def document(self) -> Values:
         """The configuration as data."""
-        sections = {name: getattr(self, name) for name in ("models", "virtual_models", "limits", "server")}
+        sections = {name: getattr(self, name) for name in _SECTIONS}
         return {name: dict(part) for name, part in sections.items() if part or name == "models"}
 
     def text(self, head: Iterable[str]) -> str:
@@ -185,6 +210,10 @@ class Draft:
             if notes:
                 yield title
                 yield from (f"  {note.where}: {note.message}" for note in notes)
+
+
+def _candidate(entry: JsonValue) -> str:
+    return text_of(entry.get("model") if isinstance(entry, dict) else entry)
 
 
 def _placed(values: Values) -> Values:

@@ -26,15 +26,15 @@ from supervisor.errors import ConfigError
 
 _KNOWN: Final = frozenset(
     {"macros", "cmd", "cmdStop", "proxy", "checkEndpoint", "ttl", "aliases", "env", "name", "description", "unlisted"}
-    | {"useModelName", "concurrencyLimit", "filters", "unloadTimeout", "capabilities"}
+    | {"useModelName", "concurrencyLimit", "filters", "unloadTimeout", "capabilities", "healthCheckTimeout"}
+    | {"sendLoadingState"}
 )
 _KNOWN_AT_TOP: Final = frozenset(
     {"macros", "models", "peers", "groups", "hooks", "globalTTL", "healthCheckTimeout", "includeAliasesInList"}
-    | {"logLevel", "apiKeys", "unloadTimeout", "routing"}
+    | {"logLevel", "apiKeys", "unloadTimeout", "routing", "sendLoadingState", "selectors"}
 )
 _ELSEWHERE: Final = {
     "metadata": "llmux shows what it knows of a model at GET /v1/admin/models",
-    "sendLoadingState": "clients that wait get comments that keep their connection alive",
     "timeouts": "for all models together: limits.connect_s, limits.first_byte_s, limits.stream_idle_s",
     "compat": "llmux passes requests on over HTTP only",
 }
@@ -44,9 +44,7 @@ _TOP: Final = {
     "logToStdout": "llmux logs to standard error, its workers to files",
     "metricsMaxInMemory": "history is kept for half an hour; GET /metrics is for Prometheus",
     "captureBuffer": "llmux keeps no requests",
-    "sendLoadingState": _ELSEWHERE["sendLoadingState"],
     "matrix": "llmux decides by memory; limits.max_loaded, `pin` and `priority` say what may stay",
-    "selectors": "a virtual model stands for one model, not for several to choose from",
     "profiles": "a virtual model stands for one model, whoever asks",
     "logRequests": "llmux logs a line for each request",
 }
@@ -81,6 +79,7 @@ class _Conversion:
         peers.add(self.draft, root.get("peers"), self._macros, definitions(root.get("macros")))
         if self._problems:
             raise ConfigError(tuple(self._problems))
+        self._selectors()
         self.draft.list_models()
 
     def _model(self, theirs: str, values: Mapping[str, JsonValue]) -> None:
@@ -226,11 +225,13 @@ class _Conversion:
             model["keep_alive_s"] = seconds
         if grace := filled.get("unloadTimeout") or self._root.get("unloadTimeout"):
             model["grace_s"] = grace
-        if limit := self._root.get("healthCheckTimeout"):
+        if limit := filled.get("healthCheckTimeout") or self._root.get("healthCheckTimeout"):
             model["startup_limit_s"] = limit
         if limit := filled.get("concurrencyLimit"):
             model["target_inflight"] = limit
             self.draft.look(f"{where}.concurrencyLimit", "requests beyond it wait instead of getting 429", model=name)
+        if filled.get("sendLoadingState", shared := self._root.get("sendLoadingState") is True) is not shared:
+            self.draft.lose(f"{where}.sendLoadingState", "is said for all models: server.load_feedback", model=name)
 
     def _names_of(self, name: str, theirs: str, where: str, filled: Mapping[str, JsonValue]) -> None:
         unlisted = filled.get("unlisted") is True
@@ -257,6 +258,8 @@ class _Conversion:
         level = self._root.get("logLevel")
         if isinstance(level, str):
             self.draft.server["log_level"] = "warning" if level == "warn" else level
+        if self._root.get("sendLoadingState") is True:
+            self.draft.server["load_feedback"] = True
         if list_of(self._root.get("apiKeys")):
             self.draft.lose("apiKeys", "are not copied; make your clients new ones with: llmux keys add")
         self.draft.lose_unknown("", self._root, _KNOWN_AT_TOP, _TOP)
@@ -298,6 +301,27 @@ class _Conversion:
                 self.draft.lose(f"{where}.persistent", "members that swap with each other can't be pinned")
             for member in members if not swap or len(members) == 1 else []:
                 self.draft.models[member]["pin"] = True
+
+    def _selectors(self) -> None:
+        """Each is a task, which its bare name finds as well."""
+        for theirs, values in object_of(self._root.get("selectors")).items():
+            where, selector = f"selectors.{theirs}", object_of(values)
+            names = [self.draft.name(text_of(target)) for target in list_of(selector.get("targets"))]
+            strategy = selector.get("strategy", "warm")
+            if strategy == "pin":
+                for name in names[1:]:
+                    self.draft.lose(f"{where}.targets", f"{name} never answered: pin takes the first")
+                del names[1:]
+            elif strategy != "warm":
+                why = "a loaded candidate answers, however many wait for it; see `replicas` for several workers of one model"
+                self.draft.lose(f"{where}.strategy", f"{strategy}: {why}")
+            task = self.draft.tasks[self.draft.name(theirs)] = {"candidates": list[JsonValue](names)}
+            if description := selector.get("description") or selector.get("name"):
+                task["description"] = text_of(description)
+            if selector.get("unlisted") is True:
+                self.draft.look(f"{where}.unlisted", "tasks are in the list of models")
+            known = {"strategy", "targets", "name", "description", "unlisted"}
+            self.draft.lose_unknown(f"{where}.", selector, known, _ELSEWHERE | {"settings": "is the strategy's"})
 
     def _preload(self) -> None:
         for theirs in list_of(object_of(object_of(self._root.get("hooks")).get("on_startup")).get("preload")):

@@ -75,7 +75,9 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
     models = object_of(engine.get("models"))
     if not models:
         raise ConfigError(("engine.models: there are no models",))
-    draft.server["responses"] = "llm-pool"  # all requests to /v1/responses were its own, and /v1/models listed what is loaded
+    draft.server["responses"] = (
+        "llm-pool"  # all requests to /v1/responses were its own, and /v1/models listed what is loaded
+    )
     draft.server.update({key: service[key] for key in ("host", "port", "log_level") if key in service})
     if isinstance(level := draft.server.get("log_level"), str):
         draft.server["log_level"] = level.lower()

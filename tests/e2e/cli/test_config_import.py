@@ -31,6 +31,7 @@ SOURCES = {
     "llama-swap": ["llama-swap.yaml"],
     "presets": ["presets.ini"],
     "llm-pool": ["settings.json", "local.json"],
+    "model-boss": ["manifest.yaml"],  # with the tasks.yaml beside it
     "first-llmux": ["models.yaml"],
 }
 

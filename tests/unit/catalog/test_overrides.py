@@ -74,7 +74,9 @@ class TestChoices:
         return load(file).models["m"]
 
     def test_by_llm_pools_names(self, model):
-        values = renamed(model, {"vllm_max_model_len": 512, "vllm_speculative_model": "org/small", "vllm_dtype": "half"})
+        values = renamed(
+            model, {"vllm_max_model_len": 512, "vllm_speculative_model": "org/small", "vllm_dtype": "half"}
+        )
         assert values == {"max_model_len": 512, "speculative_model": "org/small", "vllm_dtype": "half"}
 
     @pytest.mark.parametrize("value", ["org/small", "org/smaller"])

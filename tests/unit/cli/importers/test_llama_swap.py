@@ -42,6 +42,30 @@ class TestLlamaSwap:
         assert draft.limits == {}
         assert any(note.startswith("routing.router.settings.matrix: llmux decides by memory") for note in notes(draft))
 
+    def test_selectors_are_tasks(self):
+        models = {"a": {"cmd": "x ${PORT}", "aliases": ["first"]}, "b": {"cmd": "x ${PORT}"}}
+        selectors = {
+            "code": {"strategy": "warm", "targets": ["first", "b", "gone"], "name": "Code", "metadata": {}},
+            "plan": {"strategy": "pin", "targets": ["b", "a"], "unlisted": True},
+            "load": {"strategy": "spillover", "targets": ["a", "b"], "settings": {"spillover": 4}},
+            "none": {"strategy": "warm", "targets": ["gone"]},
+        }
+        draft = swap(models, selectors=selectors)
+        assert draft.tasks == {
+            "code": {"candidates": ["first", "b"], "description": "Code"},
+            "plan": {"candidates": ["b"]},
+            "load": {"candidates": ["a", "b"]},
+        }
+        lost = {note.where for note in draft.notes if note.lost}
+        assert lost >= {"selectors.plan.targets", "selectors.load.strategy", "selectors.code.metadata", "tasks.none"}
+
+    def test_loading_states(self):
+        models = {"a": {"cmd": "x ${PORT}"}, "b": {"cmd": "x ${PORT}", "sendLoadingState": False}}
+        draft = swap(models, sendLoadingState=True)
+        assert draft.server == {"load_feedback": True}
+        assert [note.where for note in draft.notes if note.lost] == ["models.b.sendLoadingState"]
+        assert swap(models).server == {}
+
     def test_time_to_end_and_inputs(self):
         draft = swap(
             {
