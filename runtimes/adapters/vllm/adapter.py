@@ -19,6 +19,8 @@ from runtimes.sizing import Room, Sizing
 
 BLACKWELL: Final = frozenset({10, 11, 12})  # majors of their compute capabilities: data centres, Thor, workstations
 SAMPLER: Final = "VLLM_USE_FLASHINFER_SAMPLER"  # compiled on the spot, by a CUDA toolkit that must know the GPU
+HUB: Final = frozenset({"HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE"})
+"""By which a model's `env` may give its worker a hub, or another cache."""
 OWN_VARIABLES: Final = {
     **dict.fromkeys(visibility_variables(), "is set by llmux"),
     "VLLM_CPU_KVCACHE_SPACE": "has a key of its own, kv_cache_memory_bytes",
@@ -130,6 +132,11 @@ def file_problems(config: VllmConfig) -> Iterator[str]:
         memory.plan(config)
     except ModelUnusableError as error:
         yield str(error)
+    draft = config.speculative_model
+    is_offline = config.path is not None and not HUB & config.env.keys()
+    if draft is not None and is_offline and ((folder := memory.cached(draft)) is None or not folder.is_dir()):
+        hub = f"isn't in {memory.hub()}, and this worker loads nothing from the hub; get it: hf download {draft}"
+        yield f"speculative_model: {draft}: {'there is no such folder' if draft.startswith('/') else hub}"
     if config.chat_template is not None and not config.chat_template.is_file():
         yield f"chat_template: {config.chat_template}: there is no such file"
 

@@ -78,13 +78,17 @@ def _description(folder: Path, _changed_ns: int) -> Config:
     return checkpoints.config(folder)
 
 
-def cached(name: str, revision: str | None = None) -> Path | None:
-    """Where Hugging Face's cache (`HF_HUB_CACHE`, `HF_HOME`) has a model of this name, or the folder of this name."""
+def hub() -> Path:
+    """Hugging Face's cache: `HF_HUB_CACHE`, `HF_HOME`."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+
+
+def cached(name: str, revision: str | None = None, place: Path | None = None) -> Path | None:
+    """Where Hugging Face's cache, or another one at a `place`, has a model of this name, or the folder of this name."""
     if name.startswith("/"):
         return Path(name)
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    hub = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-    model = hub / f"models--{name.replace('/', '--')}"
+    model = (hub() if place is None else place) / f"models--{name.replace('/', '--')}"
     try:
         commit = (model / "refs" / (revision or "main")).read_text().strip()
     except OSError:

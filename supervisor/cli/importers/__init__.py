@@ -28,6 +28,7 @@ from supervisor.cli.importers.draft import Draft, Values
 from supervisor.errors import ConfigError, InvalidRequestError
 from supervisor.io import files
 
+OTHER_KEYS_NAME: Final = "llmux_keys.yaml"  # where a file of keys is there already
 DEFAULT_SETTINGS: Final = Path("config/settings.json")  # of llm-pool
 _SUFFIXES: Final = {".ini": "llama.cpp", ".json": "llm-pool"}
 _MOST_FILES: Final = {"llm-pool": 2, "first-llmux": 2, "model-boss": 2}
@@ -49,7 +50,15 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
     elif len(paths) > _MOST_FILES.get(form, 1):
         raise click.UsageError(f"{form} has {_MOST_FILES.get(form, 1)} file(s), not {len(paths)}.")
     draft = read(paths, form, Path.cwd() if out is None else out.absolute().parent)
-    written = [] if out is None else [out, *([out.with_name(KEYS_NAME)] if draft.keys else [])]
+    keys = None if out is None or not draft.keys else out.with_name(KEYS_NAME)
+    if keys is not None and keys.exists():  # the first llmux's own, say
+        draft.look(
+            KEYS_NAME,
+            f"is there already and stays as it is: the keys are in {OTHER_KEYS_NAME}, which server.api_keys names",
+        )
+        keys = keys.with_name(OTHER_KEYS_NAME)
+        draft.server["api_keys"] = OTHER_KEYS_NAME
+    written = [path for path in (out, keys) if path is not None]
     if there := [str(path) for path in written if path.exists()]:
         raise InvalidRequestError(f"{', '.join(there)} is there already: name another file with -o, or move it away.")
     names = " and ".join(path.name for path in paths)
@@ -57,8 +66,8 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
     _check(text)
     if out is not None:
         files.create(out, text)
-        if draft.keys:
-            files.create(out.with_name(KEYS_NAME), to_yaml({"keys": list[JsonValue](draft.keys)}))
+        if keys is not None:
+            files.create(keys, to_yaml({"keys": list[JsonValue](draft.keys)}))
     return draft, text
 
 

@@ -179,10 +179,8 @@ class Draft:
                 self.lose(f"tasks.{name}", "is left out: nobody is left who could answer")
                 continue
             values["candidates"] = list(asked.values())
-            spelt = [one if isinstance(one, dict) else {"model": one} for one in asked.values()]
-            for problem in _problems(
-                TaskConfig, {**values, "candidates": list[JsonValue](spelt)}, values, ("tasks", name)
-            ):
+            spelt: list[JsonValue] = [one if isinstance(one, dict) else {"model": one} for one in asked.values()]
+            for problem in _problems(TaskConfig, {**values, "candidates": spelt}, values, ("tasks", name)):
                 self.lose(dotted(problem.trail), problem.message)
             if "candidates" not in values:
                 del self.tasks[name]

@@ -7,12 +7,16 @@ behind: here they would stand above what is computed from the files and then mea
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Callable, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
 
+from runtimes.adapters.vllm.memory import cached, hub
 from runtimes.chatterbox.adapter import OTHERS, WEIGHTS
 from supervisor.catalog.keys import weakness
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
@@ -27,17 +31,30 @@ _OWN: Final = {
     "chatterbox": frozenset({"variant", "default_language"}),
 }
 _TURBO: Final = "turbo"
+_PARAMETERS: Final = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", re.IGNORECASE)
+_QUANTISED: Final = re.compile(r"fp8|fp4|int[48]|[48]-?bit|awq|gptq|bnb|gpt-oss", re.IGNORECASE)
+_NARROWER: Final = {"bitsandbytes-8bit": 1 / 2, "bitsandbytes-4bit": 4.5 / 16}
+_BESIDES: Final = 1.25
+"""What context and program take beside the weights, as a factor."""
 
 Find = Callable[[str], Path | None]
 """Where a file or a model's folder lies that was downloaded for the first llmux; None: it isn't there."""
 
 
 def models_folder(config: Path) -> Find:
-    """For a configuration that lies in `config`: the models lay in the folder `models` beside that one."""
+    """For a configuration that lies in `config`: the models lay in the folder `models` beside that one.
+
+    There as files and folders or as the hub's cache keeps them, or in the user's own cache.
+    """
     folder = config.absolute().parent / "models"
+    hubs = (folder, folder / "hub", hub())
 
     def find(name: str) -> Path | None:
-        places = (folder / name, folder / name.rpartition("/")[2])
+        places = [folder / name, folder / name.rpartition("/")[2]]
+        if "/" in name:
+            places += filter(None, (cached(name, place=place) for place in hubs))
+        else:
+            places += (file for place in hubs for file in sorted(place.glob(f"models--*/snapshots/*/{escape(name)}")))
         return next((place for place in places if place.exists()), None)
 
     return find
@@ -101,6 +118,32 @@ def _transformers(draft: Draft, name: str, values: Values, find: Find) -> None:
         model["path"] = str(folder)
     else:
         model["source"] = {"repo": repo}
+    estimate = values.get("estimated_vram_gb")
+    wide = _wide_gb(folder, repo)
+    if (
+        isinstance(estimate, int | float)
+        and wide is not None
+        and values.get("type") in (None, "llm")
+        and wide > estimate * 1.2
+    ):
+        fits = next(
+            (name for name, share in _NARROWER.items() if wide * share * _BESIDES <= estimate), "bitsandbytes-4bit"
+        )
+        why = f"{estimate} GB can't hold its weights, which are 16 bits wide: about {wide:.0f} GB; quantization: {fits} fits"
+        draft.look(f"physical_models.{name}.estimated_vram_gb", why, model=name)
+
+
+def _wide_gb(folder: Path | None, repo: str) -> float | None:
+    """GB of its weights, where these are 16 bits wide as far as the folder shows, or its name; None: they aren't."""
+    if folder is None:
+        found = None if _QUANTISED.search(repo) else _PARAMETERS.search(repo)
+        return None if found is None else float(found[1]) * 2
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        is_narrow = "quantization_config" in config or "quantization_config" in config.get("text_config", {})
+        return None if is_narrow else sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e9
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def _llama_cpp(draft: Draft, name: str, values: Values, find: Find) -> None:

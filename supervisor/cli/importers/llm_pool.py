@@ -307,6 +307,10 @@ def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[Vll
             model[key] = value
         else:
             draft.lose(at, _OWN if key in {"host", "port", "api_key"} else "vllm_serve has no such key", model=name)
+    draft_model = text_of(model.get("speculative_model") or "/")
+    if "path" in model and not draft_model.startswith("/"):
+        why = f"its worker loads nothing from the hub, so get it before: hf download {draft_model}"
+        draft.look(f"{where}.vllm_speculative_model", why, model=name)
     if "kv_cache_memory_bytes" not in model:
         why = "the KV cache is as large as one longest request needs; set kv_cache_memory_bytes, or vram_mib for all"
         draft.look(f"{where}.vllm_gpu_memory_utilization", why, model=name)

@@ -60,7 +60,7 @@ def convert(root: Mapping[str, JsonValue], tasks: Mapping[str, JsonValue]) -> Dr
         _model(draft, theirs, values)
     if not draft.models:
         raise ConfigError(("models: there are no models",))
-    for name, task in object_of(tasks.get("tasks") or tasks).items():
+    for name, task in object_of(tasks.get("tasks") or dict(tasks)).items():
         _task(draft, name, object_of(task))
     draft.limits["keep_alive"] = "by_type"
     draft.look("limits.keep_alive", "by_type: models stay as long as before, image 900 s, llm 300 s, vision 60 s")
@@ -100,7 +100,7 @@ def _model(draft: Draft, theirs: str, values: Values) -> None:
         model["path"] = path
     elif (repo := _first(left, _REPOS)) is not None:
         model["source"] = {"repo": repo}
-    for key in _SAME.keys() & left.keys():
+    for key in [key for key in left if key in _SAME]:
         model[_SAME[key]] = left.pop(key)
     if description := left.pop("description", None):
         draft.virtual(name, name)["description"] = text_of(description)
@@ -126,10 +126,10 @@ def _llama_server(draft: Draft, name: str, where: str, left: Values) -> None:
         model["prompt_format"] = left.pop("chat_template")
     elif template == "chatml":
         left.pop("chat_template")  # the worker's own, which it had there, too
-    if (key := next((key for key in _THINKING if key in left), None)) is not None:
-        said = _SAID.get(text_of(left.pop(key)).lower())
+    for switch in [key for key in _THINKING if key in left]:
+        said = _SAID.get(text_of(left.pop(switch)).lower())
         if said is None:
-            draft.lose(f"{where}.{key}", "expected true or false", model=name)
+            draft.lose(f"{where}.{switch}", "expected true or false", model=name)
         else:
             draft.merge(name, name, "defaults", CHAT_TEMPLATE.enabled if said else CHAT_TEMPLATE.disabled)
     words = []
@@ -166,5 +166,5 @@ def _task(draft: Draft, theirs: str, values: Values) -> None:
             _claude(draft, draft.name(target), target)
         model = draft.name(target)
         candidates.append({**entry, "model": model} if isinstance(entry, dict) else model)
-    draft.tasks[name] = {**{key: values[key] for key in _TASK & values.keys()}, "candidates": candidates}
+    draft.tasks[name] = {key: item for key, item in values.items() if key in _TASK} | {"candidates": candidates}
     draft.lose_unknown(f"{where}.", values, _TASK)

@@ -6,7 +6,7 @@ Read as llama.cpp reads it: `;` and `#` begin a comment anywhere, a section that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION
@@ -67,7 +67,7 @@ def convert(text: str) -> Draft:
             entries = shared | _long(own)
             aliases = entries.pop("alias", "").split(",")
             _model(draft, theirs, entries)
-            _aliases(draft, theirs, aliases, {draft.name(name) for name in sections})
+            _aliases(draft, theirs, aliases, sections.keys())
     draft.list_models()
     return draft
 
@@ -102,13 +102,13 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
         model["grace_s"] = int(stop)
 
 
-def _aliases(draft: Draft, theirs: str, aliases: list[str], models: set[str]) -> None:
+def _aliases(draft: Draft, theirs: str, aliases: list[str], models: Collection[str]) -> None:
     """Further names for clients."""
     for alias in filter(None, map(str.strip, aliases)):
-        name = draft.name(alias)
-        if name == draft.name(theirs):
+        if alias == theirs:
             continue
-        if name in models or name in draft.virtual_models:
+        name = draft.name(alias)
+        if alias in models or name in draft.virtual_models:
             draft.lose(f"{theirs}.alias", f"{name} is the name of another model", model=draft.name(theirs))
         else:
             draft.virtual(name, draft.name(theirs))

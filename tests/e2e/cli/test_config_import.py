@@ -88,6 +88,18 @@ class TestWholeFiles:
         assert sum("get it: llmux pull " in problem for problem in problems) == 8
         assert "is there already" in llmux("config", "import", FIXTURES / "models.yaml", "-o", out).stderr
 
+    def test_beside_the_keys_of_the_first_llmux(self, tmp_path):
+        """In its own folder: its file of keys stays, and the new one is named."""
+        for name in ("models.yaml", "api_keys.yaml"):
+            (tmp_path / name).write_text((FIXTURES / name).read_text())
+        out = tmp_path / "llmux.yaml"
+        told = llmux("config", "import", tmp_path / "models.yaml", "-o", out)
+        assert (told.returncode, "stays as it is" in told.stderr) == (0, True)
+        catalog = load(out, check_files=False)
+        assert catalog.server.api_keys == tmp_path / "llmux_keys.yaml"
+        assert len(load_keys(catalog.server.api_keys).keys) == 3
+        assert (tmp_path / "api_keys.yaml").read_text() == (FIXTURES / "api_keys.yaml").read_text()
+
     def test_passes_the_check_where_the_files_are(self, tmp_path):
         """Real model files and a program that is there: `llmux config check` has nothing to say."""
         (tmp_path / "m").symlink_to(tiny.model().parent)

@@ -61,7 +61,12 @@ class TestChoices:
     """A path or name that vLLM would load is taken only where the file lists it."""
 
     @pytest.fixture
-    def model(self, tmp_path):
+    def model(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        for name in ("small", "smaller"):
+            (tmp_path / "hub" / f"models--org--{name}" / "refs").mkdir(parents=True)
+            (tmp_path / "hub" / f"models--org--{name}" / "refs" / "main").write_text("abc\n")
+            hf_folder.write(tmp_path / "hub" / f"models--org--{name}" / "snapshots" / "abc")
         entry = {
             "runtime": "vllm_serve",
             "path": str(hf_folder.write(tmp_path / "model")),

@@ -52,6 +52,45 @@ class TestModels:
         assert draft.models["g"]["mmproj"] == "gone.gguf"
         assert any(note.startswith("models.g.mmproj: gone.gguf starts from the folder") for note in notes(draft))
 
+    @pytest.mark.parametrize("below", ["models", "models/hub", "cache"])
+    def test_what_lies_in_a_cache_of_the_hub(self, tmp_path, monkeypatch, below):
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        kept = tmp_path / below / "models--org--m"
+        snapshot = kept / "snapshots" / "abc"
+        snapshot.mkdir(parents=True)
+        (kept / "refs").mkdir()
+        (kept / "refs" / "main").write_text("abc")
+        (snapshot / "a.gguf").touch()
+        find = first_llmux.models_folder(tmp_path / "config")
+        draft = imported({"m": HUB, "g": {"backend": "llamacpp", "model_file": "a.gguf"}}, find=find)
+        assert draft.models["m"]["path"] == str(snapshot)
+        assert draft.models["g"]["path"] == str(snapshot / "a.gguf")
+
+    @pytest.mark.parametrize(
+        ("repo", "estimate", "told"),
+        [
+            ("Qwen/Qwen3.5-4B", 4, "bitsandbytes-4bit"),
+            ("Qwen/Qwen3.5-4B", 5, "bitsandbytes-8bit"),
+            ("Qwen/Qwen3.5-4B", 9, None),
+            ("org/Qwen3.5-9B-FP8", 9, None),
+            ("openai/gpt-oss-20b", 13, None),
+            ("org/m", 4, None),
+        ],
+    )
+    def test_weights_that_were_thought_narrower(self, repo, estimate, told):
+        draft = imported({"m": HUB | {"model_id": repo, "estimated_vram_gb": estimate}})
+        found = [note for note in notes(draft) if note.startswith("physical_models.m.")]
+        assert [told in note for note in found] == ([] if told is None else [True])
+
+    def test_the_files_themselves_say_how_wide_they_are(self, tmp_path):
+        (tmp_path / "config.json").write_text("{}")
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.truncate(12_000_000_000)
+        draft = imported({"m": HUB}, find=lambda _: tmp_path)
+        assert any("about 12 GB; quantization: bitsandbytes-8bit" in note for note in notes(draft))
+        (tmp_path / "config.json").write_text('{"quantization_config": {}}')
+        assert not any("bits wide" in note for note in notes(imported({"m": HUB}, find=lambda _: tmp_path)))
+
     def test_fields_of_a_request(self):
         params = {"enable_thinking": False, "system_prompt_prefix": "Be brief.", "temperature": 0.2}
         draft = imported({"m": HUB}, {"v": {"physical": "m", "params": params, "note": 1}, "w": {"physical": "gone"}})

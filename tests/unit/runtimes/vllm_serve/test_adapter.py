@@ -320,6 +320,8 @@ class TestComplaints:
                 {"speculative_method": "draft_model", "num_speculative_tokens": 2},
                 "speculative_method: draft_model needs speculative_model",
             ),
+            ({"speculative_model": "org/gone"}, "speculative_model: org/gone: isn't in "),
+            ({"speculative_model": "/gone"}, "speculative_model: /gone: there is no such folder"),
             ({"vram_mib": 1000}, "vram_mib: 1000 leaves 0 MiB for the KV cache"),
             ({"env": {"VLLM_API_KEY": "x"}}, "env: VLLM_API_KEY is set by llmux"),
             ({"env": {"VLLM_SERVER_DEV_MODE": "1"}}, "env: VLLM_SERVER_DEV_MODE opens routes"),
@@ -329,6 +331,9 @@ class TestComplaints:
     def test_keys(self, check, keys, said):
         (problem,) = check(**keys)
         assert problem.startswith(said)
+
+    def test_a_draft_that_its_worker_may_fetch(self, check):
+        assert check(speculative_model="org/gone", env={"HF_HUB_OFFLINE": "0"}) == ()
 
     def test_a_share_beside_a_size_is_a_check_at_the_start(self, check):
         assert check(gpu_memory_utilization=0.01, kv_cache_memory_bytes=1 << 30) == ()
