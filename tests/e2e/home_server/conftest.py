@@ -65,21 +65,28 @@ def on_the_processor(runtimes_dir: Path, runtime: str, python: Path) -> None:
 class HomeServer(Daemon):
     """The daemon, asked with an operator's key; `sdk` has Open WebUI's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, local: dict[str, Any] | None = None) -> None:
+        """`local`: what goes over the file."""
         config = yaml.safe_load((FOLDER / "llmux.yaml").read_text())
+        placed = {} if local is None else local["models"]
         self.gpu = Gpu(folder)
         self.sizes: dict[str, int] = {}
         for name, model in config["models"].items():
             self.sizes[name] = model["vram_mib"]
             del model["source"]
             model.pop("quantization", None)  # it takes a real card
-            model |= stand_in(name, model, folder / "models") | {"threads": 1, "env": self.gpu.takes(model["vram_mib"])}
+            model |= stand_in(name, model, folder / "models") | {"threads": 1}
+            if placed.get(name, {}).get("devices") != ["host"]:
+                model["env"] = self.gpu.takes(model["vram_mib"])
         runtimes_dir = folder / "runtimes"
         on_the_processor(runtimes_dir, "transformers", tiny_language.python())
         on_the_processor(runtimes_dir, "chatterbox", fake_chatterbox.environment(folder / "chatterbox"))
         python = environments.installed("llama_server") / "llama_server" / "bin" / "python"
         on_the_processor(runtimes_dir, "llama_server", python)
         config["server"] = {"runtimes_dir": str(runtimes_dir)}
+        if local is not None:
+            self.sizes |= {name: 0 for name, model in placed.items() if model["devices"] == ["host"]}  # of the GPU
+            (folder / "local.yaml").write_text(yaml.safe_dump(local))
         super().__init__(folder, {"devices": "auto", **config}, env=self.gpu.env)
         keys = filled_in((FOLDER / "api_keys.yaml").read_text())
         self.operator = f"sk-llmux-{secrets.token_hex(24)}"
@@ -116,7 +123,7 @@ class HomeServer(Daemon):
 
     def used_mib(self) -> int | None:
         """What the driver says is taken; None: it was not asked yet, as the daemon just started."""
-        (device,) = self.get("/v1/admin/gpu-memory").json()["devices"]
+        device = next(one for one in self.get("/v1/admin/gpu-memory").json()["devices"] if one["id"] == "gpu0")
         return None if device["free_mib"] is None else int(device["total_mib"] - device["free_mib"])
 
     def given(self, *names: str) -> int:
@@ -151,7 +158,11 @@ def _idle(model: dict[str, Any]) -> bool:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeServer]:
     """Started; nothing is loaded."""
-    server = HomeServer(tmp_path_factory.mktemp("home"))
+    yield from serving(HomeServer(tmp_path_factory.mktemp("home")))
+
+
+def serving(server: HomeServer) -> Iterator[HomeServer]:
+    """While the test runs."""
     try:
         server.start()
         yield server
