@@ -50,10 +50,12 @@ CHECKOUT = {"README.md"}
 """Pages whose commands are run in the source folder; those of the others in the home folder."""
 
 _CONFIGURED = f"mkdir -p ~/.config/llmux; echo 'models: {{tiny-chat: {{path: {tiny.model(name='tiny-chat')}}}}}' > ~/.config/llmux/llmux.yaml"
+_IMPORTED = REPOSITORY / "tests" / "golden" / "importers"
 BEFORE = {
     "deploy/compose/README.md": f"cp -r {REPOSITORY}/deploy/compose/. .; rm -rf secrets",
     "deploy/kubernetes/README.md": f"mkdir deploy; cp -r {REPOSITORY}/deploy/kubernetes deploy",
     "deploy/traefik/README.md": _CONFIGURED,
+    "docs/coming-from.md": f"mkdir config; cp {_IMPORTED}/settings.json config; cp {_IMPORTED}/manifest.yaml {_IMPORTED}/tasks.yaml .",
     "docs/docker-and-lan.md": _CONFIGURED,
     "docs/troubleshooting.md": _CONFIGURED,
     "docs/upgrade.md": f"{_CONFIGURED}; mkdir -p ~/.local/state/llmux",
