@@ -154,7 +154,7 @@ def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
 
 
 def _rest(draft: Draft, folder: Path) -> None:
-    """Switch off those models at rest that can't be used as they are: no daemon would start with them."""
+    """Switch off those models at rest that can't be used as they are: on this machine they weren't, either."""
     for name in list(draft.at_rest):
         if name in draft.models and (why := _unusable(name, draft.models[name], folder)) is not None:
             draft.switch_off(name, why)

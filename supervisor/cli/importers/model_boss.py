@@ -23,10 +23,10 @@ PORT: Final = 8210
 CLAUDE: Final = "claude:"
 """Begins the names of models that Claude's command line program answers; these need not stand in a manifest."""
 
-_OWN: Final = frozenset({"vram_mb", "backend", "category", "pin"})
 _IDS: Final = ("id", "model_id", "name")
 _PATHS: Final = ("path", "model_path", "file")
 _REPOS: Final = ("repo", "repo_id", "hf_repo")
+_OWN: Final = frozenset({"vram_mb", "backend", "category", "pin", *_PATHS, *_REPOS})
 _CATEGORIES: Final = {
     "llm": "llm",
     "text": "llm",

@@ -328,6 +328,9 @@ class TestServedAsTheyAre:
                 told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
                 (imported,) = [event for event in told if event["event"] == "configuration.imported"]
                 assert imported["files"] == [str(settings)]
+                for query, count in (("", 0), ("?loaded=0", 1)):  # as llm-pool lists them: those that are loaded
+                    listed = httpx.get(f"{greeting['url']}/v1/models{query}", timeout=LIMIT_S).json()
+                    assert len(listed["data"]) == count
                 local = {"engine": {"models": {"two": {"backend": "llama_server", "model_path": str(tiny.model())}}}}
                 (tmp_path / "local.json").write_text(json.dumps(local))
                 answer = httpx.post(f"{greeting['url']}/v1/admin/reload", timeout=LIMIT_S).json()

@@ -196,6 +196,20 @@ class TestCapabilities:
         assert rows["fake"]["thinking_modes"] == ["default"]
 
 
+class TestLoads:
+    """Overrides by the names that they have there."""
+
+    def test_its_names_are_taken(self, site):
+        path = "/v1/admin/models/chat/load"
+        told = site.post(path, json={"overrides": {"llama_server_n_ctx": 1024}})
+        assert told.json()["overrides"] == {"n_ctx": 1024}, told.text
+        refused = site.post(path, json={"overrides": {"llama_server_spec_type": "draft", "vllm_max_model_len": 9}})
+        assert refused.status_code == 400
+        assert "overrides.vllm_max_model_len: can't be set" in refused.text
+        assert "draft-simple needs draft_model" in refused.text
+        assert site.post(path, json={"overrides": {}}).json()["overrides"] == {}
+
+
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llm-pool-keys")
@@ -233,7 +247,9 @@ class TestInstallation:
 
     def test_elsewhere_all_are(self, site):
         ask(site, "fake")
-        listed = {query: {row["id"] for row in site.get(f"/v1/models{query}").json()["data"]} for query in ("", "?loaded=1")}
+        listed = {
+            query: {row["id"] for row in site.get(f"/v1/models{query}").json()["data"]} for query in ("", "?loaded=1")
+        }
         assert listed[""] > listed["?loaded=1"] >= {"fake"}
 
 

@@ -101,6 +101,16 @@ class Stream(threading.Thread):
         return self.text
 
 
+def test_all_are_told_where_the_server_says_so(tmp_path):
+    config = {"models": {"timed": fake("--start-delay", "2")}, "server": {"load_feedback": True}}
+    asked = {"model": "timed", "messages": HELLO, "stream": True}
+    with running(tmp_path, config) as daemon:
+        assert "Loading timed" in daemon.post("/v1/chat/completions", json=asked).text
+        assert daemon.post("/v1/admin/models/timed/unload").status_code == 200
+        silent = daemon.post("/v1/chat/completions", json=asked, headers={"X-Llmux-Load-Feedback": "false"})
+        assert "Loading timed" not in silent.text
+
+
 class TestWhoIsTold:
     """Only who asks, by the key or by the header, which overrules it; only in streams of chats."""
 

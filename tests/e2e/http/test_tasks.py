@@ -101,6 +101,17 @@ class TestChoice:
         assert answer.json()["model"] == "task:warm"
         assert site.model("slow")["state"] == "stopped"
 
+    def test_by_its_bare_name(self, site):
+        """Where no model has it: `fails-late` is a model as well."""
+        load(site, "quick")
+        answer = site.chat("hopeless-or-not")
+        assert answer.status_code == 404
+        answer = site.chat("warm")
+        assert chosen(answer)[0] in {"quick", "slow"}
+        assert answer.json()["model"] == "warm"
+        assert "x-llmux-model" not in site.chat("quick").headers
+        assert site.get("/v1/admin/models/fails-late").json()["name"] == "fails-late"
+
     def test_a_warm_primary(self, site):
         load(site, "slow", "quick")
         assert chosen(site.chat("task:warm")) == ("slow", "primary")

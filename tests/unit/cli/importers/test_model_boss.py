@@ -24,7 +24,9 @@ class TestManifest:
             ({"a": {"path": "/a.gguf", "vram_mb": 1}}, True),
             ([{"id": "a", "category": "llm"}], True),
             ({"a": {"cmd": "x", "pin": True}}, False),
+            ({"a": {"path": "/a.gguf"}}, True),
             ({"a": {"cmd": "x"}}, False),
+            ({"a": {"proxy": "x"}}, False),
             ({}, False),
         ],
     )
