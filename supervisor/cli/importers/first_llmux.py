@@ -104,6 +104,11 @@ def _model(draft: Draft, theirs: str, values: Values, find: Find) -> None:
         model["modalities"] = ["text", "image"]
     if values.get("supports_tools") is False and backend == "transformers":
         model["tool_format"] = "none"
+    elif values.get("supports_tools") is False:
+        draft.lose(f"{where}.supports_tools", "the model's chat template says whether it takes tools", model=name)
+    if backend == "llamacpp":
+        why = "is llama.cpp's own server now; for llama-cpp-python, which takes no pictures, say runtime: llama_cpp"
+        draft.look(f"{where}.backend", why, model=name)
     if "estimated_vram_gb" in values:
         draft.comment(
             name, f"Was estimated at {text_of(values['estimated_vram_gb'])} GB. Set vram_mib only to what was measured."

@@ -56,7 +56,10 @@ _AT_REST: Final = "it isn't loaded at the start, as before; but here a request l
 _BITS: Final = re.compile(r"\d+")  # of "Q8", 8, "8,4"
 _WHOLE: Final = re.compile(r"-?\d+", re.ASCII)
 _OFFERED: Final = 'it is there for requests that say allow_remote; "enabled: false" would take it away'
-_OWN: Final = "llmux chooses it"
+_FOR_ALL: Final = dict.fromkeys(("host", "port", "api_key"), "llmux chooses it") | {
+    "timeout_s": "for all models together: limits.first_byte_s"
+}
+"""Fields of its servers that no model has here."""
 
 
 def merged(settings: Mapping[str, JsonValue], local: Mapping[str, JsonValue]) -> Values:
@@ -184,9 +187,7 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
     for field, value in _rest(values, "llama_server_").items():
         key = _RENAMED.get(field, field)
         at = f"{where}.llama_server_{field}"
-        if key in {"host", "port"}:
-            draft.lose(at, _OWN, model=name)
-        elif key == "extra_args":
+        if key == "extra_args":
             Options.read(_words(draft, name, at, value)).give(draft, name, at)
         elif key in {"n_gpu_layers", "spec_draft_ngl"}:
             text = text_of(value)
@@ -198,7 +199,7 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
         elif key in LlamaServerConfig.model_fields:
             model[key] = value
         else:
-            draft.lose(at, "llama_server has no such key; try extra_args", model=name)
+            draft.lose(at, _FOR_ALL.get(key, "llama_server has no such key; try extra_args"), model=name)
     _others(draft, name, where, values, "llama_server_")
 
 
@@ -306,7 +307,7 @@ def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[Vll
         elif key in {"binary", "env", "library_path", "startup_limit_s"}:
             model[key] = value
         else:
-            draft.lose(at, _OWN if key in {"host", "port", "api_key"} else "vllm_serve has no such key", model=name)
+            draft.lose(at, _FOR_ALL.get(key, "vllm_serve has no such key"), model=name)
     draft_model = text_of(model.get("speculative_model") or "/")
     if "path" in model and not draft_model.startswith("/"):
         why = f"its worker loads nothing from the hub, so get it before: hf download {draft_model}"
