@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -242,14 +242,15 @@ class Assembly(PublicNames):
             except OSError as error:  # a folder that this user may not look into, say
                 return (f"{error.filename}: {error.strerror}",)
 
-        def troubles(messages: Iterable[str]) -> tuple[Problem, ...]:
+        def troubles(messages: Sequence[str]) -> tuple[Problem, ...]:
             remedy = sources.remedy(model.id, model.config)
             hub_name = sources.hub_name(node) if isinstance(node, Table) else ""
             path = getattr(model.config, "path", None)
             if isinstance(path, Path) and path.suffix.lower() == ".gguf" and not path.is_dir():
                 gguf = f"{path} is a GGUF file, and {model.adapter.name} loads folders; llama_server runs it: leave out runtime"
-                messages = [f"path: {gguf}" if one.endswith("there is no such folder") else one for one in messages]
-                remedy = ""
+                is_other = [one.endswith("there is no such folder") for one in messages]
+                messages = [f"path: {gguf}" if other else one for one, other in zip(messages, is_other, strict=True)]
+                remedy = "" if any(is_other) else remedy
             return tuple(
                 _placed(message + (remedy or hub_name * message.startswith("path")), node, trail)
                 for message in messages

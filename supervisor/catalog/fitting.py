@@ -79,6 +79,11 @@ def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequen
     return tuple(problems)
 
 
+def usable(kinds: frozenset[str] | None, devices: Sequence[DeviceSpec]) -> frozenset[DeviceId]:
+    """Those that a model may run on whose program computes on these kinds of GPUs, and which names no device."""
+    return frozenset(device.id for device in allowed((), kinds, devices))
+
+
 def on_processor(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | None:
     """What to say of a model that computes on the processor though a GPU is there; None: it is as its configuration wants it.
 

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.base import MADE_FOR, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import HOST, DeviceAssignment
+from runtimes.installed import program
+from runtimes.llama_server.adapter import LlamaServerAdapter
+from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text
 from supervisor.catalog.assembly import NAME_RULE, is_name
 from supervisor.catalog.edit import with_model
-from supervisor.catalog.fitting import on_processor
+from supervisor.catalog.fitting import on_processor, usable
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.cli import configuration, environments, hub_models, output, pull, starter
@@ -226,9 +229,10 @@ def tell_where(catalog: Catalog, name: str, echo: Echo) -> None:
 def _places(catalog: Catalog, variant: Variant) -> Sequence[DeviceInfo]:
     """The devices that a model of this kind may run on: GPUs, unless its runtime is installed for the processor alone."""
     devices = _devices(catalog)
-    (sample,) = load_text(with_model("", "sample", variant.entry), config_dir() / FILE_NAME).models.values()
-    here = replace(sample, runtimes_dir=catalog.server.runtimes_dir)
-    mine = {spec.id for spec in here.allowed([device.spec for device in devices])}
+    adapter = REGISTRY.get(str(variant.entry.get("runtime", LlamaServerAdapter.name)))
+    made = program(catalog.server.runtimes_dir / adapter.name) if adapter.requirements is not None else None
+    kinds = None if made is None or made.device is None else MADE_FOR[made.device]
+    mine = usable(kinds, [device.spec for device in devices])
     return [device for device in devices if device.id in mine]
 
 

@@ -10,18 +10,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtimes import licences
 from runtimes.registry import REGISTRY
 from supervisor.catalog.folders import runtimes_dir as default_dir
-from supervisor.cli import configuration, output, packages, proof, worker_imports
-from supervisor.cli.packages import USUAL, Wanted
+from supervisor.cli import configuration, output, worker_imports
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
 from supervisor.io import env_lease, venvs
 from supervisor.io.installer import InstallError, Package
 from supervisor.io.machine import look
 from supervisor.io.recipe import Device, Recipe, pinned
+
+if TYPE_CHECKING:
+    from supervisor.cli.packages import Wanted
 
 Echo = Callable[[str], None]
 Row = dict[str, str | int | bool | list[str] | dict[str, str] | None]
@@ -77,7 +79,7 @@ def install(
     *,
     device: Device | None = None,
     python: str | None = None,
-    wanted: Wanted = USUAL,
+    wanted: Wanted | None = None,
 ) -> None:
     """Install it, which does nothing where it is there. `echo` gets each step; on a terminal, with a bar, the last.
 
@@ -85,6 +87,9 @@ def install(
     processor's where none does, and then that is said.
     """
     recipe = recipe_of(name)
+    from supervisor.cli import packages  # noqa: PLC0415  # httpx comes with it
+
+    wanted = wanted or packages.Wanted()
     asked = wanted.is_special
     if asked and (recipe.archives is None or device is not None):
         raise InvalidRequestError(
@@ -127,6 +132,8 @@ def _install(
     *,
     is_asked: bool = False,
 ) -> None:
+    from supervisor.cli import proof  # noqa: PLC0415  # a fleet comes with it
+
     name, lines = recipe.name, list[str]()
     if (
         notice := licences.notice(name, recipe.lock.parent, built=package is None and device in recipe.builds)
@@ -168,6 +175,8 @@ def remove(name: str, runtimes_dir: Path, echo: Echo, build: str | None = None) 
 
 def update(name: str, runtimes_dir: Path, echo: Echo, wanted: Wanted) -> None:
     """Use this build, or the one that this llmux brings the digests of; the one before stays beside it."""
+    from supervisor.cli import packages  # noqa: PLC0415  # httpx comes with it
+
     recipe = recipe_of(name)
     if recipe.archives is None:
         raise InvalidRequestError(f"{name} has no builds to choose from: llmux runtimes install {name}")

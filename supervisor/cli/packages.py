@@ -37,9 +37,6 @@ class Wanted:
         return bool(self.build or self.kind or self.files)
 
 
-USUAL: Final = Wanted()
-
-
 def releases(recipe: Recipe, runtimes_dir: Path) -> Releases:
     """Those of this runtime, with what was noted beside its environments."""
     assert recipe.archives is not None
