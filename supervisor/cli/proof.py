@@ -53,7 +53,7 @@ Echo = Callable[[str], None]
 class _Answer:
     text: str
     pci: str | None  # of the device that the log says it used
-    used_mib: int | None
+    used_mib: int
 
 
 def prove(environment: Path, echo: Echo) -> Mapping[str, object]:
@@ -117,6 +117,10 @@ def _listed(program: Path, made: installed.Program) -> dict[str, str]:
     return {name: title for name, title in _LISTED.findall(done.stdout) if name.startswith(prefix)}
 
 
+async def _free_mib(sampler: MemorySampler, device: DeviceInfo) -> int:
+    return next(sample.free_mib for sample in (await sampler.sample({})).devices if sample.id == device.id)
+
+
 class _Proof:
     """Answers of one environment's program. `addresses`: the device of the last check, by PCI address, with its name."""
 
@@ -158,6 +162,7 @@ class _Proof:
         with tempfile.TemporaryDirectory(prefix="llmux-proof-") as folder:
             catalog = await asyncio.to_thread(self._catalog, Path(folder), name, variables)
             telling = asyncio.create_task(self._tell(name))
+            before_mib = await _free_mib(sampler, device)
             try:
                 async with temporary_worker.running(catalog.models[MODEL], device, catalog, sampler) as worker:
                     head = [(b"content-type", b"application/json")]
@@ -167,11 +172,13 @@ class _Proof:
                     if response.status != HTTPStatus.OK:
                         raise BenchError(f"it answers with {response.status}: {answer[:200]}")
                     await worker.measure()
+                    fall_mib = max(0, before_mib - await _free_mib(sampler, device))
                     log = await asyncio.to_thread(worker.log.read_text, errors="replace")
             finally:
                 telling.cancel()
         used = [line[3].lower() for line in _USED.finditer(log)]
-        return _Answer(json.loads(answer)["content"], used[0] if used else None, worker.measured_mib)
+        used_mib = fall_mib if worker.measured_mib is None else worker.measured_mib  # not every driver lists processes
+        return _Answer(json.loads(answer)["content"], used[0] if used else None, used_mib)
 
     def _catalog(self, folder: Path, name: str, variables: Mapping[str, str]) -> Catalog:
         """A configuration of the tiny model alone. Of Vulkan, which shows every GPU, it names the device."""

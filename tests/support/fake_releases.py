@@ -20,15 +20,15 @@ from pathlib import Path
 from tests.support import build_llama_server
 
 GPU = """#!/bin/sh
-# Plays a build for CUDA: lists a GPU, and says that it uses it.
+# Plays a build for a GPU: lists one, and says that it uses it.
 here=$(dirname "$(readlink -f "$0")")
-[ "$1" != --list-devices ] || { printf 'Available devices:\\n  CUDA0: Fake GPU (16376 MiB, 15000 MiB free)\\n'; exit; }
+[ "$1" != --list-devices ] || { printf 'Available devices:\\n  %(name)s: Fake GPU (16376 MiB, 15000 MiB free)\\n'; exit; }
 for word; do
     shift
-    if [ "$word" = CUDA0 ]; then
+    if [ "$word" = %(name)s ]; then
         word=none
-        export FAKE_VRAM_MIB=%(vram_mib)s
-        echo "llama_model_load_from_file_impl: using device CUDA0 (Fake GPU) (0000:01:00.0) - 15000 MiB free" >&2
+        export FAKE_VRAM_MIB=%(vram_mib)s FAKE_VRAM_WORLD='%(world)s'
+        echo "llama_model_load_from_file_impl: using device %(name)s (Fake GPU) (0000:01:00.0) - 15000 MiB free" >&2
     fi
     set -- "$@" "$word"
 done
@@ -37,7 +37,13 @@ exec "$here/llama-server.bin" "$@"
 
 
 def archive(
-    folder: Path, build: str, kind: str, *, vram_mib: int | None = 150, extra: dict[str, bytes] | None = None
+    folder: Path,
+    build: str,
+    kind: str,
+    *,
+    vram_mib: int | None = 150,
+    world: str = "",
+    extra: dict[str, bytes] | None = None,
 ) -> Path:
     """A release's archive; without `vram_mib` it is for the processor alone. `extra`: further files, by name."""
     program = build_llama_server.find()
@@ -49,7 +55,16 @@ def archive(
             tar.add(file, f"{top}/{file.name}")
         name = "llama-server" if vram_mib is None else "llama-server.bin"
         tar.add(program, f"{top}/{name}")
-        scripts = {} if vram_mib is None else {"llama-server": (GPU % {"vram_mib": vram_mib}).encode()}
+        scripts = (
+            {}
+            if vram_mib is None
+            else {
+                "llama-server": (
+                    GPU
+                    % {"vram_mib": vram_mib, "world": world, "name": "CUDA0" if kind.startswith("cuda") else "Vulkan0"}
+                ).encode()
+            }
+        )
         for other, content in {**scripts, **(extra or {})}.items():
             member = tarfile.TarInfo(f"{top}/{other}")
             member.size, member.mode = len(content), 0o755

@@ -57,7 +57,7 @@ def _of(data: bytes) -> Needs:
         libraries = frozenset(_text(data, strings + value).decode() for tag, value in dynamic if tag == _NEEDED)
         names = _versions(data, _offset(places.get(_VERNEED, 0), loads), strings, places.get(_VERNEEDNUM, 0))
         wanted = [(int(match[1]), int(match[2])) for name in names if (match := _GLIBC.fullmatch(name))]
-    except (struct.error, StopIteration, UnicodeDecodeError, ValueError):
+    except (struct.error, OverflowError, ValueError):
         return Needs(frozenset())  # a damaged one doesn't start, and says so
     return Needs(libraries, max(wanted, default=(0, 0)))
 
