@@ -8,7 +8,7 @@ Every adapter passes the contract suite in tests/contract.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, Generic, Literal, Protocol, TypeVar, get_args
@@ -334,6 +334,10 @@ class Adapter(abc.ABC, Generic[C]):
             return frozenset()
         made = installed.program(runtimes_dir / self.name) if self.requirements is not None else None
         return None if made is None or made.device is None else MADE_FOR[made.device]
+
+    def hint(self, line: str, argv: Sequence[str]) -> str:
+        """What to add for everybody to the line with which a worker of this command ended; empty: nothing."""
+        return ""
 
     def needs_set_uid(self, config: C) -> bool:
         """Does its program start others that run with more rights, as `newuidmap`? Sealed services can't do that."""

@@ -147,7 +147,9 @@ class Worker:
             self._mark_unready("it ended")
             end = started.gone.result()
             lines = await self._last_lines(TELLING_LINES)
-            return classify(end.code, lines, oom_killed=end.oom_killed)
+            ended = classify(end.code, lines, oom_killed=end.oom_killed)
+            hint = self._model.adapter.hint(ended.quote, started.spec.argv) if self._model is not None else ""
+            return replace(ended, summary=ended.summary + hint, quote=ended.quote + hint) if hint else ended
         crash = None
         if watched.done():
             crash = self._verdict(watched)

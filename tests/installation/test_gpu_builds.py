@@ -116,6 +116,19 @@ class TestInstall:
             words = Path(f"/proc/{told['worker']['pid']}/cmdline").read_bytes().split(b"\0")
             assert words[words.index(b"--device") + 1] == b"none", "the script in front has taken its GPU's name"
 
+    def test_a_model_that_is_newer_names_the_build_and_the_command(self, machine, tmp_path):
+        machine.install()
+        model = tmp_path / "newer.gguf"
+        content = tiny.model(name="tiny-chat").read_bytes()
+        assert content.count(b"general.architecture") == 1
+        at = content.index(b"general.architecture") + len(b"general.architecture") + 4 + 8  # its type, its length
+        model.write_bytes(content[:at] + b"q" + content[at + 1 :])
+        config = {"models": {"newer": {"path": str(model), "vram_mib": 100}}, "devices": "auto"}
+        config["server"] = {"runtimes_dir": str(machine.runtimes)}
+        with running(machine.folder, config, env=machine.card.env | {"PATH": os.environ["PATH"]}) as daemon:
+            told = daemon.chat("newer").json()["error"]["message"]
+        assert f"build {PINNED} of llama.cpp doesn't know this model: llmux runtimes update llama_server" in told
+
     def test_again_does_nothing(self, machine):
         machine.install()
         machine.releases.asked.clear()

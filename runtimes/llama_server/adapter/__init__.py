@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Literal, get_args
 
@@ -203,6 +203,18 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             return frozenset()
         made = installed.program(environment) if program.parent == environment / "bin" else None
         return None if made is None else MADE_FOR[made.device or "cpu"]
+
+    def hint(self, line: str, argv: Sequence[str]) -> str:
+        """A model that is newer than the program."""
+        if "unknown model architecture" not in line:
+            return ""
+        made = installed.program(Path(argv[0]).parents[1])
+        if made is not None and made.build is not None:
+            newer = f"llmux runtimes update {self.name}, or with --build and a newer one"
+            return f"; build {made.build} of llama.cpp doesn't know this model: {newer}"
+        return (
+            "; this llama.cpp doesn't know the model: a newer llmux brings a newer one, or set binary to one of yours"
+        )
 
     def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
         """One kind of drafts of 1 to 6 tokens: an override has a narrower range than the file."""
