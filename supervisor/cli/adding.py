@@ -11,6 +11,7 @@ import contextlib
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 
 from runtimes.base import MADE_FOR, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
@@ -24,7 +25,7 @@ from supervisor.catalog.edit import with_model
 from supervisor.catalog.fitting import on_processor, usable
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
-from supervisor.cli import configuration, environments, hub_models, output, pull, starter
+from supervisor.cli import configuration, environments, hub_models, local_models, output, pull, starter
 from supervisor.cli.hub_models import PLAIN_WEIGHTS, Reference, Variant
 from supervisor.core.types import ModelId
 from supervisor.errors import ConfigError, InvalidRequestError, LlmuxError, NotFoundError
@@ -216,6 +217,51 @@ def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo:
     echo(f"{name}: entered in {place.path}")
     tell_where(catalog, name, echo)
     return name
+
+
+def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[str]:
+    """Enter the models of a file or folder; returns their names, also of those that are there already. `echo` gets the rest.
+
+    Raises LlmuxError; then the configuration is as it was.
+    """
+    found, problems = local_models.find(path)
+    for problem in problems:
+        echo(problem)
+    if not found:
+        raise UnusableError(f"Nothing in {path} can be used.", detail=tuple(problems))
+    if given is not None and len(found) > 1:
+        raise InvalidRequestError(f"{path} has {len(found)} models; one name is not enough.", param="--name")
+    runtimes_dir = place.catalog.server.runtimes_dir
+    names: list[str] = []
+    with place.changing() as now:
+        text, catalog = now.text, now.catalog
+        for model in found:
+            there = next(
+                (one for one in catalog.models.values() if getattr(one.config, "path", None) == model.path), None
+            )
+            if there is not None:
+                echo(f"{model.path} is configured already, as {there.id}.")
+                names.append(str(there.id))
+                continue
+            name = _unused({*catalog.models, *catalog.virtual}, given or model.name)
+            text = with_model(text, name, model.entry)
+            catalog = load_text(text, now.path)
+            names.append(name)
+            echo(f"{name}: {model.path}" + (f", with {model.projector.name}" if model.projector is not None else ""))
+        if text != now.text:
+            now.write(text)
+            echo(f"entered in {now.path}")
+    for name in names:
+        _installed(catalog.resolve(name).model, runtimes_dir, echo)
+        tell_where(catalog, name, echo)
+    return names
+
+
+def _unused(taken: set[str], name: str) -> str:
+    """The name, or with a number behind it. Raises InvalidRequestError for one that is none."""
+    if not is_name(name):
+        raise InvalidRequestError(f"{name!r} is not a name: {NAME_RULE}.", param="--name")
+    return next(word for word in chain((name,), (f"{name}-{number}" for number in count(2))) if word not in taken)
 
 
 def tell_where(catalog: Catalog, name: str, echo: Echo) -> None:

@@ -418,9 +418,16 @@ def _models(config: LlamaServerConfig) -> list[Path]:
 
 def _file_problems(config: LlamaServerConfig) -> Iterator[str]:
     for key, path in (("path", config.path), ("mmproj", config.mmproj), ("draft_model", config.draft_model)):
-        if path is not None:
+        if path is not None and path.is_dir():
+            there = sorted(file.name for file in path.glob("*.gguf"))
+            yield f"{key}: {path} is a folder; name a file in it: {', '.join(there[:5]) or 'it has no GGUF file'}"
+        elif path is not None:
             try:
-                gguf_meta.read(path)
+                kind = gguf_meta.read(path).architecture
+                if key != "mmproj" and kind == "clip":
+                    yield f"{key}: {path} is a projector, which a model takes as its mmproj; name the model's own file"
+                elif (cut := gguf_meta.cut_short(path)) is not None:
+                    yield f"{key}: {cut}"
             except ModelUnusableError as error:
                 yield f"{key}: {error}"
     for key, path in (

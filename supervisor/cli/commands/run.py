@@ -23,7 +23,7 @@ from supervisor.cli.options import (
     json_option,
     print_json,
 )
-from supervisor.errors import LlmuxError, NotFoundError
+from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
 
 if TYPE_CHECKING:
     from supervisor.cli.adding import Offer, Target
@@ -54,14 +54,22 @@ def run(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Chat with MODEL: a configured one, or one of the model hub, such as ORG/REPO-GGUF, ORG/REPO-GGUF:Q4_K_M or llama3.2.
+    """Chat with MODEL: a configured one, a GGUF file, or one of the model hub: ORG/REPO-GGUF, ORG/REPO-GGUF:Q4_K_M, llama3.2.
 
-    A model of the hub is added first, as llmux add does. Where no daemon runs, one is started and ends with the chat.
+    A model of the hub or a file is added first, as llmux add does. Where no daemon runs, one is started and ends with the chat.
     With PROMPT, or a prompt on stdin, get one answer.
     """
-    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import adding, local_models  # noqa: PLC0415  # not for declaring
 
     place = adding.target(config)
+    if local_models.is_path(model) and place.catalog.route(model) is None:
+        place.check_writable()
+        (only, *others) = adding.add_files(place, Path(model), name, _echo)
+        if others:
+            raise InvalidRequestError(
+                f"{model} has several models: {', '.join((only, *others))}. Run one of them by its name."
+            )
+        model, place = only, adding.target(place.path)
     known = _known(place, model)
     text = question(prompt, as_json=as_json)
     if known is None:
@@ -83,26 +91,39 @@ def run(
 def add(
     model: str, dry_run: bool, name: str | None, config: Path | None, url: str | None, key: str | None, as_json: bool
 ) -> None:
-    """Fetch MODEL from the model hub and enter it in the configuration; a running daemon reloads it.
+    """Enter MODEL in the configuration, fetched from the model hub if it is there; a running daemon reloads it.
 
-    MODEL is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, the address of its page, or a well-known name such
+    MODEL may be a GGUF file, or a folder: then all GGUF models in it are entered. Else
+    it is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, the address of its page, or a well-known name such
     as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this machine; Q4_K_M on a
     processor. Gated models need a token: HF_TOKEN.
     """
-    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import adding, local_models  # noqa: PLC0415  # not for declaring
 
     place = adding.target(config)
     found: Offer | None = None
-    known = _known(place, model)
-    if known is not None:
+    names: list[str] = []
+    if local_models.is_path(model):
+        if dry_run:
+            there, problems = local_models.find(Path(model))
+            for line in (*(f"{one.name}: {one.path}" for one in there), *problems):
+                _echo(line)
+            names = [one.name for one in there]
+        else:
+            place.check_writable()
+            names = adding.add_files(place, Path(model), name, _echo)
+            place = adding.target(place.path)
+    known = names[0] if names else _known(place, model)
+    if known is None:
+        if not dry_run:
+            place.check_writable()
+        found = _offer(place, model)
+        if dry_run:
+            known = adding.free_name(place.catalog, _reference(model), found.taken, name)
+        else:
+            known, place = _add(place, model, name, found)
+    elif not names:
         _echo(f"{model} is configured already, as {known}.")
-    elif dry_run:
-        found = _offer(place, model)
-        known = adding.free_name(place.catalog, _reference(model), found.taken, name)
-    else:
-        place.check_writable()
-        found = _offer(place, model)
-        known, place = _add(place, model, name, found)
     daemon = _client(place, url, key)
     runs = not dry_run and _reload(place, daemon, removed=False)
     reloaded = runs and daemon.serves(known)
@@ -110,7 +131,15 @@ def add(
         _echo(f"The daemon at {daemon.url} does not serve {known}: it runs with another configuration.")
     if as_json:
         variants = found.rows() if found is not None else []
-        print_json({"name": known, "config": str(place.path), "variants": variants, "reloaded": reloaded})
+        print_json(
+            {
+                "name": known,
+                "names": names or [known],
+                "config": str(place.path),
+                "variants": variants,
+                "reloaded": reloaded,
+            }
+        )
     elif not dry_run:
         _echo(f"Use it: llmux chat {known}" if reloaded else f"Use it: llmux run {known}")
 
