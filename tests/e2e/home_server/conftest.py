@@ -78,6 +78,8 @@ class HomeServer(Daemon):
             model |= stand_in(name, model, folder / "models") | {"threads": 1}
             if placed.get(name, {}).get("devices") != ["host"]:
                 model["env"] = self.gpu.takes(model["vram_mib"])
+                if model["runtime"] == "llama_server":  # the embedded one stands for a build for the GPU
+                    model["devices"] = ["gpu0"]
         runtimes_dir = folder / "runtimes"
         on_the_processor(runtimes_dir, "transformers", tiny_language.python())
         on_the_processor(runtimes_dir, "chatterbox", fake_chatterbox.environment(folder / "chatterbox"))
