@@ -204,7 +204,7 @@ def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo:
     pull.make_room(downloads)
     pull.fetch(downloads, echo)
     runtimes_dir = catalog.server.runtimes_dir
-    _installed(model, runtimes_dir, echo)
+    _installed(model, runtimes_dir, _devices(catalog), echo)
     problems = model.adapter.check(model.config, runtimes_dir=runtimes_dir)
     problems += tuple(map(str, check_devices(catalog, (found.device.spec,), (model.spec(),))))
     if problems:
@@ -252,7 +252,7 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
             now.write(text)
             echo(f"entered in {now.path}")
     for name in names:
-        _installed(catalog.resolve(name).model, runtimes_dir, echo)
+        _installed(catalog.resolve(name).model, runtimes_dir, _devices(catalog), echo)
         tell_where(catalog, name, echo)
     return names
 
@@ -286,12 +286,15 @@ def _devices(catalog: Catalog) -> Sequence[DeviceInfo]:
     return asyncio.run(open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)).devices
 
 
-def _installed(model: CatalogModel, runtimes_dir: Path, echo: Echo) -> None:
-    """See to it that its worker's program is there. Raises UnusableError for what only a person can mend."""
+def _installed(model: CatalogModel, runtimes_dir: Path, devices: Sequence[DeviceInfo], echo: Echo) -> None:
+    """See to it that its worker's program is there, for the GPU if there is one. Raises UnusableError for what only a person can mend."""
     device = DeviceAssignment(HOST.device_id(), HOST)
     context = LaunchContext(str(model.id), "127.0.0.1", 1, "none", (device,), runtimes_dir)
     try:
         model.adapter.launch(model.config, context)
+        if on_processor(replace(model, runtimes_dir=runtimes_dir), [one.spec for one in devices]) is not None:
+            echo(f"{model.adapter.name} is installed for the processor alone; looking for a build for the GPU:")
+            environments.install(model.adapter.name, runtimes_dir, echo)
     except RuntimeNotInstalledError as error:
         echo(f"Installing the runtime {error.runtime}, once:")
         environments.install(error.runtime, runtimes_dir, echo)

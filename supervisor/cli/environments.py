@@ -80,11 +80,12 @@ def install(
     device: Device | None = None,
     python: str | None = None,
     wanted: Wanted | None = None,
+    plain: bool = False,
 ) -> None:
     """Install it, which does nothing where it is there. `echo` gets each step; on a terminal, with a bar, the last.
 
     Where its project has builds for GPUs, and no `device` is named, the best that computes on this machine's GPU is taken; the
-    processor's where none does, and then that is said.
+    processor's where none does, and then that is said. `plain`: without one, unless it is there.
     """
     recipe = recipe_of(name)
     from supervisor.cli import packages  # noqa: PLC0415  # httpx comes with it
@@ -99,7 +100,7 @@ def install(
         )
     current = venvs.installed(name, runtimes_dir)
     is_own = current is not None and current.kind is None and (current.is_asked or current.device in recipe.builds)
-    if recipe.archives is None or device is not None or (is_own and not asked):
+    if recipe.archives is None or device is not None or (plain and current is None) or (is_own and not asked):
         _install(recipe, runtimes_dir, echo, device, python, is_asked=device is not None)
         return
     machine = look()

@@ -70,10 +70,10 @@ def find(place: Path) -> tuple[list[LocalModel], list[str]]:
             problems.append(problem)
     if wanted in projectors:
         problems.append(f"{wanted} is a projector: it gives a model eyes or ears, and is none itself")
-    models = [file for file in models if wanted in (None, file)]
-    if not models and not problems:
+    mine = [file for file in models if wanted in (None, file)]
+    if not mine and not problems:
         raise NotFoundError(f"{place} has no GGUF file in it; a model of the hub: llmux add ORG/REPO-GGUF")
-    return [LocalModel(_name(file), file, _projector(file, models, projectors)) for file in models], problems
+    return [LocalModel(_name(file), file, _projector(file, models, projectors)) for file in mine], problems
 
 
 def _files(folder: Path) -> Iterator[Path]:

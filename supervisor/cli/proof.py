@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -197,8 +197,12 @@ class _Proof:
             "extra_args": [*place, "--log-verbosity", "4"],
             "env": dict(variables),
         }
-        server = {"runtimes_dir": str(runtimes), "state_dir": str(folder / "state")}
-        return load_text(json.dumps({"models": {MODEL: model}, "server": server}), folder / "llmux.yaml")
+        catalog = load_text(json.dumps({"models": {MODEL: model}}), folder / "llmux.yaml")
+        own = {
+            "runtimes_dir": runtimes,
+            "state_dir": folder / "state",
+        }  # whatever variables say: theirs count more than a file
+        return replace(catalog, server=catalog.server.model_copy(update=own))
 
     async def _tell(self, name: str) -> None:
         began = time.monotonic()

@@ -54,7 +54,8 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
         raise ConfigError((nothing,))
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
-        install(DEMO_RUNTIME, catalog.server.runtimes_dir, lambda line: click.echo(f"  {line}", err=as_json))
+        folder = catalog.server.runtimes_dir  # plain: its models are too small to need a GPU
+        install(DEMO_RUNTIME, folder, lambda line: click.echo(f"  {line}", err=as_json), plain=True)
     configure(catalog.server.log_level, catalog.server.log_format)
     _say_source(configuration)
     gc.disable()  # what a start makes stays; `settle_garbage_collector` begins

@@ -15,7 +15,7 @@ import pytest
 from runtimes.installed import program
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
-from supervisor.cli import environments, packages
+from supervisor.cli import adding, environments, packages
 from supervisor.cli.packages import Wanted
 from supervisor.errors import InvalidRequestError
 from supervisor.io import venvs
@@ -142,6 +142,27 @@ class TestInstall:
         assert "it took none of the GPU's memory, so it computed on the processor" in said
         assert "no build computes on the GPU" in said
         assert machine.used() == (None, None)
+
+    def test_the_demos_is_plain_and_gives_way(self, machine):
+        environments.install(NAME, machine.runtimes, machine.said.append, plain=True)
+        assert (machine.used(), machine.releases.asked) == ((None, None), [])
+        machine.install()
+        assert machine.used() == (PINNED, "vulkan")
+
+    def test_the_processor_that_was_asked_for_stays(self, machine):
+        environments.install(NAME, machine.runtimes, machine.said.append, device="cpu")
+        machine.install()
+        assert machine.used() == (None, None)
+
+    def test_adding_a_file_looks_for_it(self, machine, tmp_path, monkeypatch):
+        environments.install(NAME, machine.runtimes, machine.said.append, plain=True)
+        monkeypatch.setenv("LLMUX_SERVER__RUNTIMES_DIR", str(machine.runtimes))
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+        said: list[str] = []
+        adding.add_files(adding.target(tmp_path / "llmux.yaml"), tiny.model(name="tiny-chat"), "chat", said.append)
+        assert "llama_server is installed for the processor alone; looking for a build for the GPU:" in said
+        assert machine.used() == (PINNED, "vulkan"), said
+        assert not any("computes on the processor" in line for line in said), said
 
     def test_a_machine_without_a_gpu_asks_nobody(self, machine, monkeypatch):
         monkeypatch.delenv("LLMUX_FAKE_NVML")
