@@ -40,9 +40,9 @@ class LocalModel:
 
 def is_path(word: str) -> bool:
     """Does a person mean a file or folder with this, and not a name?"""
-    return (
-        word.endswith(GGUF) or word.startswith(("/", "./", "../", "~")) or (os.sep not in word and Path(word).is_dir())
-    )
+    if word.endswith(GGUF):  # the page of a hub's file ends so, too
+        return "/" not in word or word.startswith("~") or ("://" not in word and Path(word).exists()) or word[0] in "/."
+    return word.startswith(("/", "./", "../", "~")) or ("/" not in word and Path(word).is_dir())
 
 
 def find(place: Path) -> tuple[list[LocalModel], list[str]]:

@@ -25,7 +25,7 @@ WEATHER = {
     "type": "function",
     "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
-NOT_A_SETTING = {"runtime", "program", "binary", "library_path", "extra_args"}
+NOT_A_SETTING = {"runtime", "program", "binary", "build", "library_path", "extra_args"}
 NAMES = {"path": "model"}
 
 

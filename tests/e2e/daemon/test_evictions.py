@@ -63,7 +63,7 @@ def settled(daemon: Daemon) -> None:
     """Wait until the driver's reading is of what is loaded now: a decision on an older one may be another."""
 
     def shown() -> bool:
-        (device,) = daemon.get("/v1/admin/gpu-memory").json()["devices"]
+        device, _host = daemon.get("/v1/admin/gpu-memory").json()["devices"]
         return device["free_mib"] is not None and device["total_mib"] - device["free_mib"] == sum(
             SIZES[name][1] for name in loaded(daemon)
         )
@@ -72,7 +72,7 @@ def settled(daemon: Daemon) -> None:
 
 
 def leased(daemon: Daemon) -> int:
-    (device,) = daemon.get("/v1/admin/gpu-memory").json()["devices"]
+    device, _host = daemon.get("/v1/admin/gpu-memory").json()["devices"]
     assert device["kind"] == "cuda"
     return sum(lease["lease_mib"] for lease in device["leases"])
 

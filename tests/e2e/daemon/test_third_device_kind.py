@@ -75,7 +75,7 @@ def test_on_its_own_where_devices_are_auto(toys):
     toys.config["devices"] = "auto"
     toys.env |= {"LLMUX_NVML_MODULE": str(Path(__file__).parents[2] / "support" / "fake_nvml.py")}
     toys.start()
-    assert [one["id"] for one in shown(toys)] == ["toy0", "toy1"]
+    assert [one["id"] for one in shown(toys)] == ["toy0", "toy1", "host"]
     assert [line["message"] for line in toys.events("devices.note")] == [
         "no NVIDIA GPU (NVML Shared Library Not Found)"
     ]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from runtimes.base import ModelUnusableError, RuntimeNotInstalledError
+from runtimes.command.adapter import CommandAdapter
 from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.rewrite import Rewrite
@@ -44,7 +45,7 @@ class Bench:
 
     def start(self, **config: object) -> None:
         config = ModelConfig(**{"runtime": "scripted", "grace_s": FOR_EVER_S, **config})
-        model = CatalogModel(KEY[0], config, None, Rewrite())
+        model = CatalogModel(KEY[0], config, CommandAdapter(), Rewrite())
         self.worker = Worker(KEY, model, (GPU,), self.launcher, self.limits, self.events.append)
         self.life = asyncio.create_task(self.worker.run())
 
