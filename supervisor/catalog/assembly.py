@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
 from runtimes.base import Contradiction
 from runtimes.endpoints import SMALLEST
@@ -21,7 +21,21 @@ from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import hints, sources
 from supervisor.catalog.catalog import TASK, Catalog, CatalogModel
 from supervisor.catalog.clients import ClientConfig, filled
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Table, Trail, find, places, plain
+from supervisor.catalog.document import (
+    Items,
+    Layer,
+    Leaf,
+    Node,
+    Place,
+    Problem,
+    Source,
+    Table,
+    Trail,
+    find,
+    places,
+    plain,
+    tree_of,
+)
 from supervisor.catalog.folders import models_dir, runtimes_dir
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
@@ -29,12 +43,12 @@ from supervisor.catalog.prompt_format import COMPLETIONS
 from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.runner_variables import VLLM_RUNTIME, with_defaults
-from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
+from supervisor.catalog.sections import DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig
 from supervisor.catalog.staying import default_problems, with_keep_alives
 from supervisor.core.types import DEFAULT_PRIORITY, REPLICA, ModelId
-from supervisor.errors import ConfigError
+from supervisor.errors import ConfigError, NotFoundError
 
-SECTIONS = ("models", "virtual_models", "tasks", "clients", "devices", "limits", "server")
+SECTIONS = ("models", "models_from", "virtual_models", "tasks", "clients", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
 CLIENT_LIMIT = 100  # as long as the name of a key, which may be one
 
@@ -70,6 +84,7 @@ class Assembly(PublicNames):
         self.registry = registry
         self.check_files = check_files
         self.models_dir = Path()
+        self.unread: list[str] = []  # files of `models_from`
         self.problems: list[Problem] = []
 
     def catalog(self, earlier: list[Problem]) -> Catalog:
@@ -94,7 +109,11 @@ class Assembly(PublicNames):
         self.models_dir = server.models_dir if server else models_dir()
         if server is not None:
             self.base_path = server.model_base_path
-        models = with_keep_alives(limits, self._models(devices, own_runtimes_dir))
+        models = self._models(self._table("models"), devices, own_runtimes_dir)
+        folders = self._folders()
+        if folders:
+            models |= self._models(self._local(folders, models), devices, own_runtimes_dir)
+        models = with_keep_alives(limits, models)
         virtual = self._virtual_models(models)
         self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
         tasks = self._tasks(models, virtual)
@@ -113,6 +132,8 @@ class Assembly(PublicNames):
             limits=limits,
             devices=devices,
             origins={**self.origins, **places(self.root)},
+            models_from=folders,
+            unread=tuple(self.unread),
         )
 
     def server(self) -> ServerConfig:
@@ -209,15 +230,45 @@ class Assembly(PublicNames):
 
     # ------------------------------------------------------------------------------------------------------ models
 
+    def _folders(self) -> tuple[Path, ...]:
+        node = self._entry("models_from")
+        if isinstance(node, Leaf):  # one alone needs no brackets
+            node = Items((node,), node.place)
+        found = None if node is None else self._validated(FoldersConfig, Table({"models_from": node}, node.place), ())
+        return () if found is None else found.models_from
+
+    def _local(self, folders: Sequence[Path], configured: Mapping[str, CatalogModel | None]) -> Mapping[str, Node]:
+        """An entry for each model of the folders that has none; it stands in the tree from then on. Blocks on files."""
+        from supervisor.catalog import local_models  # noqa: PLC0415  # few configurations need it
+
+        virtual = {name for name, node in self._table("virtual_models").items() if name not in _values(plain(node))}
+        have = {getattr(model.config, "path", None) for model in configured.values() if model is not None}
+        entries: dict[str, Node] = {}
+        for folder in folders:
+            try:
+                found, problems = local_models.find(folder)
+            except NotFoundError as error:
+                found, problems = [], [str(error)]
+            self.unread += problems
+            for model in found:
+                if model.path in have:
+                    continue
+                have.add(model.path)
+                name = model.name({*configured, *virtual, *entries})
+                entries[name] = tree_of(model.entry, Place(Source(Layer.FILE, str(model.path), folder)))
+        models = Table({**self._table("models"), **entries}, self.root.place)
+        self.root = replace(self.root, entries={**self.root.entries, "models": models})
+        return entries
+
     def _models(
-        self, devices: tuple[DeviceConfig, ...] | Literal["auto"], own_runtimes_dir: Path
+        self, nodes: Mapping[str, Node], devices: tuple[DeviceConfig, ...] | Literal["auto"], own_runtimes_dir: Path
     ) -> dict[str, CatalogModel | None]:
-        """Every model of the file; None for one that is not valid."""
+        """These models; None for one that is not valid."""
         known = None if devices == "auto" else [device.id for device in devices if device.id is not None]
         if known is not None and len(known) < len(devices):
             known = None  # only the driver knows their names: check_devices() checks them
         models: dict[str, CatalogModel | None] = {}
-        for name, node in self._table("models").items():
+        for name, node in nodes.items():
             trail = ("models", name)
             self._check_name(name, node, trail)
             model = models[name] = self._model(name, node, trail)
@@ -388,6 +439,10 @@ class Assembly(PublicNames):
                 message = f'no model "{at.value}" answers{suggestion(at.value, names, what="there is")}'
                 self._problem(at, (*trail, "model"), message)
         return clients
+
+
+def _values(entry: JsonValue) -> Collection[JsonValue]:
+    return [value for value in entry.values() if isinstance(value, str)] if isinstance(entry, dict) else ()
 
 
 def _placed(message: str, node: Node, trail: Trail) -> Problem:

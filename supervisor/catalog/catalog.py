@@ -331,6 +331,8 @@ class Catalog:
     tasks: Mapping[str, Task] = field(default_factory=dict)  # by public name
     origins: Mapping[Trail, Place] = field(default_factory=dict, repr=False)
     clients: Mapping[str, ClientConfig] = field(default_factory=dict)  # by tenant
+    models_from: tuple[Path, ...] = ()  # the folders of which it has all models
+    unread: tuple[str, ...] = ()  # why a file in them is no model
 
     def sized(self, devices: Sequence[DeviceSpec]) -> Catalog:
         """With every model's context and slots chosen for these devices. Blocks on reading model files."""
@@ -370,8 +372,8 @@ class Catalog:
         return {**bare, **own, **self.virtual, **self.tasks}
 
     def nothing_to_serve(self) -> str | None:
-        """What is wrong with a configuration without models, with its place; None: it has some."""
-        if self.models:
+        """What is wrong with a configuration without models, with its place; None: it has some, or they may come."""
+        if self.models or self.models_from:
             return None
         at: Trail = ("models",) if ("models",) in self.origins else ()
         disabled = sum(trail[0] == "models" for trail in self.origins if len(trail) == 2)

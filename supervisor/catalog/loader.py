@@ -134,6 +134,14 @@ class Configuration:
         """Where a daemon reads its keys, whether it is there or not. Blocks on files. Raises ConfigError."""
         return self.server().api_keys or self.base.with_name(KEYS_NAME)
 
+    def model_files(self, catalog: Catalog) -> tuple[Path, ...]:
+        """The files that decide which models `models_from` has. Blocks on the folders."""
+        if not catalog.models_from:
+            return ()
+        from supervisor.catalog import local_models  # noqa: PLC0415  # few configurations need it
+
+        return tuple(file for folder in catalog.models_from for file in (folder, *local_models.candidates(folder)))
+
     def files(self, catalog: Catalog) -> tuple[Path, ...]:
         """The files whose text decides what `catalog` is and who may use it, whether they are there or not."""
         local = _path_variable("LLMUX_LOCAL_CONFIG") or self.base.with_name(LOCAL_NAME)

@@ -12,7 +12,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.clients import ClientConfig
-from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.sections import DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig, VirtualModelConfig
 from supervisor.catalog.tasks import CandidateConfig, TaskConfig
 
 Schema = dict[str, JsonValue]
@@ -29,6 +29,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
         CandidateConfig,
         TaskConfig,
         ClientConfig,
+        FoldersConfig,
         *configs.values(),
     ]
     mode: JsonSchemaMode = "validation"
@@ -43,6 +44,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
         _accept_other_spellings(schemas[refs[part].removeprefix("#/$defs/")])
     candidates = schemas[refs[TaskConfig].removeprefix("#/$defs/")]["properties"]["candidates"]
     candidates["items"] = {"anyOf": [{"type": "string"}, candidates["items"]]}
+    folders = schemas.pop(refs.pop(FoldersConfig).removeprefix("#/$defs/"))["properties"]["models_from"]
     one_of: list[JsonValue] = [{"$ref": refs[config]} for config in configs.values()]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -50,6 +52,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
         "type": "object",
         "properties": {
             "models": {"type": ["object", "null"], "additionalProperties": {"anyOf": one_of}},
+            "models_from": folders | {"type": ["array", "string"]},
             "virtual_models": {
                 "type": ["object", "null"],
                 "additionalProperties": {"$ref": refs[VirtualModelConfig]},

@@ -42,6 +42,19 @@ TENANT_LIMIT: Final = 64
 """Characters of the name of a tenant."""
 
 
+class FoldersConfig(Section):
+    """Models that no section names, because their files are enough."""
+
+    models_from: tuple[Path, ...] = Field(
+        default=(),
+        description=(
+            "Folders, and files, whose models are served without an entry: GGUF files and Hugging Face folders. Watched: a "
+            "new file is a new model, and the model of a removed one goes after its running answers."
+        ),
+        examples=[["~/models"]],
+    )
+
+
 class ServerConfig(RunnerConfig, ListenersConfig, Section):
     """Where the daemon listens and what it keeps where."""
 

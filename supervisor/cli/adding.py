@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from pathlib import Path
 
 from runtimes.base import MADE_FOR, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
@@ -19,13 +18,14 @@ from runtimes.device_kind import HOST, DeviceAssignment
 from runtimes.installed import program
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
-from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text
+from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text, local_models
 from supervisor.catalog.assembly import NAME_RULE, is_name
 from supervisor.catalog.edit import with_model
 from supervisor.catalog.fitting import on_processor, usable
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
-from supervisor.cli import configuration, environments, hub_models, local_models, output, pull, starter
+from supervisor.catalog.local_models import LocalModel
+from supervisor.cli import configuration, environments, hub_models, output, pull, starter
 from supervisor.cli.hub_models import PLAIN_WEIGHTS, Reference, Variant
 from supervisor.core.types import ModelId
 from supervisor.errors import ConfigError, InvalidRequestError, LlmuxError, NotFoundError
@@ -231,37 +231,50 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
         raise UnusableError(f"Nothing in {path} can be used.", detail=tuple(problems))
     if given is not None and len(found) > 1:
         raise InvalidRequestError(f"{path} has {len(found)} models; one name is not enough.", param="--name")
-    runtimes_dir = place.catalog.server.runtimes_dir
-    names: list[str] = []
+    names, _, catalog = with_files(place, found, given)
+    install_for([catalog.resolve(name).model for name in names.values()], catalog, echo)
     with place.changing() as now:
-        text, catalog = now.text, now.catalog
-        for model in found:
-            there = next(
-                (one for one in catalog.models.values() if getattr(one.config, "path", None) == model.path), None
-            )
-            if there is not None:
-                echo(f"{model.path} is configured already, as {there.id}.")
-                names.append(str(there.id))
-                continue
-            name = _unused({*catalog.models, *catalog.virtual}, given or model.name)
-            text = with_model(text, name, model.entry)
-            catalog = load_text(text, now.path)
-            names.append(name)
-            echo(f"{name}: {model.path}" + (f", with {model.projector.name}" if model.projector is not None else ""))
+        names, text, catalog = with_files(now, found, given)
         if text != now.text:
             now.write(text)
-            echo(f"entered in {now.path}")
-    for name in names:
-        _installed(catalog.resolve(name).model, runtimes_dir, _devices(catalog), echo)
+    for model in found:
+        name = names[model.path]
+        if now.catalog.route(name) is not None:
+            echo(f"{model.path} is configured already, as {name}.")
+        else:
+            echo(f"{name}: {model.path}" + (f", with {model.projector.name}" if model.projector is not None else ""))
         tell_where(catalog, name, echo)
-    return names
+    if text != now.text:
+        echo(f"entered in {now.path}")
+    return list(names.values())
+
+
+def with_files(place: Target, found: Sequence[LocalModel], given: str | None) -> tuple[dict[Path, str], str, Catalog]:
+    """The names of these models by their paths, and the configuration with an entry for each that had none."""
+    names = {path: str(one.id) for one in place.catalog.models.values() if (path := getattr(one.config, "path", None))}
+    text, taken = place.text, {*place.catalog.models, *place.catalog.virtual}
+    for model in found:
+        if model.path not in names:
+            names[model.path] = name = _unused(taken, given) if given is not None else model.name(taken)
+            taken.add(name)
+            text = with_model(text, name, model.entry)
+    return {model.path: names[model.path] for model in found}, text, load_text(text, place.path)
 
 
 def _unused(taken: set[str], name: str) -> str:
-    """The name, or with a number behind it. Raises InvalidRequestError for one that is none."""
+    """The name that was given. Raises InvalidRequestError for one that is none, or another model's."""
     if not is_name(name):
         raise InvalidRequestError(f"{name!r} is not a name: {NAME_RULE}.", param="--name")
-    return next(word for word in chain((name,), (f"{name}-{number}" for number in count(2))) if word not in taken)
+    if name in taken:
+        raise InvalidRequestError(f"There is a model {name} already; give it another name with --name.", param="--name")
+    return name
+
+
+def install_for(models: Iterable[CatalogModel], catalog: Catalog, echo: Echo) -> None:
+    """See to it that the programs of these models are there. Raises UnusableError, InstallError."""
+    runtimes_dir, devices = catalog.server.runtimes_dir, _devices(catalog)
+    for model in models:
+        _installed(model, runtimes_dir, devices, echo)
 
 
 def tell_where(catalog: Catalog, name: str, echo: Echo) -> None:

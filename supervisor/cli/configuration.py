@@ -85,6 +85,14 @@ def variables() -> Configuration:
     return Configuration(base, foreign=Foreign((base,), dict))
 
 
+def of_folder(path: Path, flags: Mapping[str, object]) -> Configuration:
+    """The models of a folder, or of a file, with what flags and variables say. Raises ConfigError where it has a configuration of its own."""
+    base = (path if path.is_dir() else path.parent).absolute() / FILE_NAME
+    if base.exists():
+        raise ConfigError((f"{base}: there is a configuration beside the models: llmux serve --config {base}",))
+    return Configuration(base, {**flags, "models_from": [str(path.absolute())]}, Foreign((base,), dict))
+
+
 def refuse_foreign(configuration: Configuration) -> None:
     """Raises ConfigError where other programs' files stand for our own, which a command would change or name."""
     if configuration.foreign is not None:
@@ -132,6 +140,10 @@ def effective(catalog: Catalog) -> Iterator[Effective]:
         yield from _section(catalog, ("tasks", task.name.removeprefix(TASK)), task.config, about)
     for name, client in catalog.clients.items():
         yield from _section(catalog, ("clients", name), client)
+    if catalog.models_from:
+        yield Effective(
+            ("models_from",), [str(folder) for folder in catalog.models_from], catalog.origin("models_from")
+        )
     devices: JsonValue = "auto"
     if catalog.devices != "auto":
         devices = [device.model_dump(mode="json", exclude_none=True) for device in catalog.devices]

@@ -10,27 +10,21 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from pydantic import JsonValue
-
-from runtimes.base import ModelUnusableError
-from runtimes.embeddings.adapter import SEEING
 from runtimes.estimate import MIB
-from runtimes.llama_server.adapter import gguf_meta
 from runtimes.model_config import Source
 from runtimes.registry import REGISTRY
-from runtimes.transformers.adapter.speech import ARCHITECTURES as SPEECH
+from supervisor.catalog.local_models import GGUF, Entry, purpose, quantisation, runtime_of
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.io import hub
 
 HEADER_BYTES: Final = 1 << 20
 WITHOUT_HEADER: Final = 1.2  # memory relative to the files, where no more is known
-GGUF: Final = ".gguf"
 PLAIN_WEIGHTS: Final = ("BF16", "F16", "F32", "FP16", "FP32")
 """Not quantised: at least twice the size of Q8_0, and half its speed, for a difference that can't be noticed."""
 
@@ -38,15 +32,7 @@ _REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<quantisation>[\w.
 _PAGE = re.compile(r"(?P<repo>[^/]+/[^/]+)/(?:blob|resolve|tree)/(?P<revision>[^/]+)(?:/(?P<file>.+))?")
 _HOSTS: Final = ("hf.co", "huggingface.co")
 _PART = re.compile(r"-\d{5}-of-(\d{5})$")
-_QUANTISATION = re.compile(
-    r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|BF16|F16|F32|FP16|FP32|[MN][XV]FP4(?:_MOE)?))$",
-    re.IGNORECASE,
-)
 _TAG: Final = re.compile(r"(?P<size>[^-]+)(?:-(?:instruct|it|chat))?(?:-(?P<quantisation>q\w+|fp16|f16|bf16))?")
-_POOLED: Final = (1, 2, 3)  # gguf's pooling types of embedding models: mean, cls, last
-_RANKS: Final = 4
-
-Entry = dict[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +152,7 @@ def name_of(repo: str) -> str:
 def is_named(file: str, word: str) -> bool:
     """Does the word name this file, or its quantisation?"""
     stem = _PART.sub("", re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE))
-    return word.lower() in {file.lower(), Path(file).name.lower(), _quantisation(stem).lower()}
+    return word.lower() in {file.lower(), Path(file).name.lower(), quantisation(stem).lower()}
 
 
 def _is_model(name: str) -> bool:
@@ -184,20 +170,12 @@ def _projector(listing: hub.Listing) -> hub.File | None:
     """The file that lets the model see; of several the one in F16, which every device computes."""
     found = [file for file in listing.files if file.name.lower().endswith(GGUF) and "mmproj" in file.name.lower()]
     order = {"F16": 0, "BF16": 1, "Q8_0": 2}
-    return min(found, key=lambda file: (order.get(_quantisation(file.name[: -len(GGUF)]), 3), file.name), default=None)
-
-
-def _quantisation(stem: str) -> str:
-    """`Qwen3-8B-Q4_K_M` → `Q4_K_M`; where only the folder tells it, that; empty where nothing does."""
-    for part in reversed(stem.split("/")[-2:]):
-        if (found := _QUANTISATION.search(part)) is not None:
-            return found[1].upper()
-    return ""
+    return min(found, key=lambda file: (order.get(quantisation(file.name[: -len(GGUF)]), 3), file.name), default=None)
 
 
 def _labels(stems: Sequence[str] | dict[str, list[hub.File]]) -> dict[str, str]:
     """What to call each: its quantisation, or the file where that isn't told, or told twice."""
-    told = [_quantisation(stem) for stem in stems]
+    told = [quantisation(stem) for stem in stems]
     return {
         stem: label if label and told.count(label) == 1 else stem.rpartition("/")[2]
         for stem, label in zip(stems, told, strict=True)
@@ -211,7 +189,7 @@ def _measured(wanted: Reference, listing: hub.Listing, found: Sequence[Variant])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"header{GGUF}"
         path.write_bytes(start)
-        about = _type(path)
+        about = purpose(path)
         for variant in found:
             weights = [file for file in variant.files if "mmproj" not in file.name.lower()]
             size = sum(file.size for file in weights)
@@ -225,18 +203,6 @@ def _measured(wanted: Reference, listing: hub.Listing, found: Sequence[Variant])
                 need, detail = estimate.mib * MIB + beside, estimate.detail
             entry: Entry = {**about, "source": wanted.source([file.name for file in variant.files])}
             yield Variant(variant.label, variant.files, entry, -(-need // MIB), detail)
-
-
-def _type(path: Path) -> Entry:
-    """What an entry says of a GGUF file's purpose: nothing of a language model."""
-    try:
-        metadata = gguf_meta.read(path)
-    except ModelUnusableError:
-        return {}
-    pooling = metadata.values.get(f"{metadata.architecture}.pooling_type")
-    if pooling == _RANKS:
-        return {"type": "embedding", "rerank": True}
-    return {"type": "embedding"} if pooling in _POOLED else {}
 
 
 def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
@@ -262,16 +228,3 @@ def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
         )
     need = -(-int(sum(file.size for file in weights) * WITHOUT_HEADER) // MIB)
     return Variant("safetensors", weights, {**about, "source": wanted.source(())}, need, "its files' size")
-
-
-def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | None:
-    """The runtime of a folder with a model of these architectures; None where that isn't clear."""
-    if "modules.json" in there or any(name.endswith("ForSequenceClassification") for name in architectures):
-        return {"runtime": "embeddings"}
-    if any(name in SEEING for name in architectures):
-        return {"runtime": "embeddings", "type": "vision"}
-    if any(name in SPEECH for name in architectures):
-        return {"runtime": "transformers", "type": "asr"}
-    if any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures):
-        return {"runtime": "transformers"}
-    return None

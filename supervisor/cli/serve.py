@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -16,12 +16,13 @@ import structlog
 from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.folders import state_dir
 from supervisor.catalog.loader import require_config
-from supervisor.cli.configuration import found, pool_variables
+from supervisor.catalog.local_models import GGUF
+from supervisor.cli.configuration import found, of_folder, pool_variables
 from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure, say
 from supervisor.cli.options import counted
-from supervisor.errors import ConfigError
+from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import notify
 
 log = structlog.get_logger("llmux.serve")
@@ -34,7 +35,11 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
 
     With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
     """
-    configuration = None if demo else found(config, flags)
+    local = config is not None and (config.is_dir() or config.suffix.lower() == GGUF)
+    if config is not None and local:
+        configuration: Configuration | None = of_folder(config, flags)
+    else:
+        configuration = None if demo else found(config, flags)
     if configuration is None and not demo:
         if notify.is_supervised():
             require_config(config)
@@ -52,6 +57,8 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
     catalog = configuration.read()
     if nothing := catalog.nothing_to_serve():
         raise ConfigError((nothing,))
+    if local:
+        _install_for(catalog, lambda line: click.echo(line, err=as_json))
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
         folder = catalog.server.runtimes_dir  # plain: its models are too small to need a GPU
@@ -68,9 +75,22 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
     run(configuration, catalog, on_listening=on_listening, takeover=takeover)
 
 
+def _install_for(catalog: Catalog, echo: Callable[[str], None]) -> None:
+    """Install what the models of a folder need; where that fails the others are served all the same."""
+    from supervisor.cli.adding import install_for  # noqa: PLC0415  # only here
+
+    if not catalog.models:
+        echo("There are no models in it yet: each file that comes is served once it is whole.")
+    for model in catalog.models.values():
+        try:
+            install_for([model], catalog, echo)
+        except LlmuxError as error:
+            echo(f"{model.id}: {error}")
+
+
 def _say_source(configuration: Configuration) -> None:
     """Whose settings are served, where llm-pool's variables are set."""
-    if configuration.foreign is not None:
+    if configuration.foreign is not None and pool_variables():
         files = [str(file) for file in configuration.foreign.files if file.is_file()]
         log.info("configuration.imported", program="llm-pool", files=files, hint="llmux config import shows the result")
     elif ignored := pool_variables():

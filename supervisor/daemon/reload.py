@@ -119,6 +119,7 @@ class Reloader:
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
         self._wish: _Wish | None = None  # of `_last`, until it begins
         self._read = self._stamps()
+        self._models = self._model_stamps()  # of the files of `models_from` that were looked at
 
     def files(self) -> tuple[Path, ...]:
         """The files that it reads, whether they are there or not; the base file is the first."""
@@ -153,16 +154,19 @@ class Reloader:
         return self._difference(outcome)
 
     async def watch(self) -> None:
-        """Loops while `server.watch` is on: reloads after a file changed and then stayed the same for one interval."""
-        before = self._read
+        """Loops: reloads after a file changed and then stayed the same for one interval.
+
+        The configuration's own while `server.watch` is on, those of `models_from` always.
+        """
+        before, models_before = self._read, self._models
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            if not self._daemon.catalog.server.watch:
-                continue
-            now = await asyncio.to_thread(self._stamps)
-            if now == before and now != self._read:
+            now = await asyncio.to_thread(self._stamps) if self._daemon.catalog.server.watch else self._read
+            models = await asyncio.to_thread(self._model_stamps) if self._daemon.catalog.models_from else {}
+            is_new = (now, models) != (self._read, self._models)
+            if is_new and (now, models) == (before, models_before):
                 await asyncio.gather(self.begin("a file changed"), return_exceptions=True)  # which is logged
-            before = now
+            before, models_before = now, models
 
     async def _reload_after(self, previous: asyncio.Task[Difference | LlmuxError] | None) -> Difference | LlmuxError:
         if previous is not None:
@@ -175,7 +179,9 @@ class Reloader:
         notify.reloading()
         refused = ""
         try:
+            models = await asyncio.to_thread(self._model_stamps)
             outcome, self._read = await self._when_still(force=wish.force)
+            self._models = models
             if self._is_stopping():
                 return UnavailableError("llmux is shutting down.", code="shutting_down")
             if isinstance(outcome, ConfigError):
@@ -240,6 +246,9 @@ class Reloader:
     def _stamps(self) -> Stamps:
         return _stamps(self.files())
 
+    def _model_stamps(self) -> Stamps:
+        return _stamps(self._configuration.model_files(self._daemon.catalog))
+
     def _prepare(self, learned: Learned, *, force: bool) -> _Prepared:
         """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
@@ -271,7 +280,7 @@ class Reloader:
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
         """What is rather an accident with a file than meant."""
         insist = "nothing was changed. If you mean it: llmux reload --force"
-        if (models := len(self._daemon.catalog.models)) and not catalog.models:
+        if (models := len(self._daemon.catalog.models)) and not (catalog.models or catalog.models_from):
             yield f"{self._configuration.base}: no models are left of {models}; {insist}"
         if (keys := len(self._daemon.keyring.keys)) and not keyring:
             path = self._daemon.catalog.server.api_keys
@@ -313,6 +322,7 @@ class Reloader:
             warnings=(
                 *(f"{spec.id} can't run here: {spec.trouble}" for spec in prepared.specs if spec.trouble),
                 *(f"{model}: {told}" for model, told in prepared.warnings),
+                *prepared.catalog.unread,
             ),
         )
 

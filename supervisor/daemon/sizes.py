@@ -1,4 +1,4 @@
-"""Says in the log which context and slots were chosen for each model, and what is wrong with its memory."""
+"""Says in the log which context and slots were chosen for each model, what is wrong with its memory, and which files are none."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ def warnings_of(catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[
 
 
 def tell_sizes(catalog: Catalog, warnings: Warnings, before: Catalog | None = None) -> None:
-    """Log the warnings, and the sizes that are not as `before`."""
+    """Log the warnings, and the sizes and unusable files that are not as `before`."""
     for model in catalog.models.values():
         known = before.models.get(model.id) if before is not None else None
         if model.sizing is not None and (known is None or known.sizing != model.sizing):
             log.info("model.sized", model=model.id, size=str(model.sizing))
     for name, reason in warnings:
         log.warning("model.memory", model=name, reason=reason)
+    for reason in catalog.unread:
+        if before is None or reason not in before.unread:
+            log.warning("model.unread", reason=reason)

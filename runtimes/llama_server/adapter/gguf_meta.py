@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from runtimes.base import ModelUnusableError
@@ -29,8 +30,19 @@ T = TypeVar("T")
 MOST_HEADER: Final = 64 << 20
 """Bytes. The largest known vocabulary takes a third of it."""
 
-_STRING, _ARRAY = 8, 9
+_STRING, _ARRAY, _UINT32 = 8, 9, 4
+_ALIGNMENT = 32  # unless the file says another
+_MOST_DIMENSIONS = 8  # ggml has 4
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+BLOCKS: Final = MappingProxyType(
+    {0: (1, 4), 1: (1, 2), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2)}  # not quantised
+    | {2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 20: (32, 18), 39: (32, 17)}
+    | {10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292)}
+    | {16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 21: (256, 110), 22: (256, 82), 23: (256, 136)}
+    | {29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18)}
+)
+"""Values of a block, and its bytes, by the number that the tensor table gives its type."""
+
 _LONG_ARRAY = 65_536  # longer than any per-layer list; vocabularies are only counted
 _MOST_KEYS = 100_000
 _MOST_ITEMS = 1_000_000  # of all lists together
@@ -102,27 +114,31 @@ def chat_template(path: Path) -> str | None:
 
 
 def cut_short(path: Path) -> str | None:
-    """What to say of a file that ends before its last tensor begins, as one does that is half copied; None: it is whole.
+    """What to say of a file that ends before its last tensor does, as one does that is half copied; None: it is whole.
 
     Looks at a file once, for up to 0.2 s. Raises ModelUnusableError as `read` does.
     """
     for part in parts(path):
         stat = part.stat()
-        if stat.st_size <= _least_size(part, stat.st_size, stat.st_mtime_ns):
-            return f"{part}: it is cut short: its tensors go on behind its end; get it again"
+        if stat.st_size < (least := _least_size(part, stat.st_size, stat.st_mtime_ns)):
+            return f"{part}: it is cut short: {stat.st_size} bytes of at least {least}; get it again"
     return None
 
 
 @lru_cache(maxsize=1024)
 def _least_size(path: Path, _size: int, _changed: int) -> int:
-    return _looked(path, _last_tensor)
+    return _looked(path, _end)
 
 
-def _last_tensor(reader: _Reader) -> int:
-    """Where in the file the last tensor begins."""
-    for _, kind in reader.entries():
-        reader.skip(kind)
-    return reader.last_tensor()
+def _end(reader: _Reader) -> int:
+    """Where in the file the last tensor ends."""
+    alignment = _ALIGNMENT
+    for key, kind in reader.entries():
+        if key == "general.alignment" and kind == _UINT32:
+            alignment = reader.number() or _ALIGNMENT
+        else:
+            reader.skip(kind)
+    return reader.last_tensor(alignment)
 
 
 def _chat_template(reader: _Reader) -> str | None:
@@ -205,18 +221,17 @@ class _Reader:
         for _ in range(count):
             yield self.string(), int(self._unpack("I"))
 
-    def last_tensor(self) -> int:
-        """Where the last tensor begins, behind the table of tensors at which the cursor stands; 0 without any."""
+    def last_tensor(self, alignment: int) -> int:
+        """Where the last tensor ends, behind the table of tensors at which the cursor stands; 0 without any."""
         if self._tensors > _MOST_ITEMS:
             raise ValueError(f"{self._tensors} tensors can't be right")
-        last = -1
+        last = 0
         for _ in range(self._tensors):
             self.string()
-            dimensions = int(self._unpack("I"))
-            self._at += 8 * dimensions
-            self._unpack("I")
-            last = max(last, int(self._unpack("Q")))
-        return self._at + last if last >= 0 else 0
+            values = math.prod(int(self._unpack("Q")) for _ in range(min(int(self._unpack("I")), _MOST_DIMENSIONS)))
+            block, size = BLOCKS.get(int(self._unpack("I")), (values or 1, 1))  # of a new type: at least its first byte
+            last = max(last, int(self._unpack("Q")) + values // block * size)
+        return -(-self._at // alignment) * alignment + last if last else 0
 
     def array(self) -> tuple[int, int]:
         """The type and the number of a list's items, which follow."""
@@ -246,6 +261,10 @@ class _Reader:
     def skip(self, kind: int) -> None:
         """Skip a value."""
         self._skip(*(self.array() if kind == _ARRAY else (kind, 1)))
+
+    def number(self) -> int:
+        """An unsigned number of four bytes."""
+        return int(self._unpack("I"))
 
     def string(self) -> str:
         """A text."""

@@ -61,7 +61,7 @@ def config_check(config: Path | None, as_json: bool) -> None:
         sys.exit(exit_code_of(error))
     models, names = list(catalog.models), [entry.name for entry in catalog.listing()]
     here = sizes.on_this_machine(catalog)
-    warnings = [*here.problems, *here.warnings]
+    warnings = [*here.problems, *here.warnings, *catalog.unread]
     if as_json:
         print_json(
             {

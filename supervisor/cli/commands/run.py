@@ -59,7 +59,8 @@ def run(
     A model of the hub or a file is added first, as llmux add does. Where no daemon runs, one is started and ends with the chat.
     With PROMPT, or a prompt on stdin, get one answer.
     """
-    from supervisor.cli import adding, local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
 
     place = adding.target(config)
     if local_models.is_path(model) and place.catalog.route(model) is None:
@@ -70,12 +71,13 @@ def run(
                 f"{model} has several models: {', '.join((only, *others))}. Run one of them by its name."
             )
         model, place = only, adding.target(place.path)
-    known = _known(place, model)
+    is_served = place.catalog.route(model) is None and _is_served(place, model, url, key)
+    known = model if is_served else _known(place, model)
     text = question(prompt, as_json=as_json)
     if known is None:
         place.check_writable()
         known, place = _add(place, model, name)
-    else:
+    elif not is_served:
         adding.tell_where(place.catalog, known, _echo)
     with _daemon(place, known, url, key) as daemon:
         converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), text, as_json=as_json)
@@ -93,12 +95,12 @@ def add(
 ) -> None:
     """Enter MODEL in the configuration, fetched from the model hub if it is there; a running daemon reloads it.
 
-    MODEL may be a GGUF file, or a folder: then all GGUF models in it are entered. Else
-    it is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, the address of its page, or a well-known name such
+    MODEL may be a GGUF file, or a folder: then all models in it are entered, GGUF files and Hugging Face folders. Else it is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, the address of its page, or a well-known name such
     as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this machine; Q4_K_M on a
     processor. Gated models need a token: HF_TOKEN.
     """
-    from supervisor.cli import adding, local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
 
     place = adding.target(config)
     found: Offer | None = None
@@ -106,9 +108,10 @@ def add(
     if local_models.is_path(model):
         if dry_run:
             there, problems = local_models.find(Path(model))
-            for line in (*(f"{one.name}: {one.path}" for one in there), *problems):
+            planned, _, _ = adding.with_files(place, there, name)
+            for line in (*(f"{called}: {path}" for path, called in planned.items()), *problems):
                 _echo(line)
-            names = [one.name for one in there]
+            names = list(planned.values())
         else:
             place.check_writable()
             names = adding.add_files(place, Path(model), name, _echo)
@@ -231,6 +234,16 @@ def _reference(model: str) -> Reference:
 def _client(place: Target, url: str | None, key: str | None) -> Client:
     server = place.catalog.server
     return Client(url or url_of(server.host, server.port), key)
+
+
+def _is_served(place: Target, model: str, url: str | None, key: str | None) -> bool:
+    """Does a running daemon have it by this name, whatever the configuration here says?"""
+    from supervisor.cli import session  # noqa: PLC0415  # not for declaring
+
+    daemon = _client(place, url, key)
+    with contextlib.suppress(LlmuxError):  # such as a key that it wants
+        return session.is_daemon(daemon) and daemon.serves(model)
+    return False
 
 
 def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:

@@ -28,7 +28,10 @@ takeover_option = click.option(
 @server_options
 @json_option
 def serve(config: Path | None, demo: bool, takeover: bool, flags: Flags, as_json: bool) -> None:
-    """Run the daemon until it is told to stop. --json prints its address as a line of JSON."""
+    """Run the daemon until it is told to stop. --json prints its address as a line of JSON.
+
+    PATH may also be a folder with models, or a GGUF file: it serves the models in there, and needs no configuration.
+    """
     if demo and config is not None:
         raise click.UsageError("--demo has a configuration of its own: leave out --demo, or --config.")
     _run(config, flags, demo=demo, takeover=takeover, as_json=as_json)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from supervisor.catalog.local_models import find
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.cli.local_models import find
 from supervisor.errors import NotFoundError
 from tests.support import tiny
 from tests.support.shell import Shell
@@ -34,14 +34,20 @@ def entered(shell: Shell) -> dict[str, dict[str, str]]:
 
 class TestAdd:
     def test_a_file(self, shell, tmp_path, model):
-        file = tmp_path / "Qwen3-8B-Q4_K_M.gguf"
+        file = tmp_path / "Tiny-Q4_K_M.gguf"
         shutil.copy(model, file)
         told = shell("add", str(file))
         assert told.returncode == 0, told.stderr
-        assert entered(shell) == {"qwen3-8b-q4_k_m": {"path": str(file)}}
-        assert "Use it: llmux run qwen3-8b-q4_k_m" in told.stderr
+        assert entered(shell) == {"tiny-chat": {"path": str(file)}}
+        assert "Use it: llmux run tiny-chat" in told.stderr
         again = shell("add", str(file))
-        assert f"{file} is configured already, as qwen3-8b-q4_k_m." in again.stderr
+        assert f"{file} is configured already, as tiny-chat." in again.stderr
+
+    def test_nothing_is_entered_where_the_runtime_can_not_be_installed(self, shell, tmp_path, model):
+        empty = {"LLMUX_SERVER__RUNTIMES_DIR": str(tmp_path / "none"), "UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path)}
+        told = shell("add", str(model), **empty)
+        assert told.returncode != 0
+        assert not (shell.home / ".config").exists()
 
     def test_a_folder(self, shell, tmp_path, model):
         folder = tmp_path / "models"
@@ -58,12 +64,12 @@ class TestAdd:
         (folder / "notes.gguf").write_text("not a model")
         told = shell("add", str(folder), "--json")
         assert told.returncode == 0, told.stderr
-        assert json.loads(told.stdout)["names"] == ["one", "two", "eyes", "one-2"]
+        assert json.loads(told.stdout)["names"] == ["tiny-chat", "two", "eyes", "one"]
         assert {name: Path(entry["path"]).name for name, entry in entered(shell).items()} == {
-            "one": "One.gguf",
+            "tiny-chat": "One.gguf",
             "two": "Two-00001-of-00002.gguf",
             "eyes": "Eyes.gguf",
-            "one-2": "one.gguf",
+            "one": "one.gguf",
         }
         assert f"{folder}/Half.gguf: it is cut short" in told.stderr
         assert f"{folder}/notes.gguf: not a readable GGUF file (it doesn't begin with GGUF)" in told.stderr
@@ -72,7 +78,7 @@ class TestAdd:
         told = shell("add", str(tmp_path / "gone.gguf"))
         assert (told.returncode, "there is no such file or folder" in told.stderr) == (ExitCode.NOT_FOUND, True)
         (tmp_path / "empty").mkdir()
-        assert "has no GGUF file in it" in shell("add", str(tmp_path / "empty")).stderr
+        assert "has no model in it" in shell("add", str(tmp_path / "empty")).stderr
         assert not (shell.home / ".config").exists()
 
     def test_a_dry_run_enters_nothing(self, shell, model):
@@ -91,10 +97,7 @@ class TestProjectors:
     def test_the_only_one(self, tmp_path, model):
         shutil.copy(model, tmp_path / "Eyes-Q4_K_M.gguf")
         projector = tmp_path / "mmproj-F16.gguf"
-        content = model.read_bytes()
-        at = content.index(b"general.architecture") + len(b"general.architecture") + 4
-        length = int.from_bytes(content[at : at + 8], "little")
-        projector.write_bytes(content[:at] + (4).to_bytes(8, "little") + b"clip" + content[at + 8 + length :])
+        shutil.copy(tiny.projector(), projector)
         (found,), problems = find(tmp_path)
         assert (found.projector, problems) == (projector, [])
         assert find(projector)[1] == [f"{projector} is a projector: it gives a model eyes or ears, and is none itself"]

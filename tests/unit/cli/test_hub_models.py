@@ -4,32 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtimes.registry import REGISTRY
 from supervisor.catalog.assembly import is_name
-from supervisor.cli.hub_models import Reference, _names, is_named, name_of, reference, runtime_of
+from supervisor.cli.hub_models import Reference, _names, is_named, name_of, reference
 from supervisor.errors import InvalidRequestError
-
-
-class TestFolders:
-    """The runtime of a repository without GGUF files."""
-
-    @pytest.mark.parametrize(
-        ("architecture", "files", "wanted"),
-        [
-            ("Qwen3ForCausalLM", (), {"runtime": "transformers"}),
-            ("Gemma3ForConditionalGeneration", (), {"runtime": "transformers"}),
-            ("WhisperForConditionalGeneration", (), {"runtime": "transformers", "type": "asr"}),
-            ("SiglipModel", (), {"runtime": "embeddings", "type": "vision"}),
-            ("XLMRobertaModel", ("modules.json",), {"runtime": "embeddings"}),
-            ("BertForSequenceClassification", (), {"runtime": "embeddings"}),
-            ("BertModel", (), None),
-            ("StableDiffusionPipeline", (), None),
-        ],
-    )
-    def test_runtime(self, architecture, files, wanted):
-        assert runtime_of([architecture], dict.fromkeys(files)) == wanted
-        if wanted is not None:
-            REGISTRY.get(wanted["runtime"]).config.model_validate({**wanted, "path": "/x"})
 
 
 class TestReference:

@@ -1,0 +1,241 @@
+"""Models on this machine's disk: what a file or a folder has, and what an entry of the configuration says of it.
+
+A GGUF file is a model; a split model is its first part; a projector (`mmproj`) belongs to the models beside it. A folder with
+config.json and weights is a model in Hugging Face's layout, whose architecture tells the runtime.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+from pathlib import Path
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.adapters import checkpoints
+from runtimes.base import ModelUnusableError
+from runtimes.llama_server.adapter import gguf_meta
+from supervisor.errors import NotFoundError
+
+GGUF: Final = ".gguf"
+PIPELINE: Final = "model_index.json"
+CONFIG: Final = "config.json"
+MOST_FOLDERS: Final = 20_000
+PROJECTOR: Final = "clip"
+
+_PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+_UNFIT: Final = re.compile(r"[^a-z0-9._-]+")
+_CACHED: Final = re.compile(r"models--(?:.+--)?(.+)")  # the hub's cache: models--ORG--NAME/snapshots/REVISION
+_WEIGHTS: Final = re.compile(r"(?:(?!adapter_|consolidated).*\.safetensors|pytorch_model.*\.bin)")
+_SAYS_NOTHING: Final = re.compile(
+    r"|models?|hub|snapshots|workspace|out(?:put)?|merged?|checkpoints?|hf|[0-9a-f]{40}|.{1,2}"
+)
+"""What programs that convert models write as a name where nobody gave one: mostly the folder's."""
+_QUANTISATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|BF16|F16|F32|FP16|FP32|[MN][XV]FP4(?:_MOE)?))$",
+    re.IGNORECASE,
+)
+_POOLED: Final = (1, 2, 3)  # GGUF's pooling types of embedding models: mean, cls, last
+_RANKS: Final = 4
+
+Entry = dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """One model. `names`: for clients, the best first; `about`: the keys that its files imply."""
+
+    names: tuple[str, ...]
+    path: Path
+    projector: Path | None = None
+    about: Entry = field(default_factory=dict)
+
+    @property
+    def entry(self) -> Entry:
+        """What the configuration says of it."""
+        projector: Entry = {"mmproj": str(self.projector)} if self.projector is not None else {}
+        return {**self.about, "path": str(self.path), **projector}
+
+    def name(self, taken: Container[str]) -> str:
+        """The best name that is not taken, with a number where all are."""
+        numbered = (f"{self.names[-1]}-{number}" for number in count(2))
+        return next(name for name in chain(self.names, numbered) if name not in taken)
+
+
+def is_path(word: str) -> bool:
+    """Does a person mean a file or folder with this, and not a name?"""
+    if word.endswith(GGUF):  # the page of a hub's file ends so, too
+        return "/" not in word or word.startswith("~") or ("://" not in word and Path(word).exists()) or word[0] in "/."
+    return word.startswith(("/", "./", "../", "~")) or ("/" not in word and Path(word).is_dir())
+
+
+def find(place: Path) -> tuple[list[LocalModel], list[str]]:
+    """The models of a file or folder, in the order of their paths, and a line for each that can't be used. Blocks on files.
+
+    Raises NotFoundError where there is no such file or folder, or no model in it.
+    """
+    place = Path(os.path.abspath(place.expanduser()))  # noqa: PTH100  # links stay as they are named
+    if not place.exists():
+        raise NotFoundError(f"{place}: there is no such file or folder.")
+    alone = not place.is_dir()
+    if alone and place.suffix.lower() != GGUF:
+        folder = f"; its folder is a model: {place.parent}" if (place.parent / CONFIG).exists() else ""
+        raise NotFoundError(f"{place} is no GGUF file{folder}.")
+    files = list(candidates(place.parent, deep=False) if alone else candidates(place))
+    found, problems = _ggufs([file for file in files if file.suffix.lower() == GGUF], _first(place) if alone else None)
+    if not alone:
+        indexes = {file.parent: file.name for file in files if file.name in (CONFIG, PIPELINE)}
+        for model, index in indexes.items():
+            try:
+                found.append(_folder(model, index))
+            except ModelUnusableError as error:
+                problems.append(str(error))
+    if not found and not problems:
+        raise NotFoundError(
+            f"{place} has no model in it (GGUF files, Hugging Face folders); one of the hub: llmux add ORG/REPO-GGUF"
+        )
+    return sorted(found, key=lambda model: model.path), problems
+
+
+def candidates(folder: Path, *, deep: bool = True) -> Iterator[Path]:
+    """The files that decide which models there are: GGUF files, and config.json and weights of a model's folder. Blocks.
+
+    `deep`: also below the folder, except in a model's folder.
+    """
+    for seen, (where, below, names) in enumerate(os.walk(folder)):
+        files = [Path(where, name) for name in sorted(names)]
+        yield from (file for file in files if file.suffix.lower() == GGUF)
+        weights = [file for file in files if _WEIGHTS.fullmatch(file.name)]
+        index = PIPELINE if PIPELINE in names else CONFIG if CONFIG in names and weights else None
+        if index is not None:
+            yield from (Path(where, index), *weights)
+        below[:] = [] if index is not None or not deep or seen > MOST_FOLDERS else sorted(below)
+
+
+def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel], list[str]]:
+    """The models among these files, or of them only `wanted`, and a line for each that can't be used."""
+    models: dict[Path, str] = {}
+    projectors: list[Path] = []
+    problems: list[str] = []
+    for file in files:
+        if (part := _PART.search(file.name)) is not None and int(part[1]) != 1:
+            continue
+        try:
+            metadata = gguf_meta.read(file)
+            problem = gguf_meta.cut_short(file)
+        except ModelUnusableError as error:
+            problem = str(error)
+        if problem is not None:
+            problems += [problem] if wanted in (None, file) else []
+        elif metadata.architecture == PROJECTOR:
+            projectors.append(file)
+        else:
+            models[file] = str(metadata.values.get("general.name", ""))
+    if wanted in projectors:
+        problems.append(f"{wanted} is a projector: it gives a model eyes or ears, and is none itself")
+    found = [
+        LocalModel(
+            _names(said, _PART.sub("", file.name).removesuffix(GGUF)),
+            file,
+            _projector(file, models, projectors),
+            purpose(file),
+        )
+        for file, said in models.items()
+        if wanted in (None, file)
+    ]
+    return found, problems
+
+
+def _folder(folder: Path, index: str) -> LocalModel:
+    """A model in Hugging Face's layout. Raises ModelUnusableError where it isn't whole, or no runtime is sure to run it."""
+    cached = _CACHED.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
+    names = _names("", cached[1] if cached is not None else folder.name)
+    if index == PIPELINE:
+        return LocalModel(names, folder, about={"runtime": "diffusers"})
+    model = checkpoints.read(folder)
+    there = {file.name for file in folder.iterdir()}
+    about = runtime_of(model.config.architectures, there)
+    if about is None:
+        named = ", ".join(model.config.architectures) or "no architecture"
+        raise ModelUnusableError(
+            f"{folder}: its {CONFIG} names {named}, which tells no runtime; llmux config example shows an entry for each"
+        )
+    return LocalModel(names, folder, about=about)
+
+
+def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | None:
+    """The runtime of a folder with a model of these architectures and with these files; None where that isn't clear."""
+    from runtimes.embeddings.adapter import SEEING  # noqa: PLC0415  # the daemon needs it only for such folders
+    from runtimes.transformers.adapter.speech import ARCHITECTURES as SPEECH  # noqa: PLC0415
+
+    if "modules.json" in there or any(name.endswith("ForSequenceClassification") for name in architectures):
+        return {"runtime": "embeddings"}
+    if any(name in SEEING for name in architectures):
+        return {"runtime": "embeddings", "type": "vision"}
+    if any(name in SPEECH for name in architectures):
+        return {"runtime": "transformers", "type": "asr"}
+    if any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures):
+        return {"runtime": "transformers"}
+    return None
+
+
+def purpose(path: Path) -> Entry:
+    """What an entry says of a GGUF file's purpose: nothing of a language model, or where the file can't be read."""
+    try:
+        metadata = gguf_meta.read(path)
+    except ModelUnusableError:
+        return {}
+    pooling = metadata.values.get(f"{metadata.architecture}.pooling_type")
+    if pooling == _RANKS:
+        return {"type": "embedding", "rerank": True}
+    return {"type": "embedding"} if pooling in _POOLED else {}
+
+
+def quantisation(stem: str) -> str:
+    """`Qwen3-8B-Q4_K_M` → `Q4_K_M`; where only the folder tells it, that; empty where nothing does."""
+    for part in reversed(stem.split("/")[-2:]):
+        if (found := _QUANTISATION.search(part)) is not None:
+            return found[1].upper()
+    return ""
+
+
+def _names(said: str, stem: str) -> tuple[str, ...]:
+    """The name in its metadata, the same with its quantisation, the file's; without the first two where they say nothing."""
+    own = _slug(said)
+    file = _slug(stem) or "model"
+    if _SAYS_NOTHING.fullmatch(own):
+        return (file,)
+    quant = quantisation(stem).lower()
+    return tuple(dict.fromkeys((own, *([f"{own}-{quant}"] if quant else []), file)))
+
+
+def _slug(text: str) -> str:
+    return _UNFIT.sub("-", text.lower()).strip("-._")[:100]
+
+
+def _first(file: Path) -> Path:
+    """The first part of a split model, of which this may be any."""
+    return file.with_name(_PART.sub(lambda part: f"-00001-of-{part[2]}{GGUF}", file.name))
+
+
+def _projector(model: Path, models: Collection[Path], projectors: Sequence[Path]) -> Path | None:
+    """The one in its folder: the only one, or the one whose name has most in common; of none where models share several."""
+    beside = [one for one in projectors if one.parent == model.parent]
+    if len(beside) <= 1:
+        alone = sum(other.parent == model.parent for other in models) == 1
+        named = [one for one in beside if _common(one, model) >= 4]
+        return beside[0] if beside and (alone or named) else None
+    best = max(beside, key=lambda one: _common(one, model))
+    return best if _common(best, model) >= 4 else None
+
+
+def _common(projector: Path, model: Path) -> int:
+    """How many letters of the model's name the projector's has, behind what all projectors are called."""
+    stem = re.sub(r"^mmproj[-_.]?|[-_.]mmproj", "", projector.stem, flags=re.IGNORECASE).lower()
+    return next(
+        (at for at, (one, other) in enumerate(zip(stem, model.stem.lower(), strict=False)) if one != other), len(stem)
+    )
