@@ -17,6 +17,7 @@ class Gpu:
     pci: str
     name: str = ""
     capability: Version | None = None  # CUDA's compute capability
+    driver: str = ""  # the kernel's
 
 
 @dataclass(frozen=True, slots=True)

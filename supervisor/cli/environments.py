@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -162,7 +162,9 @@ def _install(
             device=device,
             python=python,
             package=package,
-            prove=lambda environment: proof.prove(environment, tell) if package is not None else {"is_asked": is_asked},
+            prove=lambda environment: (
+                asdict(proof.prove(environment, tell)) if package is not None else {"is_asked": is_asked}
+            ),
         )
     if watched:
         echo(lines[-1])

@@ -56,8 +56,16 @@ class _Answer:
     used_mib: int
 
 
-def prove(environment: Path, echo: Echo) -> Mapping[str, object]:
-    """Its record's `names`, by PCI address, and `variables`. Blocks, up to ten minutes. Raises InstallError, which says why not."""
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What an environment's record keeps: its names of the GPUs that compute, by PCI address, and the variables that it needs."""
+
+    names: Mapping[str, str]
+    variables: Mapping[str, str]
+
+
+def prove(environment: Path, echo: Echo) -> Proven:
+    """Blocks, up to ten minutes. Raises InstallError, which says why it computes on none."""
     made = installed.program(environment)
     assert made is not None
     names = _listed(environment / "bin" / "llama-server", made)
@@ -81,7 +89,7 @@ def prove(environment: Path, echo: Echo) -> Mapping[str, object]:
     if not found:
         raise InstallError("; ".join(problems) or "it computes on none of the GPUs that llmux can measure")
     echo(f"{', '.join(found.values())} gave the processor's answer")
-    return {"names": found, "variables": variables}
+    return Proven(found, variables)
 
 
 def _tries(

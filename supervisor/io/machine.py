@@ -56,7 +56,9 @@ def _on_bus(sys: Path) -> Iterator[Gpu]:
     for folder in sys.glob("bus/pci/devices/*"):
         vendor = VENDORS.get(_text(folder / "vendor"))
         if vendor is not None and _text(folder / "class").startswith(DISPLAY):
-            yield Gpu(vendor, folder.name, _text(folder / "product_name") or f"{vendor} {_text(folder / 'device')}")
+            name = _text(folder / "product_name") or f"{vendor} {_text(folder / 'device')}"
+            driver = folder / "driver"
+            yield Gpu(vendor, folder.name, name, driver=driver.resolve().name if driver.exists() else "")
 
 
 def _vulkan_drivers(root: Path) -> Iterator[str]:

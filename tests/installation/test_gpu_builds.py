@@ -16,6 +16,7 @@ from runtimes.installed import program
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
 from supervisor.cli import adding, environments, packages
+from supervisor.cli.bench import gpu_report
 from supervisor.cli.packages import Wanted
 from supervisor.errors import InvalidRequestError
 from supervisor.io import venvs
@@ -169,6 +170,39 @@ class TestInstall:
         machine.install()
         assert machine.used() == (None, None)
         assert not machine.releases.asked
+
+
+class TestReport:
+    """`llmux bench --gpu-report`: a block that anybody may see."""
+
+    @pytest.fixture(autouse=True)
+    def folder(self, machine, monkeypatch):
+        monkeypatch.setenv("LLMUX_SERVER__RUNTIMES_DIR", str(machine.runtimes))
+        monkeypatch.setenv("HOME", str(machine.folder))
+
+    def test_it_computes(self, machine):
+        machine.install()
+        told = gpu_report.report(machine.said.append)
+        (row,) = told.as_json()["gpus"]
+        assert (row["GPU"], row["Driver"]) == ("NVIDIA Fake 16 GiB", "550.1, CUDA 12.4")
+        assert (row["Build"], row["Computes"], told.failed) == ("b11146 vulkan", "yes, as Vulkan0", False)
+        lines = told.lines()
+        assert lines[0] == "| GPU | Driver | Build | Computes | llmux | System |"
+        assert lines[2].startswith(
+            "| NVIDIA Fake 16 GiB | 550.1, CUDA 12.4 | b11146 vulkan | yes, as Vulkan0 | 0.1.0 | Linux "
+        )
+        assert str(machine.folder) not in "\n".join(lines)
+        assert os.uname().nodename not in "\n".join(lines)
+
+    def test_none_is_installed(self, machine):
+        told = gpu_report.report(machine.said.append)
+        assert told.failed
+        assert "no build for a GPU is installed: llmux runtimes install llama_server" in told.details
+
+    def test_without_a_gpu(self, machine, monkeypatch):
+        monkeypatch.delenv("LLMUX_FAKE_NVML")
+        with pytest.raises(InstallError, match="There is no GPU to report on"):
+            gpu_report.report(machine.said.append)
 
 
 class TestFetching:

@@ -14,7 +14,12 @@ from supervisor.cli.options import answer, config_option, daemon_options, model_
 
 
 @click.command()
-@model_argument(public=True)
+@model_argument(required=False, public=True)
+@click.option(
+    "--gpu-report",
+    is_flag=True,
+    help="Instead: which GPU computes with which driver and build of llama.cpp, as a block to paste; it names no machine, user or model.",
+)
 @click.option(
     "--devices",
     metavar="NAMES",
@@ -43,7 +48,8 @@ from supervisor.cli.options import answer, config_option, daemon_options, model_
 @config_option
 @daemon_options
 def bench(
-    model: str,
+    model: str | None,
+    gpu_report: bool,
     devices: str | None,
     tokens: int | None,
     ocr: bool,
@@ -54,6 +60,16 @@ def bench(
     as_json: bool,
 ) -> None:
     """Compare MODEL's speed on GPU and processor, with a temporary worker on each in turn; nothing is evicted for it."""
+    if gpu_report:
+        from supervisor.cli.bench import gpu_report as reporting  # noqa: PLC0415  # not for declaring
+
+        told = reporting.report(functools.partial(click.echo, err=True))
+        answer(told.as_json(), *told.lines(), as_json=as_json)
+        if told.failed:
+            sys.exit(ExitCode.FAILED)
+        return
+    if model is None:
+        raise click.UsageError("Name a MODEL to measure, or give --gpu-report.")
     from supervisor.cli.bench import comparison  # noqa: PLC0415  # not for declaring
 
     words = [word.strip() for word in (devices or "").split(",") if word.strip()]
