@@ -218,7 +218,7 @@ MADE_FOR: Final[Mapping[str, frozenset[str]]] = {
     "cpu": frozenset(),
     "cuda": frozenset({"cuda"}),
     "rocm": frozenset({"rocm"}),
-    "vulkan": frozenset({"cuda", "rocm"}),
+    "vulkan": frozenset({"cuda", "rocm", "vulkan"}),
 }
 """What an environment was made for → the kinds of GPUs that it computes on."""
 

@@ -61,7 +61,9 @@ ROCM: Final = DeviceKind(
     variable="ROCR_VISIBLE_DEVICES",
 )
 
-KINDS: Final[dict[str, DeviceKind]] = {kind.name: kind for kind in (HOST, CUDA, ROCM)}
+VULKAN: Final = DeviceKind("vulkan", "vulkan", "GPU", vendor="Intel", prefix="vk")  # and AMD's without ROCm's driver
+
+KINDS: Final[dict[str, DeviceKind]] = {kind.name: kind for kind in (HOST, CUDA, ROCM, VULKAN)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ class Gpu:
     name: str = ""
     capability: Version | None = None  # CUDA's compute capability
     driver: str = ""  # the kernel's
+    unusable: str = ""  # why no model is placed on it by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,6 @@ class Machine:
     driver: str | None = None
     cuda: Version | None = None
     vulkan: Vulkan = Vulkan()
-    kfd: bool = False  # this user may open /dev/kfd, AMD's compute driver
 
     def of(self, vendor: Vendor) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in self.gpus if gpu.vendor == vendor)

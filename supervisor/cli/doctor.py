@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
-from runtimes.device_kind import CUDA, HOST, ROCM, DeviceAssignment
+from runtimes.device_kind import CUDA, HOST, ROCM, VULKAN, DeviceAssignment, DeviceKind
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from supervisor.catalog import Catalog
@@ -60,7 +60,13 @@ def examine(config: Path | None) -> list[Check]:
     """Every check, in the order in which to fix things. Takes a few seconds where a GPU has to be woken."""
     configured, catalog = _configuration(config)
     server = catalog.server if catalog is not None else _server(config)
-    found = [*_environment(), *configured, *_gpus(catalog), *_amd(catalog)]
+    found = [
+        *_environment(),
+        *configured,
+        *_gpus(catalog),
+        *_kernel_gpus(catalog, ROCM),
+        *_kernel_gpus(catalog, VULKAN),
+    ]
     if catalog is not None:
         found += _models(catalog)
         found += _llama_servers(catalog)
@@ -156,20 +162,26 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
             yield Check("gpu", "ok", f"gpu{gpu.index} {gpu.name}, {memory}, driver {session.driver}")
 
 
-def _amd(catalog: Catalog | None) -> Iterator[Check]:
-    """AMD's GPUs, where there are any or the configuration wants some."""
+def _kernel_gpus(catalog: Catalog | None, kind: DeviceKind) -> Iterator[Check]:
+    """GPUs that the kernel's files show, where there are any or the configuration wants some."""
     configured = catalog.devices if catalog is not None else "auto"
-    wanted = [] if configured == "auto" else [one.wanted for one in configured if one.wanted.kind == ROCM]
-    fix = "load the kernel's amdgpu driver; `ls /sys/class/kfd/kfd/topology/nodes` must show more than 0"
-    opened = "sudo usermod --append --groups render,video $USER, and log in again; a container needs --device /dev/kfd --device /dev/dri"
+    wanted = [] if configured == "auto" else [one.wanted for one in configured if one.wanted.kind == kind]
+    is_amd = kind == ROCM
+    fix = (
+        "load the kernel's amdgpu driver; `ls /sys/class/kfd/kfd/topology/nodes` must show more than 0"
+        if is_amd
+        else "load the kernel's driver of the GPU (xe, i915, amdgpu); `ls /sys/class/drm` must show a renderD"
+    )
+    devices = "--device /dev/kfd --device /dev/dri" if is_amd else "--device /dev/dri"
+    opened = f"sudo usermod --append --groups render,video $USER, and log in again; a container needs {devices}"
     try:
-        gpus = DRIVERS[ROCM]().find()
+        gpus = DRIVERS[kind]().find()
     except DriverUnavailableError as error:
         gpus = ()
         if wanted:
-            yield Check("gpu", "fail", f"no AMD GPU can be used: {error}", fix)
+            yield Check("gpu", "fail", f"no {kind.vendor} GPU can be used: {error}", fix)
     for gpu in gpus:
-        name = f"{ROCM.device_id(gpu.index)} {gpu.name}"
+        name = f"{kind.device_id(gpu.index)} {gpu.name}"
         listed = any(one.index == gpu.index or (one.uuid and gpu.uuid.startswith(one.uuid)) for one in wanted)
         if gpu.unusable and (listed or not gpu.only_listed):
             status: Status = "fail" if listed else "warn"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from runtimes.device_kind import CUDA, ROCM, DeviceKind, DeviceWanted
+from runtimes.device_kind import CUDA, ROCM, VULKAN, DeviceKind, DeviceWanted
 from supervisor.errors import ConfigError
 from supervisor.io.amd import AmdDriver
 from supervisor.io.host_memory import HostMemory
@@ -25,8 +25,9 @@ from supervisor.io.memory import (
 )
 from supervisor.io.nvml import NvmlSession
 from supervisor.io.recipe import Device
+from supervisor.io.vulkan import VulkanDriver
 
-DRIVERS: Final[dict[DeviceKind, Callable[[], Driver]]] = {CUDA: NvmlSession, ROCM: AmdDriver}
+DRIVERS: Final[dict[DeviceKind, Callable[[], Driver]]] = {CUDA: NvmlSession, ROCM: AmdDriver, VULKAN: VulkanDriver}
 """Opens the driver of each kind of accelerator, or raises DriverUnavailableError."""
 
 OPEN_TIMEOUT_S = 15.0

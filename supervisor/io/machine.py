@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from runtimes.machine import Gpu, Machine, Vendor, Version, Vulkan
-from supervisor.io import amd
+from supervisor.io.amd import AmdDriver
+from supervisor.io.drm import sys_folder
 from supervisor.io.memory import DriverUnavailableError
 from supervisor.io.nvml import NvmlSession
+from supervisor.io.vulkan import VulkanDriver
 
 VENDORS: Final[Mapping[str, Vendor]] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+_TITLES: Final[Mapping[Vendor, str]] = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 DISPLAY: Final = ("0x03", "0x12")
 """Classes of PCI devices that compute: displays, and accelerators without one."""
 SOFTWARE: Final = "lvp_"
@@ -33,7 +37,7 @@ def loads(library: str) -> bool:
 
 def look(root: Path | None = None, resolves: Callable[[str], bool] = loads) -> Machine:
     """The facts. `root` stands for `/`. Blocks, up to seconds where a GPU has to be woken."""
-    sys = root / "sys" if root is not None else amd.sys_folder()
+    sys = root / "sys" if root is not None else sys_folder()
     dev, root = sys.with_name("dev"), root or Path("/")
     found = {gpu.pci: gpu for gpu in _on_bus(sys)}
     driver = cuda = None
@@ -46,17 +50,25 @@ def look(root: Path | None = None, resolves: Callable[[str], bool] = loads) -> M
             found[pci] = replace(known, name=one.name, capability=one.capability)
     except DriverUnavailableError:
         pass
+    for kernel in (AmdDriver, VulkanDriver):  # what only the second can use, the first calls unusable
+        with contextlib.suppress(DriverUnavailableError):
+            for one in kernel(sys).find():
+                if one.pci in found:
+                    why = one.unusable or one.only_listed or ""
+                    found[one.pci] = replace(found[one.pci], name=one.name, unusable=why)
     renders = sorted(dev.glob("dri/renderD*"))
     vulkan = Vulkan(resolves("libvulkan.so.1"), tuple(_vulkan_drivers(root)), any(map(_opens, renders)))
     gpus = tuple(found[pci] for pci in sorted(found))
-    return Machine(platform.machine(), glibc(), gpus, driver, cuda, vulkan, _opens(dev / "kfd"))
+    return Machine(platform.machine(), glibc(), gpus, driver, cuda, vulkan)
 
 
 def _on_bus(sys: Path) -> Iterator[Gpu]:
     for folder in sys.glob("bus/pci/devices/*"):
         vendor = VENDORS.get(_text(folder / "vendor"))
         if vendor is not None and _text(folder / "class").startswith(DISPLAY):
-            name = _text(folder / "product_name") or f"{vendor} {_text(folder / 'device')}"
+            name = (
+                _text(folder / "product_name") or f"{_TITLES[vendor]} GPU {_text(folder / 'device').removeprefix('0x')}"
+            )
             driver = folder / "driver"
             yield Gpu(vendor, folder.name, name, driver=driver.resolve().name if driver.exists() else "")
 

@@ -43,8 +43,34 @@ class Amd:
         (folder / "gpu_busy_percent").write_text("25\n")
         (folder / "mem_info_vram_total").write_text(f"{vram_mib * MIB}\n")
         (folder / "mem_info_gtt_total").write_text(f"{gtt_mib * MIB}\n")
+        self._driver(folder, "amdgpu", "0x1002")
         self.take(place)
         return folder
+
+    def intel(self, place: int, *, driver: str = "xe", device: str = "0xe20b") -> Path:
+        """One of Intel's, which has no figures in files; returns its folder."""
+        minor = 127 + place
+        (self.dev / "dri" / f"renderD{minor}").touch()
+        folder = self.sys / f"devices/pci0000:00/{self.address(place)}"
+        folder.mkdir(parents=True)
+        link = self.sys / f"class/drm/renderD{minor}/device"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(folder)
+        self._driver(folder, driver, "0x8086")
+        (folder / "device").write_text(f"{device}\n")
+        return folder
+
+    def _driver(self, folder: Path, driver: str, vendor: str) -> None:
+        place = self.sys / "bus/pci/drivers" / driver
+        place.mkdir(parents=True, exist_ok=True)
+        (folder / "driver").unlink(missing_ok=True)
+        (folder / "driver").symlink_to(place)
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text("0x030000\n")
+        on_bus = self.sys / "bus/pci/devices" / folder.name
+        on_bus.parent.mkdir(parents=True, exist_ok=True)
+        on_bus.unlink(missing_ok=True)
+        on_bus.symlink_to(folder)
 
     def take(self, place: int, *, vram_mib: int = 0, gtt_mib: int = 0) -> None:
         """So much is taken of it, by whomever."""

@@ -4,7 +4,7 @@
 | --- | --- |
 | NVIDIA, x86-64, the driver runs CUDA 13.4, compute capability 7.5 or newer | cuda-13.4 |
 | NVIDIA, x86-64, the driver runs CUDA 12.8, compute capability 5.0 or newer | cuda-12.8 |
-| other NVIDIA, AMD, where Vulkan has its loader and a driver | vulkan |
+| other NVIDIA, AMD, Intel, where Vulkan has its loader and a driver | vulkan |
 | none of these | none: the processor's |
 
 A program that was compiled for a newer CUDA than the driver's may start, list the card, and die at its first kernel: so 13.0 is
@@ -35,12 +35,8 @@ def choose(machine: Machine) -> Choice:
     """What to install for the GPU of this machine."""
     if not machine.gpus:
         return Choice(())
-    if not (machine.of("nvidia") or (machine.of("amd") and machine.kfd)):
-        names = ", ".join(gpu.name for gpu in machine.gpus)
-        lacks = (
-            "its driver's /dev/kfd can't be opened" if machine.of("amd") else "no way is known to measure its memory"
-        )
-        return Choice((), (f"There is a GPU ({names}), and llmux can't place models on it: {lacks}.",))
+    if all(gpu.unusable for gpu in machine.gpus):
+        return Choice((), tuple(f"There is a GPU, {gpu.name}: it {gpu.unusable}." for gpu in machine.gpus))
     if (least := _least_glibc(machine)) is not None:
         return Choice((), (f"llama.cpp's builds for GPUs need glibc {_text(least)} or newer; {_glibc(machine)}.",))
     cuda, reasons = _cuda(machine)

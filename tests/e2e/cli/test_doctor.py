@@ -320,10 +320,12 @@ class TestGpu:
         assert (code, found["gpu"][-1]["message"]) == (ExitCode.DONE, "amd0 Radeon RX 7900 XTX, 24.0 GiB")
         (amd.dev / "kfd").unlink()
         code, found = examined(alone, config, LLMUX_AMD_SYS=str(amd.sys))
-        assert (code, found["gpu"][-1]["status"]) == (ExitCode.FAILED, "fail")
-        assert "--groups render,video" in found["gpu"][-1]["fix"]
+        _, card, with_vulkan = found["gpu"]
+        assert (code, card["status"]) == (ExitCode.FAILED, "fail")
+        assert "--groups render,video" in card["fix"]
+        assert (with_vulkan["status"], with_vulkan["message"]) == ("ok", "vk0 Radeon RX 7900 XTX, 24.0 GiB")
         amd.gpu(2, vram_mib=512, apu=True)  # the processor's own, which nobody has listed
-        (_, card, small) = examined(alone, config, LLMUX_AMD_SYS=str(amd.sys))[1]["gpu"]
+        (_, card, small, *_) = examined(alone, config, LLMUX_AMD_SYS=str(amd.sys))[1]["gpu"]
         assert (card["status"], small["status"]) == ("fail", "ok")
         code, found = examined(alone, config, LLMUX_AMD_SYS=str(alone.home / "none"))
         assert (code, found["gpu"][-1]["status"]) == (ExitCode.FAILED, "fail")

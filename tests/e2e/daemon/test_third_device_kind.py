@@ -86,7 +86,7 @@ def test_on_its_own_where_devices_are_auto(toys):
     [
         ([{"kind": "toy"}], 'a toy device is given by either "index" or "uuid"'),
         ([{"kind": "toy", "index": 7}], "no toy has index 7; there are: 0: Abacus 0"),
-        ([{"kind": "tpu", "index": 0}], 'expected "host", "cuda", "rocm" or "toy"'),
+        ([{"kind": "tpu", "index": 0}], 'expected "host", "cuda", "rocm", "vulkan" or "toy"'),
     ],
 )
 def test_mistakes_are_told_as_for_any_kind(toys, devices, said):

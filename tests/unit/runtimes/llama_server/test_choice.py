@@ -21,7 +21,7 @@ def nvidia(cuda: tuple[int, int] | None, capability: tuple[int, int] | None, **f
 
 def amd(**facts: object) -> Machine:
     gpus = (Gpu("amd", "0000:03:00.0", "RX"),)
-    return Machine(**{"glibc": (2, 36), "gpus": gpus, "kfd": True, "vulkan": VULKAN, **facts})
+    return Machine(**{"glibc": (2, 36), "gpus": gpus, "vulkan": VULKAN, **facts})
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def amd(**facts: object) -> Machine:
         (amd(), ("vulkan",), ""),
         (amd(vulkan=Vulkan(loader=True, opens=True)), (), "apt install mesa-vulkan-drivers"),
         (amd(vulkan=Vulkan(loader=True, drivers=("x.json",))), (), "groups render,video"),
-        (amd(kfd=False), (), "/dev/kfd can't be opened"),
+        (Machine(glibc=(2, 36), gpus=(Gpu("intel", "0000:03:00.0", "Arc"),), vulkan=VULKAN), ("vulkan",), ""),
         (
-            Machine(glibc=(2, 36), gpus=(Gpu("intel", "0000:00:02.0", "Arc"),), vulkan=VULKAN),
+            Machine(glibc=(2, 36), gpus=(Gpu("intel", "0000:00:02.0", "UHD", unusable="is small"),), vulkan=VULKAN),
             (),
-            "There is a GPU (Arc)",
+            "There is a GPU, UHD: it is small.",
         ),
     ],
 )
