@@ -307,19 +307,19 @@ class DeviceConfig(Section):
     """One device to use, where `devices:` is a list instead of `auto`."""
 
     kind: Annotated[str, BeforeValidator(_known_kind)] = Field(
-        description="host: main memory; cuda: a GPU of NVIDIA's; rocm: one of AMD's.",
+        description="host: main memory; cuda: a GPU of NVIDIA's; rocm: one of AMD's; vulkan: one of Intel's, or of AMD's without ROCm's driver.",
         examples=["cuda"],
         json_schema_extra=lambda schema: schema.update(enum=[*KINDS]),
     )
     index: Annotated[int, Field(ge=0, le=1023)] | None = Field(
         default=None,
-        description="Which GPU, by its number in nvidia-smi, or among those of AMD's in rocminfo, from 0.",
+        description="Which GPU, by its number in nvidia-smi, among those of AMD's in rocminfo, or of Vulkan's by address on the PCI bus, from 0.",
         examples=[0],
     )
     uuid: str | None = Field(
         default=None,
-        pattern=r"^GPU-[0-9a-fA-F-]+$",
-        description="Which GPU, by its UUID or a unique beginning of it; survives a change of order.",
+        pattern=r"^(GPU-[0-9a-fA-F-]+|[0-9a-fA-F]{4,8}:[0-9a-fA-F:.]*)$",
+        description="Which GPU, by its UUID, or Vulkan's by its address on the PCI bus, or a unique beginning of it; survives a change of order.",
         examples=["GPU-6f1e2d3c"],
     )
     budget_mib: Annotated[int, Field(gt=0)] | None = Field(

@@ -291,7 +291,7 @@ class TestBuilds:
         adapter = REGISTRY.get(NAME)
         assert adapter.kinds(config, runtimes_dir=machine.runtimes) is None
         machine.install()
-        assert adapter.kinds(config, runtimes_dir=machine.runtimes) == {"cuda", "rocm"}
+        assert adapter.kinds(config, runtimes_dir=machine.runtimes) == {"cuda", "rocm", "vulkan"}
 
 
 class TestCarried:
