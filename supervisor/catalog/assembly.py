@@ -56,7 +56,7 @@ NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
 _OWN_PATHS = re.compile(
     r"/|/(?:v1/)?health|/livez|/metrics|/api/v1/config|/v1/capabilities|/v1/cache/flush"
-    r"|/(?:ui|models|v1/models|v1/admin|v1/jobs)(?:/.*)?",
+    r"|/(?:ui|models|v1/models|v1/admin|v1/jobs|v1/files|v1/batches)(?:/.*)?",
     re.DOTALL,
 )
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")

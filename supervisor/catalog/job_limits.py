@@ -1,4 +1,4 @@
-"""How many jobs there may be and how long their results are kept, as the configuration says it."""
+"""How many jobs there may be, how large the files of batches, and how long they are kept, as the configuration says it."""
 
 from __future__ import annotations
 
@@ -20,5 +20,12 @@ class JobsConfig(BaseModel):
         default=86_400.0, description="How long a job that has ended is kept, with its result."
     )
     jobs_mib: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
-        default=1024, description="Disk for requests and results of jobs; the oldest results go first."
+        default=1024,
+        description="Disk for requests and results of jobs, and for the files of batches; the oldest results go first.",
+    )
+    files_mib: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        default=200, description="Largest file of a batch (`POST /v1/files`), in MiB."
+    )
+    batch_lines: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        default=50_000, description="Requests that a batch may have."
     )

@@ -101,6 +101,7 @@ async def assemble(
     daemon.restore(state)
     daemon.responses.owners = owners = await former_owners(state, keyring.keys)
     daemon.jobs.open(state, server.state_dir, owners)
+    daemon.batches.open(state, server.state_dir, owners)
     daemon.responses.open(server.state_dir)
     daemon.pictures.open(server.state_dir)
     if server.leases is not None:

@@ -280,6 +280,7 @@ async def _until_stopped(
     shared = daemon.partners.shared
     if shared is not None:
         background.append(asyncio.create_task(shared.run()))
+    daemon.batches.start(application.check_line)
     daemon.jobs.start(application.send_job)
     # What an earlier daemon left; for its own it sees to that itself.
     asyncio.get_running_loop().call_later(daemon.pictures.keep_s + 1, daemon.pictures.expire)
@@ -301,6 +302,7 @@ async def _until_stopped(
         is_restart = await asyncio.to_thread(notify.will_restart)
         if is_restart:
             application.park()
+        await daemon.batches.close()
         await daemon.jobs.close()
         await engine.shutdown()
     application.close()

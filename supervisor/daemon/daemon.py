@@ -11,6 +11,7 @@ from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.daemon.answer_times import AnswerLog
+from supervisor.daemon.batches import Batches
 from supervisor.daemon.caching import Salts
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
@@ -63,6 +64,7 @@ class Daemon:
     loads: Loads = field(init=False)
     steps: Steps = field(init=False)
     jobs: Jobs = field(default_factory=Jobs)
+    batches: Batches = field(init=False)
     responses: ResponseStore = field(default_factory=ResponseStore)
     pictures: PictureStore = field(default_factory=PictureStore)
     pulls: Pulls = field(default_factory=Pulls)
@@ -87,6 +89,7 @@ class Daemon:
         RunnerMetrics(self, self.metrics.registry)
         self.partners = Partners(self.engine, self.sampler)
         self.loads = Loads(self)
+        self.batches = Batches(self.jobs, self.bodies)
         self.configure(self.catalog, self.keyring)
 
     def restore(self, store: Store) -> None:
@@ -117,6 +120,7 @@ class Daemon:
             self.pictures,
         )
         self.jobs.configure(limits)
+        self.batches.line_limit = limits.body_mib << 20
         self.responses.configure(
             most_bytes=limits.responses_mib << 20, most=limits.responses_most, keep_s=limits.responses_keep_s
         )

@@ -221,6 +221,7 @@ class Handover:
         engine.post(HandoverAsked())
         try:
             await self._calm(pidfd)
+            await self._daemon.batches.close()
             await self._daemon.jobs.close()  # its successor runs them
             for store in stores:
                 await store.lend()
@@ -233,6 +234,7 @@ class Handover:
             await asyncio.shield(_end(pidfd))
             for store in stores:
                 await store.take_back()
+            self._daemon.batches.go_on()
             self._daemon.jobs.go_on()
             engine.post(HandoverEnded())
             raise

@@ -33,6 +33,15 @@ class JobFullError(UnavailableError):
     code = "queue_full"
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The line of a batch that a job answers."""
+
+    batch: str  # its id
+    number: int  # of the line in the batch's file, from 1
+    custom_id: str
+
+
 @dataclass(slots=True)
 class Job:
     """One job. Times are seconds since the epoch."""
@@ -55,11 +64,17 @@ class Job:
     error: dict[str, Any] | None = None  # as its endpoint's clients get it
     request_id: str = ""  # of its last try
     response: str | None = None  # the name of the kept response that it generates; then it goes when it is over
+    line: Line | None = None  # set iff it answers a line of a batch; then it goes when it is over
 
     @property
     def is_over(self) -> bool:
         """Has it ended, one way or the other?"""
         return self.state not in {"queued", "running"}
+
+    @property
+    def keeps_end(self) -> bool:
+        """Does it stay when it is over, with its result? Else a response or a batch tells how it ended."""
+        return self.response is None and self.line is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ is tried again. An ended job goes after `jobs_keep_s`, or when the disk that job
 
 A job is over when that is on disk, and not before: clients never see an end that a restart takes back. One whose end can't be
 written down waits, and is sent again.
+
+The lines of batches (`daemon.batches`) are jobs, too. They get a place only when no other job wants it, and never the last one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,18 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.job_limits import JobsConfig
-from supervisor.daemon.job import Answer, Job, JobFullError, JobInterruptedError, Running, Send, State, failed
+from supervisor.daemon.files import Files
+from supervisor.daemon.job import (
+    Answer,
+    Job,
+    JobFullError,
+    JobInterruptedError,
+    Line,
+    Running,
+    Send,
+    State,
+    failed,
+)
 from supervisor.errors import NotFoundError, TooLargeError, UnavailableError
 from supervisor.io.files import replacing
 from supervisor.io.held_body import Bytes
@@ -52,7 +65,9 @@ class Jobs:
 
     folder: Path | None = None  # None until `open`
     config: JobsConfig = field(default_factory=JobsConfig)
-    on_end: list[Callable[[Job], Awaitable[None]]] = field(default_factory=list)  # called for each that is over
+    files: Files = field(default_factory=Files)  # which share the disk that jobs may take
+    on_end: list[Callable[[Job, Answer | None], Awaitable[None]]] = field(default_factory=list)
+    """Called for each that is over, with its answer; None: it was cancelled."""
     _store: Store | None = None
     _send: Send | None = None
     _all: dict[str, Job] = field(default_factory=dict)  # oldest first
@@ -141,17 +156,19 @@ class Jobs:
         owner: str | None,
         *,
         response: str | None = None,
+        line: Line | None = None,
     ) -> Job:
         """A new job. Raises JobFullError, TooLargeError, and NotSavedError."""
         if self.folder is None:
             raise UnavailableError("Jobs can't be kept; the log says why.")
         await self.expire()
-        waiting = sum(not job.is_over for job in self._all.values()) + len(self._coming)
-        if waiting >= self.config.jobs_waiting + self.config.jobs_running or self.config.jobs_waiting == 0:
+        waiting = sum(not job.is_over and job.line is None for job in self._all.values()) + len(self._coming)
+        is_full = line is None and waiting >= self.config.jobs_waiting + self.config.jobs_running
+        if is_full or self.config.jobs_waiting == 0:
             raise JobFullError(f"{waiting} jobs wait already (limits.jobs_waiting).", retry_after_s=LONGEST_PAUSE_S)
-        self._make_room(len(body))
+        self.make_room(len(body))
         job = Job(f"job_{secrets.token_hex(12)}", endpoint, model, headers, owner, round(time.time(), 3))
-        job.request_bytes, job.response = len(body), response
+        job.request_bytes, job.response, job.line = len(body), response, line
         self._coming[job.id] = len(body)
         try:
             await self._write(job, "request", body)
@@ -162,7 +179,7 @@ class Jobs:
         finally:
             del self._coming[job.id]
         self._all[job.id] = job
-        self._tell()
+        self.tell()
         self._fill()
         return job
 
@@ -177,15 +194,20 @@ class Jobs:
         """The job that generates this response; None: it is over."""
         return next((job for job in self._all.values() if job.response == response), None)
 
+    def lines(self) -> list[Job]:
+        """Those that answer a line of a batch."""
+        return [job for job in self._all.values() if job.line is not None]
+
     def listing(self, owner: str | None, *, is_admin: bool) -> list[Job]:
         """The jobs of this owner, newest first; an admin sees all."""
         return [job for job in reversed(self._all.values()) if is_admin or job.owner == owner]
 
     def ahead(self, job: Job) -> int:
-        """How many of those that wait are older."""
+        """How many of those that wait come before it."""
         if self._places is None:
-            waiting = (other.id for other in self._all.values() if other.state == "queued")
-            self._places = {name: place for place, name in enumerate(waiting)}
+            waiting = [other for other in self._all.values() if other.state == "queued"]
+            waiting.sort(key=lambda other: other.line is not None)
+            self._places = {other.id: place for place, other in enumerate(waiting)}
         return self._places.get(job.id, 0)
 
     async def result(self, job: Job) -> BinaryIO:
@@ -228,16 +250,21 @@ class Jobs:
         if self._send is None or self.is_paused:
             return
         free = max(0, self.config.jobs_running - len(self._running))
-        busy = Counter(self._all[job].owner for job in self._running if job in self._all)
-        waiting: dict[str | None, deque[Job]] = {}  # by key
+        running = [self._all[job] for job in self._running if job in self._all]
+        busy = Counter(job.owner for job in running)
+        for_lines = max(1, self.config.jobs_running - 1) - sum(job.line is not None for job in running)
+        waiting: dict[bool, dict[str | None, deque[Job]]] = {False: {}, True: {}}  # is it a line, by key
         for job in self._all.values():
             if job.state == "queued" and job.id not in self._running and job.id not in self._resting:
-                waiting.setdefault(job.owner, deque()).append(job)
-        for _ in range(min(free, sum(map(len, waiting.values())))):
-            oldest = (line[0] for line in waiting.values() if line)
-            job = waiting[min(oldest, key=lambda one: (busy[one.owner], one.created_at)).owner].popleft()
-            busy[job.owner] += 1
-            self._begin(job)
+                waiting[job.line is not None].setdefault(job.owner, deque()).append(job)
+        for is_line, places in ((False, free), (True, for_lines)):
+            queues = waiting[is_line]
+            for _ in range(min(free, places, sum(map(len, queues.values())))):
+                oldest = (queue[0] for queue in queues.values() if queue)
+                job = queues[min(oldest, key=lambda one: (busy[one.owner], one.created_at)).owner].popleft()
+                busy[job.owner] += 1
+                free -= 1
+                self._begin(job)
 
     def _begin(self, job: Job) -> Running:
         running = self._running[job.id] = Running()
@@ -264,7 +291,7 @@ class Jobs:
             if answer is not None and answer.held is not None:
                 answer.held.release()
             del self._running[job.id]
-            self._tell()
+            self.tell()
             self._fill()
 
     async def _answer(self, job: Job, running: Running) -> Answer | None:
@@ -279,7 +306,7 @@ class Jobs:
             if running.is_stopped:
                 return None
             job.state, job.started_at = "running", round(time.time(), 3)
-            self._tell()
+            self.tell()
             running.is_sending = True
             assert self._send is not None
             answer = await self._send(job, await asyncio.to_thread(self._path(job, "request").read_bytes))
@@ -311,9 +338,9 @@ class Jobs:
     async def _keep(self, job: Job, answer: Answer) -> None:
         """It has ended with this. Raises NotSavedError."""
         error = answer.error
-        if error is None:
+        if error is None and job.keeps_end:
             try:
-                self._make_room(len(answer.body))
+                self.make_room(len(answer.body))
                 job.result_bytes = len(answer.body)  # at once: others look for room while it is written
                 await self._write(job, "result", answer.body)
             except (NotSavedError, JobFullError, TooLargeError) as refused:
@@ -334,25 +361,29 @@ class Jobs:
         if answer is not None:
             over.status, over.content_type = answer.status, answer.content_type
         for listener in self.on_end:
-            await listener(over)
-        if job.response is None:
+            await listener(over, answer)
+        if job.keeps_end:
             await self._save(over)
             self._unlink(job, "request")
         for changed in ("state", "ended_at", "request_bytes", "error", "status", "content_type"):
             setattr(job, changed, getattr(over, changed))
         log.info("job.ended", job=job.id, state=state, endpoint=job.endpoint, model=job.model, tries=job.tries)
-        if job.response is None:
-            self._tell()
+        if job.keeps_end:
+            self.tell()
             return
         del self._all[job.id]  # at once: who follows its response looks for it
         try:
             await self._forget([job])
         except NotSavedError as refused:
             log.warning(
-                "job.not_kept", job=job.id, reason=refused.message, consequence="its response says how it ended"
+                "job.not_kept",
+                job=job.id,
+                reason=refused.message,
+                consequence="its response or batch says how it ended",
             )
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Wake whoever waits in `changed`."""
         self._places = None
         self._changed.set()
         self._changed = asyncio.Event()
@@ -375,12 +406,12 @@ class Jobs:
         except NotSavedError as error:
             log.warning("job.not_kept", reason=error.message)
 
-    def _make_room(self, size: int) -> None:
-        """Raises JobFullError where there is none (what waits and runs stays), TooLargeError where there can't be any."""
+    def make_room(self, size: int) -> None:
+        """For so many bytes more, also of a file. Raises JobFullError where there is none (what waits and runs stays), TooLargeError where there can't be any."""
         if size > (budget := self.config.jobs_mib << 20):
             raise TooLargeError(f"It is larger than all that jobs may take (limits.jobs_mib: {self.config.jobs_mib}).")
         taken = sum(job.request_bytes + (job.result_bytes or 0) for job in self._all.values())
-        missing = taken + sum(self._coming.values()) + size - budget
+        missing = taken + sum(self._coming.values()) + self.files.taken + size - budget
         old = [job for job in self._all.values() if job.is_over and job.result_bytes]
         if missing > sum(job.result_bytes or 0 for job in old):  # then none of them goes for nothing
             raise JobFullError("Jobs take all the disk that they may (limits.jobs_mib).", retry_after_s=LONGEST_PAUSE_S)
@@ -445,4 +476,4 @@ class Jobs:
             self._all.pop(job.id, None)
             for kind in ("request", "result"):
                 self._unlink(job, kind)
-        self._tell()
+        self.tell()

@@ -23,14 +23,27 @@ from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.dialects.openai import OpenAI
-from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, clients, extra_ports, jobs, leases, metrics, openapi, runtime_config, ui, watch
+from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, UnavailableError
+from supervisor.http import (
+    admin,
+    batches,
+    clients,
+    extra_ports,
+    files,
+    jobs,
+    leases,
+    metrics,
+    openapi,
+    runtime_config,
+    ui,
+    watch,
+)
 from supervisor.http.auth import Auth
 from supervisor.http.parked import park
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
-from supervisor.io.held_body import HeldBody
+from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.body import read_body
 from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import Message, Receive, Scope, Send
@@ -64,6 +77,8 @@ class Application:
                 *clients.routes(daemon),
                 *leases.routes(daemon),
                 *jobs.routes(daemon),
+                *files.routes(daemon),
+                *batches.routes(daemon),
                 metrics.route(daemon),
                 runtime_config.route(daemon),
                 openapi.route(),
@@ -83,6 +98,10 @@ class Application:
     def send_job(self, job: Job, body: bytes) -> Awaitable[Answer]:
         """See `daemon.jobs.Send`."""
         return jobs.send(self._daemon, job, body)
+
+    def check_line(self, endpoint: str, body: Bytes) -> Awaitable[tuple[str | None, Bytes]]:
+        """See `daemon.batches.Check`."""
+        return jobs.check_line(self._daemon, endpoint, body)
 
     def park(self) -> None:
         """Leave requests that wait for a model, and those that are still to come, to the next daemon of this unit."""
@@ -135,6 +154,8 @@ class Application:
         upstream, dialect, body = self._daemon.successor, context.dialect, context.waiting
         is_started = context.answering
         try:
+            if _is_upload(scope):
+                raise UnavailableError("Another llmux takes over; send the file again.", retry_after_s=1)
             if body is None:
                 body = HeldBody(self._daemon.bodies)
                 body.keep(await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, body))
@@ -182,7 +203,8 @@ class Application:
             await self._daemon.settled.wait()
             if self._daemon.successor is not None:
                 raise HandedOverError
-            receive = _keeping(receive, context)
+            if not _is_upload(scope):
+                receive = _keeping(receive, context)
         # Starlette's patterns ignore one at a path's end: it would serve another path than the authorised one.
         if "\n" in scope["path"]:
             raise self._nothing_at(scope)
@@ -206,6 +228,11 @@ class Application:
             return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
         hint = " The client adds /v1 itself: leave it out of its base URL." if path.startswith("/v1/v1/") else ""
         return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.{hint}")
+
+
+def _is_upload(scope: Scope) -> bool:
+    """A body that is too large to be held, and so for a successor."""
+    return bool(scope["method"] == "POST" and scope["path"] == files.PATH)
 
 
 def _keeping(receive: Receive, context: RequestContext) -> Receive:

@@ -28,7 +28,7 @@ from supervisor.daemon.job import KEPT_HEADERS, Answer, Job, JobInterruptedError
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import dialect_of
-from supervisor.dialects.openai import OPENAI
+from supervisor.dialects.openai import OPENAI, OpenAI
 from supervisor.dialects.responses.background import is_answered
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.http.request_id import STATE_KEY
@@ -89,7 +89,7 @@ def routes(daemon: Daemon) -> list[Route]:
             raise InvalidRequestError(f"{job.id} is {job.state}: it has no result.", code="job_not_completed")
         file = await daemon.jobs.result(job)
         size = str(os.fstat(file.fileno()).st_size)
-        return StreamingResponse(_pieces(file), job.status or 200, {"content-length": size}, job.content_type)
+        return StreamingResponse(pieces_of(file), job.status or 200, {"content-length": size}, job.content_type)
 
     async def events(request: Request) -> Response:
         return EventStream(_events(daemon, await _found(daemon, request)), nullcontext())
@@ -142,19 +142,32 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
     raw = await opened.field("body")
     if raw is None or raw[:1] != b"{":
         raise InvalidRequestError('"body" must be the JSON object that the endpoint takes.', param="body")
-    inner = await JsonBody.open(bytes(raw))
-    if inner.stream:
-        raise InvalidRequestError("A job's result comes in one piece: leave stream out.", param="body.stream")
-    if dialect.daemon_scope(endpoint, inner.fields) is not None:
+    model, body = await _checked(daemon, dialect, endpoint, raw)
+    return endpoint, model, bytes(body)
+
+
+async def check_line(daemon: Daemon, endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
+    """See `daemon.batches.Check`."""
+    dialect = dialect_of({"method": "POST", "path": endpoint, "headers": []})
+    return await _checked(daemon, dialect, endpoint, body)
+
+
+async def _checked(daemon: Daemon, dialect: OpenAI, endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
+    """The model and the body of a request that is sent later. Raises LlmuxError."""
+    opened = await JsonBody.open(body)
+    if opened.stream:
+        raise InvalidRequestError("The result comes in one piece: leave stream out.", param="body.stream")
+    if dialect.daemon_scope(endpoint, opened.fields) is not None:
         raise InvalidRequestError(_FOR_DAEMON, param="body")
-    if inner.name is not None:
-        daemon.catalog.resolve(dialect.model_name(inner.name, lambda one: daemon.catalog.route(one) is not None))
+    if opened.name is not None:
+        daemon.catalog.resolve(dialect.model_name(opened.name, lambda one: daemon.catalog.route(one) is not None))
     if dialect.streams_unasked(endpoint):
-        raw = await inner.changed({"stream": b"false"}).whole()
-    return endpoint, inner.name, bytes(raw)
+        body = await opened.changed({"stream": b"false"}).whole()
+    return opened.name, body
 
 
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+async def pieces_of(file: BinaryIO) -> AsyncIterator[bytes]:
+    """Its content, as its client reads; then it is closed."""
     with file:
         while piece := await asyncio.to_thread(file.read, PIECE):
             yield piece
@@ -234,6 +247,8 @@ async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
 async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     """See `daemon.jobs.Send`."""
     if job.response is not None and await is_answered(daemon, job.response):
+        return Answer(200, "", b"")
+    if job.line is not None and await daemon.batches.is_done(job.line):
         return Answer(200, "", b"")
     content_type = b"application/json"
     if job.endpoint in FORMS:

@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.job import KEPT_HEADERS, Job, owner_of
+from supervisor.daemon.job import KEPT_HEADERS, Answer, Job, owner_of
 from supervisor.dialects.responses.answer import Envelope, new_id
 from supervisor.dialects.responses.checks import Json, unsupported
 from supervisor.dialects.responses.create import CreateResponse, echo_of
@@ -93,7 +93,7 @@ async def is_answered(daemon: Daemon, name: str) -> bool:
     return kept is not None and not is_running(kept)
 
 
-async def end(daemon: Daemon, job: Job) -> None:
+async def end(daemon: Daemon, job: Job, _answer: Answer | None) -> None:
     """Keep how a job ended, if no response tells it, and return when that is on disk; see `Jobs.on_end`.
 
     Raises NotSavedError.

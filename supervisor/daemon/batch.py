@@ -1,0 +1,207 @@
+"""One batch, the lines of its files, and how they are read. `daemon.batches` has all of them.
+
+A line of the input is `{"custom_id", "method", "url", "body"}`. A line of the output says which one it answers by its id,
+`batch_req_BATCH_NUMBER`: so the files themselves tell, after a restart, which lines are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final, Literal
+
+import msgspec
+
+from supervisor.errors import InvalidRequestError, TooLargeError
+from supervisor.io.held_body import Bytes
+from supervisor.proxy.json_body import JsonBody
+
+State = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
+OVER: Final = frozenset({"completed", "failed", "expired", "cancelled"})
+
+ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+CUSTOM_ID_LIMIT: Final = 512  # characters
+PIECE: Final = 64 * 1024  # bytes that are read at once, or one line
+_FIELDS: Final = frozenset({"custom_id", "method", "url", "body"})
+_DONE: Final = re.compile(rb'\{"id":"batch_req_[0-9a-f]+_([0-9]+)"')
+_SPACES: Final = bytes.maketrans(b"\r\n", b"  ")
+_encode: Final = msgspec.json.Encoder().encode
+_whole: Final = msgspec.json.Decoder(msgspec.Raw).decode
+_text: Final = msgspec.json.Decoder(str).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a batch was refused after its file was read."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None  # from 1
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch. Times are seconds since the epoch; each is set iff it has come to that."""
+
+    id: str
+    owner: str | None  # the key's id; None: no key was needed
+    endpoint: str
+    input_file: str
+    output_file: str  # ids of files that begin with the batch; clients find those that aren't empty at its end
+    error_file: str
+    window: str  # as it was asked for
+    created_at: float
+    expires_at: float
+    headers: dict[str, str]  # of each line's request
+    metadata: dict[str, str] | None = None
+    state: State = "validating"
+    started_at: float | None = None
+    finalizing_at: float | None = None
+    cancelling_at: float | None = None
+    ended_at: float | None = None
+    total: int = 0  # requests in its file
+    last_line: int = 0  # number of the last one's line
+    completed: int = 0  # at its end; until then `daemon.batches` counts
+    failed: int = 0
+    has_output: bool = False
+    has_errors: bool = False
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Has it ended, one way or the other?"""
+        return self.state in OVER
+
+
+# -------------------------------------------------------------------------------------------------------------- its input
+
+
+class Lines:
+    """The lines of a batch's file that aren't blank, with their numbers, read in threads."""
+
+    def __init__(self, file: BinaryIO, limit: int) -> None:
+        """`limit`: bytes that a line may have."""
+        self._file = file
+        self._limit = limit
+        self._number = 0
+
+    async def some(
+        self, is_wanted: Callable[[int], bool] = lambda _: True, most: int = PIECE
+    ) -> list[tuple[int, bytes | None]]:
+        """The next ones, of which one at least; none at the end. Some of about `most` bytes. None: that line is too long.
+
+        Raises OSError.
+        """
+        return await asyncio.to_thread(self._some, is_wanted, most)
+
+    def _some(self, is_wanted: Callable[[int], bool], most: int) -> list[tuple[int, bytes | None]]:
+        found: list[tuple[int, bytes | None]] = []
+        size = 0
+        while size < most and (line := self._file.readline(self._limit + 1)):
+            self._number += 1
+            is_long = len(line) > self._limit and not line.endswith(b"\n")
+            while is_long and (more := self._file.readline(PIECE)) and not more.endswith(b"\n"):
+                pass
+            if line.strip() and is_wanted(self._number):
+                found.append((self._number, None if is_long else line))
+                size += len(line)
+        return found
+
+
+async def open_line(raw: bytes | None, endpoint: str) -> tuple[str, Bytes]:
+    """The custom id of a line, and the body of its request. Raises InvalidRequestError, and TooLargeError."""
+    if raw is None:
+        raise TooLargeError("The line is larger than a request may be (limits.body_mib).")
+    try:
+        opened = await JsonBody.open(raw)
+    except InvalidRequestError as error:
+        what = error.message.replace("The request body", "The line")
+        raise InvalidRequestError(what, code="invalid_json_line", param=error.param) from error
+    if unknown := sorted(opened.fields.keys() - _FIELDS):
+        name = unknown[0][:100]
+        raise InvalidRequestError(f"{name}: unknown; a line has custom_id, method, url and body.", param=name)
+    custom_id = await _text_of(opened, "custom_id")
+    if not custom_id or len(custom_id) > CUSTOM_ID_LIMIT:
+        message = f"custom_id must be a text of 1 to {CUSTOM_ID_LIMIT} characters."
+        raise InvalidRequestError(message, code="invalid_custom_id", param="custom_id")
+    if await _text_of(opened, "method") != "POST":
+        raise InvalidRequestError('method must be "POST".', code="invalid_method", param="method")
+    if await _text_of(opened, "url") != endpoint:
+        raise InvalidRequestError(
+            f'url must be "{endpoint}", the endpoint of the batch.', code="invalid_url", param="url"
+        )
+    body = await opened.field("body")
+    if body is None or body[:1] != b"{":
+        raise InvalidRequestError('"body" must be the JSON object that the endpoint takes.', param="body")
+    return custom_id, body
+
+
+def digest_of(custom_id: str) -> bytes:
+    """What stands for it where it is compared with many others."""
+    return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+
+
+async def _text_of(opened: JsonBody, name: str) -> str | None:
+    raw = await opened.field(name)
+    try:
+        return None if raw is None else _text(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------- its output
+
+
+def answered(batch: str, number: int, custom_id: str, status: int, request_id: str, body: Bytes) -> list[Bytes]:
+    """The line that says what a request was answered, in pieces; `body` is JSON. Raises ValueError where it isn't.
+
+    It may take long: call it in a thread.
+    """
+    try:
+        _whole(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    head = _head(batch, number, custom_id)
+    about = b',"response":{"status_code":%d,"request_id":%b,"body":' % (status, _encode(request_id))
+    return [head + about, body.translate(_SPACES), b'},"error":null}\n']
+
+
+def refused(batch: str, number: int, custom_id: str, status: int, request_id: str, error: dict[str, Any]) -> bytes:
+    """The line of a request that was answered with an error."""
+    response = {"status_code": status, "request_id": request_id, "body": {"error": error}}
+    return _head(batch, number, custom_id) + b',"response":%b,"error":null}\n' % _encode(response)
+
+
+def unsent(batch: str, number: int, custom_id: str, code: str, message: str) -> bytes:
+    """The line of a request that has no answer."""
+    error = {"code": code, "message": message}
+    return _head(batch, number, custom_id) + b',"response":null,"error":%b}\n' % _encode(error)
+
+
+def _head(batch: str, number: int, custom_id: str) -> bytes:
+    name = f"batch_req_{batch.removeprefix('batch_')}_{number}"
+    return b'{"id":%b,"custom_id":%b' % (_encode(name), _encode(custom_id))
+
+
+def done_in(file: BinaryIO) -> tuple[list[int], int]:
+    """Which lines of the input an output has, and where its last whole line ends: a kill may have cut the next. Blocks."""
+    numbers, end = [], 0
+    for number, end in _whole_lines(file):  # noqa: B007  # the last one counts
+        numbers.append(number)
+    return numbers, end
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """The number that each line is about, and where it ends."""
+    while head := file.readline(PIECE):
+        rest = head
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(PIECE)
+        found = _DONE.match(head)
+        if not rest or found is None:
+            return
+        yield int(found[1]), file.tell()
