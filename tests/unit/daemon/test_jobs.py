@@ -165,7 +165,7 @@ class TestCancelling:
     async def test_twice_at_once(self, tmp_path):
         ends = []
 
-        async def keep(job: Job) -> None:
+        async def keep(job: Job, _answer: Answer | None) -> None:
             ends.append(job.state)
             await asyncio.sleep(0)
 
@@ -419,7 +419,7 @@ class TestDurable:
         worker, kept = Worker(), asyncio.Event()
         worker.open.set()
 
-        async def keep(_job: Job) -> None:
+        async def keep(_job: Job, _answer: Answer | None) -> None:
             await kept.wait()
 
         async with opened(tmp_path, worker) as jobs:
@@ -435,7 +435,7 @@ class TestDurable:
         worker = Worker()
         worker.open.set()
 
-        async def refuse(_job: Job) -> None:
+        async def refuse(_job: Job, _answer: Answer | None) -> None:
             raise NotSavedError("the disk is full")
 
         async with opened(tmp_path, worker) as jobs:

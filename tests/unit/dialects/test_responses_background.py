@@ -39,7 +39,7 @@ async def test_a_stream_whose_end_could_not_be_kept_has_one_end(store):
     log.add(event("response.output_text.delta", 2, delta="Hi"))
     log.add(event("response.completed", 3, response={"status": "completed"}))
     job = SimpleNamespace(response=NAME, owner=None, state="completed", error=None)
-    await background.end(SimpleNamespace(responses=store), job)
+    await background.end(SimpleNamespace(responses=store), job, None)
     told = await told_of(store)
     assert [each["type"] for each in told][2:] == ["response.output_text.delta", "response.failed"]
     assert [each["sequence_number"] for each in told] == [0, 1, 2, 3]
@@ -49,7 +49,7 @@ async def test_a_stream_whose_end_could_not_be_kept_has_one_end(store):
 async def test_a_stream_that_nobody_has_read_since_a_restart_has_an_end(store, state):
     store.keep(NAME, Kept(None, BEGUN, Part(b"[]"), "queued", is_background=True, is_streamed=True))
     job = SimpleNamespace(response=NAME, owner=None, state=state, error=None)
-    await background.end(SimpleNamespace(responses=store), job)
+    await background.end(SimpleNamespace(responses=store), job, None)
     told = await told_of(store)
     assert [each["type"] for each in told] == ["response.created", "response.queued", "response.failed"]
     assert [each["sequence_number"] for each in told] == [0, 1, 2]
