@@ -32,6 +32,7 @@ EXAMPLES: Final = Path(__file__).with_name("examples.json")
 SECTIONS: Final = (
     *OPERATIONS,
     "supervisor.http.operations.jobs",
+    "supervisor.http.operations.batches",
     "supervisor.http.operations.health",
     "supervisor.http.operations.models",
     "supervisor.http.operations.memory",
