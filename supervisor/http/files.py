@@ -216,7 +216,7 @@ class _Form:
         if "file" not in self._seen:
             raise InvalidRequestError("The form has no file: send it as the field `file`.", param="file")
         if bytes(self._purpose) != b"batch":
-            raise InvalidRequestError("purpose must be batch: llmux keeps files for batches alone.", param="purpose")
+            raise InvalidRequestError("purpose must be batch: no other files are kept here.", param="purpose")
 
     def _part_begin(self) -> None:
         self._parts += 1
