@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.http.conftest import site as site  # a fixture
 from tests.support import tiny
+from tests.support.daemon import wait_until
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {
@@ -115,6 +116,73 @@ class TestChat:
         raw = sdk.chat.completions.with_raw_response.create(model="quick", messages=HELLO)
         assert raw.request_id == raw.headers["x-request-id"]
         assert raw.headers["openai-processing-ms"].isdecimal()
+
+
+class TestBatches:
+    """Files and batches, as the SDK's own documentation uses them."""
+
+    def test_from_the_file_to_the_answers(self, sdk, tmp_path):
+        lines = [
+            {
+                "custom_id": f"request-{number}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": "quick" if number else "broken", "messages": HELLO},
+            }
+            for number in range(5)
+        ]
+        (path := tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        with path.open("rb") as opened:
+            file = sdk.files.create(file=opened, purpose="batch")
+        assert (file.filename, file.bytes, file.purpose) == (path.name, path.stat().st_size, "batch")
+        batch = sdk.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            metadata={"night": "monday"},
+        )
+        wait_until(lambda: sdk.batches.retrieve(batch.id).status == "completed")
+        batch = sdk.batches.retrieve(batch.id)
+        assert batch.metadata == {"night": "monday"}
+        assert batch.request_counts.to_dict() == {"total": 5, "completed": 4, "failed": 1}
+        answers = {each["custom_id"]: each for each in map(json.loads, self.lines(sdk, batch.output_file_id))}
+        assert {*answers} == {f"request-{number}" for number in range(1, 5)}
+        assert {each["response"]["body"]["choices"][0]["message"]["content"] for each in answers.values()} == {
+            tiny.ANSWER
+        }
+        [error] = map(json.loads, self.lines(sdk, batch.error_file_id))
+        assert (error["custom_id"], error["response"]["body"]["error"]["code"]) == ("request-0", "model_failed")
+        assert {batch.output_file_id, batch.error_file_id} <= {each.id for each in sdk.files.list()}
+        assert sdk.files.retrieve(batch.output_file_id).purpose == "batch_output"
+        assert sdk.files.delete(file.id).deleted
+        with pytest.raises(openai.NotFoundError):
+            sdk.files.retrieve(file.id)
+
+    def lines(self, sdk, file_id):
+        return sdk.files.content(file_id).text.splitlines()
+
+    def test_listed_page_by_page(self, sdk):
+        file = sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+        asked = {"input_file_id": file.id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        made = [sdk.batches.create(**asked).id for _ in range(3)]
+        assert [each.id for each in sdk.batches.list(limit=2)][:3] == made[::-1]
+        wait_until(lambda: sdk.batches.retrieve(made[0]).status == "failed")
+        [error] = sdk.batches.retrieve(made[0]).errors.data
+        assert (error.line, error.code, error.param) == (1, "invalid_custom_id", "custom_id")
+
+    def test_cancel(self, sdk):
+        line = {"method": "POST", "url": "/v1/embeddings", "body": {"model": "embed", "input": "a"}}
+        lines = "\n".join(json.dumps({"custom_id": f"{number}", **line}) for number in range(5000))
+        file = sdk.files.create(file=("a.jsonl", lines.encode()), purpose="batch")
+        batch = sdk.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        assert sdk.batches.cancel(batch.id).status == "cancelling"
+        wait_until(lambda: sdk.batches.retrieve(batch.id).status == "cancelled")
+
+    def test_no_such_endpoint(self, sdk):
+        file = sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+        with pytest.raises(openai.BadRequestError, match="endpoint must be one of /v1/chat/completions") as told:
+            sdk.batches.create(input_file_id=file.id, endpoint="/v1/moderations", completion_window="24h")
+        assert (told.value.type, told.value.param) == ("invalid_request_error", "endpoint")
 
 
 class TestOtherOperations:

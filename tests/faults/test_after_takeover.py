@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from tests.faults.test_takeover import Upgraded
 from tests.support.daemon import Daemon, fake, wait_until
@@ -43,6 +45,40 @@ def test_a_mistake_after_the_last_step_ends_nobody(tmp_path):
         assert old.chat("chat").status_code == 200
         assert old.model("chat")["worker"]["pid"] == worker
         assert "a mistake after the last step" in old.log_text()
+    finally:
+        old.end()
+
+
+def test_batches_go_on(tmp_path):
+    """The successor goes on with a batch: no line that is done is sent again, and none is lost."""
+    hang = tmp_path / "hang"
+    hang.touch()
+    came = tmp_path / "came"
+    models = {"chat": fake("--ids-to", str(came)), "wait": fake("--hang-while", str(hang))}
+    chat = "/v1/chat/completions"
+    old = Upgraded(tmp_path, {"models": models}).start()
+
+    def line(name: str) -> str:
+        body = {"model": name.partition("-")[0], "messages": [{"role": "user", "content": "Hello"}]}
+        return json.dumps({"custom_id": name, "method": "POST", "url": chat, "body": body})
+
+    def found() -> dict[str, Any]:
+        return old.get(f"/v1/batches/{batch}").json()
+
+    try:
+        names = [f"{model}-{at}" for at in range(5) for model in ("wait", "chat")]
+        sent = "\n".join(map(line, names)).encode()
+        file = old.post("/v1/files", data={"purpose": "batch"}, files={"file": sent}).json()["id"]
+        asked = {"input_file_id": file, "endpoint": chat, "completion_window": "24h"}
+        batch = old.post("/v1/batches", json=asked).json()["id"]
+        wait_until(lambda: found()["request_counts"] == {"total": 10, "completed": 5, "failed": 0})
+        old.upgrade()
+        hang.unlink()
+        wait_until(lambda: found()["status"] == "completed")
+        lines = old.get(f"/v1/files/{found()['output_file_id']}/content").text.splitlines()
+        assert sorted(json.loads(each)["custom_id"] for each in lines) == sorted(names)
+        assert len(came.read_text().split()) == 5
+        assert old.post("/v1/files", data={"purpose": "batch"}, files={"file": sent}).status_code == 200
     finally:
         old.end()
 

@@ -57,8 +57,18 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
 def ids(daemon) -> dict[str, tuple[str, ...]]:
     """What there is, by the paths that it stands below."""
     job = daemon.post("/v1/jobs", json=JOB).json()["id"]
+    line = {"custom_id": "1", "method": "POST", "url": JOB["endpoint"], "body": JOB["body"]}
+    file = daemon.post("/v1/files", data={"purpose": "batch"}, files={"file": json.dumps(line)}).json()["id"]
+    asked = {"input_file_id": file, "endpoint": JOB["endpoint"], "completion_window": "24h"}
+    batch = daemon.post("/v1/batches", json=asked).json()["id"]
     lease = daemon.post("/v1/admin/leases", json={"vram_mib": 1, "ttl_s": 3600}).json()["id"]
-    return {"/v1/jobs": (job,), "/v1/admin/leases": (lease,), "/v1/admin/clients": ("anna",)}
+    return {
+        "/v1/jobs": (job,),
+        "/v1/files": (file,),
+        "/v1/batches": (batch,),
+        "/v1/admin/leases": (lease,),
+        "/v1/admin/clients": ("anna",),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +85,8 @@ def name_of_model(described: Described) -> st.SearchStrategy[str]:
     return st.sampled_from((known, known, known, "nobody"))
 
 
-def body_of(described: Described) -> st.SearchStrategy[Any]:
-    """A body that fits its schema, mostly for a model that there is."""
+def body_of(described: Described, ids: dict[str, tuple[str, ...]]) -> st.SearchStrategy[Any]:
+    """A body that fits its schema, mostly for a model, or a file, that there is."""
     assert described.request is not None
     _, schema = described.request
 
@@ -85,7 +95,9 @@ def body_of(described: Described) -> st.SearchStrategy[Any]:
         for key in ("model", "modelId"):
             if key in found or key in schema.get("properties", {}):
                 found[key] = name
-        if "endpoint" in found:
+        if "input_file_id" in found:
+            found |= {"endpoint": JOB["endpoint"], "input_file_id": ids["/v1/files"][0]}
+        elif "endpoint" in found:
             found |= {"endpoint": JOB["endpoint"], "body": {**found["body"], **JOB["body"], "model": name}}
         if "vram_mib" in found:
             found["vram_mib"] = 1
@@ -188,7 +200,7 @@ class TestEveryOperation:
         }
         if described.request is not None:
             kind, _ = described.request
-            body = data.draw(body_of(described))
+            body = data.draw(body_of(described, ids))
             if kind == JSON:
                 keys["json"] = body
             else:
@@ -206,7 +218,7 @@ class TestEveryOperation:
             check(described, *ask(client, described, data.draw(path_of(described, ids)), params=odd))
             return
         kind, schema = described.request
-        whole = json.dumps(data.draw(body_of(described))).encode()
+        whole = json.dumps(data.draw(body_of(described, ids))).encode()
         names = [*schema.get("properties", {"input": {}})]
         odd = st.one_of(
             st.none(), st.booleans(), st.integers(), st.text(max_size=9), st.just([]), st.just([{}]), st.just({})

@@ -1,0 +1,117 @@
+"""Files of batches: written piece by piece, found once they are whole, and still there after a restart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from supervisor.daemon import files as module
+from supervisor.daemon.files import File, Files
+from supervisor.errors import NotFoundError, UnavailableError
+from supervisor.io.store import NotSavedError, Store
+
+
+@asynccontextmanager
+async def opened(folder: Path, growing: Iterable[File] = ()) -> AsyncIterator[Files]:
+    store = await Store.open(folder / "state.sqlite3")
+    files = Files()
+    files.open(store, folder, lambda owner: owner, growing)
+    try:
+        yield files
+    finally:
+        await store.close()
+
+
+async def kept(files: Files, owner: str | None = None) -> File:
+    file = files.begin(owner, "batch")
+    await files.append(file, [b"one\n", b"two\n"])
+    await files.keep(file)
+    return file
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "files").iterdir()}
+
+
+class TestKept:
+    async def test_over_a_restart(self, tmp_path):
+        async with opened(tmp_path) as files:
+            file = await kept(files, "ann")
+        async with opened(tmp_path) as files:
+            assert files.find(file.id, "ann", is_admin=False) == file
+            with await files.open_file(file.id) as content:
+                assert content.read() == b"one\ntwo\n"
+            assert files.taken == 8
+
+    async def test_only_for_its_owner(self, tmp_path):
+        async with opened(tmp_path) as files:
+            file = await kept(files, "ann")
+            assert files.find(file.id, "bob", is_admin=True) is file
+            with pytest.raises(NotFoundError):
+                files.find(file.id, "bob", is_admin=False)
+
+    async def test_nobody_finds_what_is_not_whole(self, tmp_path):
+        async with opened(tmp_path) as files:
+            file = files.begin(None, "batch")
+            await files.append(file, [b"x"])
+            with pytest.raises(NotFoundError):
+                files.find(file.id, None, is_admin=True)
+            assert files.taken == 1
+        async with opened(tmp_path) as files:
+            assert (files.taken, names(tmp_path)) == (0, set())
+
+    async def test_what_grows_goes_on(self, tmp_path):
+        async with opened(tmp_path) as files:
+            file = files.begin(None, "batch_output")
+            await files.append(file, [b"one\n"])
+        again = File(file.id, None, "", "batch_output", 0.0)
+        async with opened(tmp_path, [again]) as files:
+            assert again.bytes == 4
+            await files.append(again, [b"two\n"])
+            await files.keep(again)
+            with await files.open_file(again.id) as content:
+                assert content.read() == b"one\ntwo\n"
+
+    async def test_what_is_removed_is_gone(self, tmp_path):
+        async with opened(tmp_path) as files:
+            file = await kept(files)
+            await files.remove([file.id])
+            assert (files.taken, names(tmp_path), files.listing(None, is_admin=True)) == (0, set(), [])
+
+    async def test_so_many(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "MOST", 1)
+        async with opened(tmp_path) as files:
+            await kept(files)
+            with pytest.raises(UnavailableError):
+                files.begin(None, "batch")
+
+
+class TestAppending:
+    """All of it, or nothing."""
+
+    async def test_half_of_it_is_nothing(self, tmp_path, monkeypatch):
+        async with opened(tmp_path) as files:
+            file = files.begin(None, "batch")
+            await files.append(file, [b"one\n"])
+
+            def refuse(_descriptor: int) -> None:
+                raise OSError(28, "No space left on device")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", refuse)
+                with pytest.raises(NotSavedError, match="No space left"):
+                    await files.append(file, [b"a longer line that is lost\n"])
+            assert file.bytes == 4
+            await files.append(file, [b"two\n"])
+            with await files.open_file(file.id) as content:
+                assert content.read() == b"one\ntwo\n"
+
+    async def test_a_folder_that_cannot_be_used(self, tmp_path):
+        (tmp_path / "files").write_text("")
+        async with opened(tmp_path) as files:
+            with pytest.raises(UnavailableError):
+                files.begin(None, "batch")
