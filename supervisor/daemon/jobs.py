@@ -8,7 +8,8 @@ is tried again. An ended job goes after `jobs_keep_s`, or when the disk that job
 A job is over when that is on disk, and not before: clients never see an end that a restart takes back. One whose end can't be
 written down waits, and is sent again.
 
-The lines of batches (`daemon.batches`) are jobs, too. They get a place only when no other job wants it, and never the last one.
+The lines of batches (`daemon.batches`) are jobs, too. They get a place only when no other job wants it, and leave one free, if
+there are several.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.dialects.openai import OpenAI
-from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, UnavailableError
+from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, TooLargeError, UnavailableError
 from supervisor.http import (
     admin,
     batches,
@@ -154,11 +154,9 @@ class Application:
         upstream, dialect, body = self._daemon.successor, context.dialect, context.waiting
         is_started = context.answering
         try:
-            if _is_upload(scope):
-                raise UnavailableError("Another llmux takes over; send the file again.", retry_after_s=1)
             if body is None:
                 body = HeldBody(self._daemon.bodies)
-                body.keep(await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, body))
+                body.keep(await self._whole(scope, receive, body))
             original = body.source or body
             if upstream is None:
                 await park(scope, original, context.request_id, is_started=is_started)
@@ -173,6 +171,15 @@ class Application:
         finally:
             if body is not None:
                 body.release()
+
+    async def _whole(self, scope: Scope, receive: Receive, held: HeldBody) -> Bytes:
+        """A body that another daemon gets. Raises LlmuxError."""
+        try:
+            return await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, held)
+        except TooLargeError as error:
+            if _is_upload(scope):  # this connection ends, and the next one is the other daemon's
+                raise UnavailableError("Another llmux took over; send the file again.", retry_after_s=1) from error
+            raise
 
     async def _respond(
         self,
@@ -231,7 +238,7 @@ class Application:
 
 
 def _is_upload(scope: Scope) -> bool:
-    """A body that is too large to be held, and so for a successor."""
+    """A body that may be too large to be held, and so for a successor."""
     return bool(scope["method"] == "POST" and scope["path"] == files.PATH)
 
 

@@ -8,6 +8,8 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
+
 from tests.faults.test_takeover import Upgraded
 from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
@@ -79,6 +81,26 @@ def test_batches_go_on(tmp_path):
         assert sorted(json.loads(each)["custom_id"] for each in lines) == sorted(names)
         assert len(came.read_text().split()) == 5
         assert old.post("/v1/files", data={"purpose": "batch"}, files={"file": sent}).status_code == 200
+    finally:
+        old.end()
+
+
+def test_files_come_to_the_successor(tmp_path):
+    """Over a connection that the old daemon still has: small ones at once, large ones with the next connection."""
+    old = Upgraded(tmp_path, {"models": {"chat": fake()}, "limits": {"body_mib": 1}}).start()
+
+    def upload(size: int) -> httpx.Response:
+        return client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x" * size})
+
+    try:
+        with old.client() as client:
+            client.get("/health").raise_for_status()
+            old.upgrade()
+            small, refused, large = upload(1000), upload(3 << 20), upload(3 << 20)
+            assert (small.status_code, refused.status_code, large.status_code) == (200, 503, 200)
+            assert refused.headers["retry-after"] == "1"
+            kept = {each["bytes"] for each in old.get("/v1/files").json()["data"]}
+            assert kept == {1000, 3 << 20}
     finally:
         old.end()
 

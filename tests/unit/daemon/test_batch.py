@@ -92,7 +92,7 @@ class TestWriting:
 
     @pytest.mark.parametrize("body", [b"", b"<html>", b'{"a":1', b"\xff"])
     def test_an_answer_that_is_no_json(self, body):
-        with pytest.raises(ValueError, match="JSON|truncated|UTF-8"):
+        with pytest.raises(ValueError, match=r"JSON|truncated|UTF-8"):
             answered("batch_ab", 7, "a", 200, "req_1", body)
 
     def test_an_error(self):
