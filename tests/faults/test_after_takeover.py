@@ -89,14 +89,15 @@ def test_files_come_to_the_successor(tmp_path):
     """Over a connection that the old daemon still has: small ones at once, large ones with the next connection."""
     old = Upgraded(tmp_path, {"models": {"chat": fake()}, "limits": {"body_mib": 1}}).start()
 
-    def upload(size: int) -> httpx.Response:
+    def upload(client: httpx.Client, size: int) -> httpx.Response:
         return client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x" * size})
 
     try:
-        with old.client() as client:
-            client.get("/health").raise_for_status()
+        with old.client() as one, old.client() as other:
+            for client in (one, other):
+                client.get("/health").raise_for_status()
             old.upgrade()
-            small, refused, large = upload(1000), upload(3 << 20), upload(3 << 20)
+            small, refused, large = upload(one, 1000), upload(other, 3 << 20), upload(other, 3 << 20)
             assert (small.status_code, refused.status_code, large.status_code) == (200, 503, 200)
             assert refused.headers["retry-after"] == "1"
             kept = {each["bytes"] for each in old.get("/v1/files").json()["data"]}
