@@ -17,8 +17,8 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -41,7 +41,7 @@ MOST_PROBLEMS: Final = 100
 _COLLECTION: Final = "batches"
 _PRIORITY: Final = "x-priority"
 
-Ending = Literal["completed", "expired", "cancelled"]
+Ending = Literal["completed", "failed", "expired", "cancelled"]
 Check = Callable[[str, Bytes], Awaitable[tuple[str | None, Bytes]]]
 """The model and the body of a request for this endpoint that is to be sent as a job. Raises LlmuxError."""
 
@@ -58,6 +58,7 @@ class Progress:
     in_flight: dict[int, str] = field(default_factory=dict)  # jobs by their lines; empty: it is being added
     completed: int = 0
     failed: int = 0
+    is_stopping: bool = False  # what is in flight is cancelled, which nobody is told
     ending: Ending | None = None  # set iff only the last step is missing
     is_known: asyncio.Event = field(default_factory=asyncio.Event)  # the files were searched for what is done
 
@@ -262,15 +263,16 @@ class Batches:
         """From where it stands to its end, or until it is paused. Raises NotSavedError."""
         if not progress.is_known.is_set():
             await self._look_back(batch, progress)
+        ending = "cancelled" if batch.state == "cancelling" else progress.ending
+        if ending is not None:
+            await self._end(batch, progress, ending)
+            return
         try:
             file = await self.jobs.files.open_file(batch.input_file)
         except NotFoundError as error:
-            await self._refuse(batch, [Problem("file_not_found", error.message)])
+            await self._end(batch, progress, "failed", [Problem("file_not_found", error.message)])
             return
         with file:
-            if progress.ending is not None:
-                await self._end(batch, progress, progress.ending)
-                return
             if batch.state == "validating":
                 await self._validate(batch, progress, Lines(file, self.line_limit))
             if batch.state == "in_progress":
@@ -320,20 +322,21 @@ class Batches:
                 last, total = number, total + 1
                 if total > self.jobs.config.batch_lines:
                     message = f"The file has more than {self.jobs.config.batch_lines} requests (limits.batch_lines)."
-                    await self._refuse(batch, [Problem("too_many_requests", message, None, number)])
+                    await self._end(batch, progress, "failed", [Problem("too_many_requests", message, None, number)])
                     return
                 try:
                     await self._look_at(batch, raw, seen)
                 except LlmuxError as error:
                     problems.append(Problem(error.code, error.message, error.param, number))
                 if len(problems) >= MOST_PROBLEMS:
-                    await self._refuse(batch, problems)
+                    await self._end(batch, progress, "failed", problems)
                     return
                 await asyncio.sleep(0)
         if self._stops(batch):
             return
         if problems or not total:
-            await self._refuse(batch, problems or [Problem("empty_file", "The file has no requests.")])
+            problems = problems or [Problem("empty_file", "The file has no requests.")]
+            await self._end(batch, progress, "failed", problems)
             return
         begun = replace(batch, state="in_progress", started_at=round(time.time(), 3), total=total, last_line=last)
         await self._save(begun)
@@ -367,13 +370,6 @@ class Batches:
             await self._check(batch.endpoint, body)
         finally:
             held.release()
-
-    async def _refuse(self, batch: Batch, problems: list[Problem]) -> None:
-        """Its file can't be used. Raises NotSavedError."""
-        over = replace(batch, state="failed", ended_at=round(time.time(), 3), problems=problems)
-        await self._save(over)
-        batch.state, batch.ended_at, batch.problems = over.state, over.ended_at, problems
-        self._is_over(batch)
 
     async def _feed(self, batch: Batch, progress: Progress, reading: Lines) -> None:
         """Make its lines jobs, and wait until they are done. Raises NotSavedError."""
@@ -441,7 +437,7 @@ class Batches:
         if not progress.is_done(line.number):
             about = (batch.id, line.number, line.custom_id)
             if answer is None:
-                if not (batch.state == "cancelling" or time.time() >= batch.expires_at):
+                if not progress.is_stopping:
                     why = lines.unsent(*about, "request_cancelled", "The job of this request was cancelled.")
                     await self._note(batch, progress, line.number, [why])
             elif answer.error is not None:
@@ -503,40 +499,42 @@ class Batches:
 
     async def _stop(self, progress: Progress) -> None:
         """Cancel the jobs of its lines. Raises NotSavedError."""
+        progress.is_stopping = True
         left = {job.id: job for job in self.jobs.lines()}
         for job_id in [*progress.in_flight.values()]:
             if (job := left.get(job_id)) is not None:
                 await self.jobs.cancel(job)
 
-    async def _end(self, batch: Batch, progress: Progress, state: Ending) -> None:
+    async def _end(self, batch: Batch, progress: Progress, state: Ending, problems: Sequence[Problem] = ()) -> None:
         """Write down that it is over, with its files. Raises NotSavedError."""
-        if state == "cancelled":
-            await self._stop(progress)
-        files, progress.ending = self.jobs.files, state
+        await self._stop(progress)
+        if state != "failed":  # else its file is checked again
+            progress.ending = state
         if state == "completed":
             batch.state, batch.finalizing_at = "finalizing", round(time.time(), 3)
-        kept = [file for file in (progress.output, progress.errors) if file.bytes]
+        files = [file for file in (progress.output, progress.errors) if file.bytes]
         over = replace(
             batch,
             state=state,
             ended_at=round(time.time(), 3),
             completed=progress.completed,
             failed=progress.failed,
-            has_output=progress.output.bytes > 0,
-            has_errors=progress.errors.bytes > 0,
+            has_output=progress.output in files,
+            has_errors=progress.errors in files,
+            problems=[*problems],
         )
-        assert self._store is not None
-        for file in kept:
+        for file in files:
             file.created_at = over.ended_at or 0.0
-            await files.append(file, [])  # without what a kill cut short
+            await self.jobs.files.append(file, [])  # without what a kill cut short
+        assert self._store is not None
         async with self._store.transaction() as changes:
             changes[_COLLECTION, batch.id] = msgspec.to_builtins(over)
-            for file in kept:
-                changes.update(files.row(file))
-        for file in kept:
-            files.kept(file)
-        for name in ("ended_at", "completed", "failed", "has_output", "has_errors", "state"):
-            setattr(batch, name, getattr(over, name))
+            for file in files:
+                changes.update(self.jobs.files.row(file))
+        for file in files:
+            self.jobs.files.kept(file)
+        for each in fields(over):
+            setattr(batch, each.name, getattr(over, each.name))
         self._is_over(batch)
 
     def _is_over(self, batch: Batch) -> None:

@@ -340,14 +340,15 @@ class TestCancelling:
 
 class TestWindow:
     def test_what_is_not_done_has_expired(self, site):
-        taken = begin(site, [line("a"), *(line(f"late-{at}", "slow") for at in range(20))], window="3s")
+        late = {f"late-{at}" for at in range(20)}
+        taken = begin(site, [line("a", "plain"), *(line(name, "slow") for name in late)], window="3s")
         found = ended(site, taken)
         assert (found["status"], found["expired_at"] is not None) == ("expired", True)
-        assert counts(found) == (21, 1, 20)
-        assert {*content(site, found["output_file_id"])} == {"a"}
-        errors = content(site, found["error_file_id"])
-        assert {*errors} == {f"late-{at}" for at in range(20)}
+        answers, errors = content(site, found["output_file_id"]), content(site, found["error_file_id"])
+        assert counts(found) == (21, len(answers), len(errors))
+        assert {*answers, *errors} == {"a", *late}
         assert {each["error"]["code"] for each in errors.values()} == {"batch_expired"}
+        assert late <= {*errors}
         wait_until(lambda: not in_flight(site))
 
 

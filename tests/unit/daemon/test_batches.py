@@ -243,13 +243,38 @@ class TestDisk:
             assert (batch.state, batch.completed) == ("completed", 1)
 
 
-class TestCancelling:
-    async def test_before_its_file_was_read(self, tmp_path):
+class TestLostFile:
+    async def test_its_batch_fails_and_keeps_what_it_has(self, tmp_path):
+        async with opened(tmp_path, jobs_running=4) as (batches, worker):
+            batch = await begin(batches, *"abcdefgh")
+            await until(lambda: batches._progress[batch.id].completed >= 1)
+            worker.open.clear()
+        done = names(tmp_path, batch)
+        (tmp_path / "files" / batch.input_file).unlink()
         async with opened(tmp_path) as (batches, worker):
-            batch = await begin(batches, *map(str, range(3000)))
-            await batches.cancel(batch)
+            batch = batches.find(batch.id, None, is_admin=False)
             await until(lambda: batch.is_over)
-            assert (batch.state, batch.total, worker.sent) == ("cancelled", 0, [])
+            assert (batch.state, [each.code for each in batch.problems]) == ("failed", ["file_not_found"])
+            kept = names(tmp_path, batch)
+            assert (batch.completed, {*kept} >= {*done}, batch.has_errors) == (len(kept), True, False)
+            assert not batches.jobs.lines()
+
+
+class TestCancelling:
+    async def test_while_its_file_is_read(self, tmp_path):
+        async with opened(tmp_path) as (batches, worker):
+            read = asyncio.Event()
+
+            async def slowly(endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
+                await read.wait()
+                return await check(endpoint, body)
+
+            batches._check = slowly
+            batch = await begin(batches, *"abc")
+            await batches.cancel(batch)
+            read.set()
+            await until(lambda: batch.is_over)
+            assert (batch.state, worker.sent) == ("cancelled", [])
 
     async def test_twice(self, tmp_path):
         async with opened(tmp_path) as (batches, worker):
