@@ -165,9 +165,11 @@ class TestLoad:
         assert told.status_code == 413
         assert told.json()["error"]["message"] == "The request body is larger than 65536 bytes."
 
-    def test_unknown_task(self, daemon):
-        told = daemon.get("/v1/models/load/load-0")
-        assert (told.status_code, told.json()["error"]["code"]) == (404, "task_not_found")
+    @pytest.mark.parametrize("task", ["load-0", "pull-0", "model-none", "abc123", "task-1", "a/b"])
+    def test_unknown_task(self, daemon, task):
+        told = daemon.get(f"/v1/models/load/{task}")
+        message = f"There is no load task {task!r}."
+        assert (told.status_code, told.json()) == (404, {"error": {"code": "task_not_found", "message": message}})
 
     def test_no_model_is_evicted_for_itself(self, daemon):
         told = daemon.post("/v1/models/load", json={"modelId": "public", "evictModel": "two"})
