@@ -27,8 +27,9 @@ class RunnerConfig(BaseModel):
     )
     health: Literal["llmux", "runner"] = Field(
         default="llmux",
-        description="What `/health` answers. llmux: 200 while the daemon serves; runner: also 503 when a device is out of memory, "
-        "all models have failed, or the queue is full.",
+        description="What `/health` answers. llmux: 200 while the daemon serves; runner: as a model runner does, also 503 when a "
+        "device is out of memory, all models have failed, or the queue is full. Every answer of inference then says what came "
+        "from the cache of prompts, too.",
         examples=["runner"],
     )
     multi_tenant: bool = Field(
