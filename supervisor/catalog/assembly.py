@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,7 +21,21 @@ from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import hints, sources
 from supervisor.catalog.catalog import TASK, Catalog, CatalogModel
 from supervisor.catalog.clients import ClientConfig, filled
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Table, Trail, find, places, plain
+from supervisor.catalog.document import (
+    Items,
+    Layer,
+    Leaf,
+    Node,
+    Place,
+    Problem,
+    Table,
+    Trail,
+    find,
+    merge,
+    places,
+    plain,
+    tree_of,
+)
 from supervisor.catalog.folders import models_dir, runtimes_dir
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
@@ -217,12 +231,13 @@ class Assembly(PublicNames):
         if known is not None and len(known) < len(devices):
             known = None  # only the driver knows their names: check_devices() checks them
         models: dict[str, CatalogModel | None] = {}
-        for name, node in self._table("models").items():
+
+        def enter(name: str, node: Node) -> None:
             trail = ("models", name)
             self._check_name(name, node, trail)
             model = models[name] = self._model(name, node, trail)
             if model is None:
-                continue
+                return
             if known is not None:
                 self._check_device_names(model, known)
             self._check_spread(model, node, trail)
@@ -231,7 +246,33 @@ class Assembly(PublicNames):
             if self.check_files and model.config.enabled:
                 self._check_place(model, node, trail)
                 models[name] = self._looked_at(model, node, trail, own_runtimes_dir)
+
+        for name, node in self._table("models").items():
+            enter(name, node)
+        for name, node in self._lying(models, own_runtimes_dir):
+            before, root = len(self.problems), self.root
+            merged = merge(root, Table({"models": Table({name: node}, node.place)}, node.place))
+            assert isinstance(merged, Table)
+            self.root = merged
+            enter(name, node)
+            if len(self.problems) > before:  # nobody has written it, so nobody could mend it
+                del self.problems[before:], models[name]
+                self.root = root
         return models
+
+    def _lying(self, models: Mapping[str, CatalogModel | None], runtimes: Path) -> Iterator[tuple[str, Node]]:
+        """The models that lie in `server.model_base_path` and that are in no file, under names that nothing has."""
+        if self.base_path is None:
+            return
+        from supervisor.catalog.base_path import models_in  # noqa: PLC0415  # it imports several runtimes
+
+        place = find(self.root, ("server", "model_base_path"))[0].place
+        used = [path for model in models.values() if model for _, path in sources.files_of(model.config)]
+        names = {*models, *self._table("virtual_models")}
+        for name, entry in models_in(self.base_path, used, runtimes):
+            if name not in names:
+                names.add(name)
+                yield name, tree_of(entry, place)
 
     def _looked_at(self, model: CatalogModel, node: Node, trail: Trail, own_runtimes_dir: Path) -> CatalogModel:
         """The model with what is wrong about it on this machine; what is wrong about its text is a problem."""

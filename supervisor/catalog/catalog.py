@@ -392,6 +392,11 @@ class Catalog:
             what = (
                 "there are no models to serve: add one with llmux add ORG/REPO-GGUF, or as llmux config example shows"
             )
+            if (base := self.server.model_base_path) is not None:
+                what = (
+                    f"there are no models to serve, and none lies in {base} (server.model_base_path): put GGUF files there, or "
+                    "folders with a config.json and safetensors"
+                )
         return str(Problem(self.origins[at], at, what))
 
     def route(self, name: str) -> Route | None:

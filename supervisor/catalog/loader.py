@@ -68,9 +68,9 @@ def search_path() -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Another program's files, read in place of the base file."""
+    """Another program's files, or what variables say alone, in place of the base file."""
 
-    files: tuple[Path, ...]  # absolute; the first has to be there
+    files: tuple[Path, ...]  # absolute; the first has to be there. None: there are only variables
     read: Callable[[], Mapping[str, JsonValue]]  # what they mean here; blocks, and raises ConfigError
 
 
@@ -187,7 +187,8 @@ def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:
 
 def _read_foreign(foreign: Foreign) -> tuple[Node | None, list[Problem]]:
     """Its values have no lines: those of the file are another program's. Relative paths start from where llmux runs."""
-    place = Place(Source(Layer.FILE, _label(foreign.files[0]), Path.cwd()))
+    label = _label(foreign.files[0]) if foreign.files else "the variables"
+    place = Place(Source(Layer.FILE, label, Path.cwd()))
     if exposed := [problem for path in foreign.files if path.exists() and (problem := exposure(path)) is not None]:
         return None, [Problem(place, (), problem) for problem in exposed]
     return tree_of(foreign.read(), place), []

@@ -41,8 +41,9 @@ class RunnerConfig(BaseModel):
     metrics: bool = Field(default=True, description="Serve `/metrics`.", examples=[False])
     model_base_path: Path | None = Field(
         default=None,
-        description="The files of all models must lie below this folder, links followed. Where it is set, it is also the default "
-        "of `models_dir`.",
+        description="The files of all models must lie below this folder, links followed. What lies there and is no model of this "
+        "file is one, too, under its path: GGUF files, and folders of safetensors. Where it is set, it is also the default of "
+        "`models_dir`.",
         examples=["/models"],
     )
     allow_pull: bool = Field(

@@ -19,13 +19,13 @@ from runtimes.device_kind import HOST, DeviceAssignment
 from runtimes.installed import program
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
-from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text
+from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text, local_models
 from supervisor.catalog.assembly import NAME_RULE, is_name
 from supervisor.catalog.edit import with_model
 from supervisor.catalog.fitting import on_processor, usable
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
-from supervisor.cli import configuration, environments, hub_models, local_models, output, pull, starter
+from supervisor.cli import configuration, environments, hub_models, output, pull, starter
 from supervisor.cli.hub_models import PLAIN_WEIGHTS, Reference, Variant
 from supervisor.core.types import ModelId
 from supervisor.errors import ConfigError, InvalidRequestError, LlmuxError, NotFoundError
@@ -123,7 +123,7 @@ def target(config: Path | None) -> Target:
         path = config.absolute()
     else:
         found = configuration.found(config)
-        if found is not None and found.foreign is not None:
+        if found is not None and found.foreign is not None and found.foreign.files:
             return Target(found.base, "", found.read(check_files=False), found)
         path = found.base if found is not None else config_dir() / FILE_NAME
     try:

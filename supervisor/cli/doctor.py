@@ -106,7 +106,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
             path, check = str(source.base), f"llmux config check --config {source.base}"
         else:
             path, check = ", ".join(str(file) for file in source.foreign.files if file.is_file()), "llmux config check"
-        remedy = f"edit {path}, then: {check}"
+        remedy = f"edit {path}, then: {check}" if path else f"set the variable otherwise, then: {check}"
         catalog = source.read()
     except ConfigError as error:
         checks = [Check(name, "fail", problem, remedy) for problem in error.problems]

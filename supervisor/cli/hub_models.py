@@ -10,21 +10,16 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from pydantic import JsonValue
-
-from runtimes.base import ModelUnusableError
-from runtimes.embeddings.adapter import SEEING
 from runtimes.estimate import MIB
-from runtimes.llama_server.adapter import gguf_meta
 from runtimes.model_config import Source
 from runtimes.registry import REGISTRY
-from runtimes.transformers.adapter.speech import ARCHITECTURES as SPEECH
+from supervisor.catalog.local_models import Entry, purpose_of, runtime_of
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.io import hub
 
@@ -43,10 +38,6 @@ _QUANTISATION = re.compile(
     re.IGNORECASE,
 )
 _TAG: Final = re.compile(r"(?P<size>[^-]+)(?:-(?:instruct|it|chat))?(?:-(?P<quantisation>q\w+|fp16|f16|bf16))?")
-_POOLED: Final = (1, 2, 3)  # gguf's pooling types of embedding models: mean, cls, last
-_RANKS: Final = 4
-
-Entry = dict[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +202,7 @@ def _measured(wanted: Reference, listing: hub.Listing, found: Sequence[Variant])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"header{GGUF}"
         path.write_bytes(start)
-        about = _type(path)
+        about = purpose_of(path)
         for variant in found:
             weights = [file for file in variant.files if "mmproj" not in file.name.lower()]
             size = sum(file.size for file in weights)
@@ -225,18 +216,6 @@ def _measured(wanted: Reference, listing: hub.Listing, found: Sequence[Variant])
                 need, detail = estimate.mib * MIB + beside, estimate.detail
             entry: Entry = {**about, "source": wanted.source([file.name for file in variant.files])}
             yield Variant(variant.label, variant.files, entry, -(-need // MIB), detail)
-
-
-def _type(path: Path) -> Entry:
-    """What an entry says of a GGUF file's purpose: nothing of a language model."""
-    try:
-        metadata = gguf_meta.read(path)
-    except ModelUnusableError:
-        return {}
-    pooling = metadata.values.get(f"{metadata.architecture}.pooling_type")
-    if pooling == _RANKS:
-        return {"type": "embedding", "rerank": True}
-    return {"type": "embedding"} if pooling in _POOLED else {}
 
 
 def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
@@ -262,16 +241,3 @@ def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
         )
     need = -(-int(sum(file.size for file in weights) * WITHOUT_HEADER) // MIB)
     return Variant("safetensors", weights, {**about, "source": wanted.source(())}, need, "its files' size")
-
-
-def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | None:
-    """The runtime of a folder with a model of these architectures; None where that isn't clear."""
-    if "modules.json" in there or any(name.endswith("ForSequenceClassification") for name in architectures):
-        return {"runtime": "embeddings"}
-    if any(name in SEEING for name in architectures):
-        return {"runtime": "embeddings", "type": "vision"}
-    if any(name in SPEECH for name in architectures):
-        return {"runtime": "transformers", "type": "asr"}
-    if any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures):
-        return {"runtime": "transformers"}
-    return None

@@ -69,8 +69,10 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
 
 
 def _say_source(configuration: Configuration) -> None:
-    """Whose settings are served, where llm-pool's variables are set."""
-    if configuration.foreign is not None:
+    """Whose settings are served, where they are in no file of llmux's, or llm-pool's variables are set."""
+    if configuration.foreign is not None and not configuration.foreign.files:
+        log.info("configuration.variables", hint="llmux config show says which variable says what")
+    elif configuration.foreign is not None:
         files = [str(file) for file in configuration.foreign.files if file.is_file()]
         log.info("configuration.imported", program="llm-pool", files=files, hint="llmux config import shows the result")
     elif ignored := pool_variables():

@@ -59,7 +59,8 @@ def run(
     A model of the hub or a file is added first, as llmux add does. Where no daemon runs, one is started and ends with the chat.
     With PROMPT, or a prompt on stdin, get one answer.
     """
-    from supervisor.cli import adding, local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import adding  # noqa: PLC0415  # as above
 
     place = adding.target(config)
     if local_models.is_path(model) and place.catalog.route(model) is None:
@@ -98,7 +99,8 @@ def add(
     as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this machine; Q4_K_M on a
     processor. Gated models need a token: HF_TOKEN.
     """
-    from supervisor.cli import adding, local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import adding  # noqa: PLC0415  # as above
 
     place = adding.target(config)
     found: Offer | None = None

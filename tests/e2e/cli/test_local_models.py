@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from supervisor.catalog.local_models import find
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.cli.local_models import find
 from supervisor.errors import NotFoundError
 from tests.support import tiny
 from tests.support.shell import Shell

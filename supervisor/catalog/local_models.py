@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pydantic import JsonValue
+
 from runtimes.base import ModelUnusableError
+from runtimes.embeddings.adapter import SEEING
 from runtimes.llama_server.adapter import gguf_meta
+from runtimes.transformers.adapter.speech import ARCHITECTURES as SPEECH
 from supervisor.errors import NotFoundError
 
 GGUF: Final = ".gguf"
 MOST_FILES: Final = 20_000
 PROJECTOR: Final = "clip"
-_PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+_POOLED: Final = (1, 2, 3)  # gguf's pooling types of embedding models: mean, cls, last
+_RANKS: Final = 4
+PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _UNFIT: Final = re.compile(r"[^a-z0-9._-]+")
+
+Entry = dict[str, JsonValue]
+"""What the configuration says of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ def find(place: Path) -> tuple[list[LocalModel], list[str]]:
     projectors: list[Path] = []
     problems: list[str] = []
     for file in files:
-        if (part := _PART.search(file.name)) is not None and int(part[1]) != 1:
+        if (part := PART.search(file.name)) is not None and int(part[1]) != 1:
             continue
         try:
             kind = gguf_meta.read(file).architecture
@@ -85,11 +94,11 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _first(file: Path) -> Path:
     """The first part of a split model, of which this may be any."""
-    return file.with_name(_PART.sub(lambda part: f"-00001-of-{part[2]}{GGUF}", file.name))
+    return file.with_name(PART.sub(lambda part: f"-00001-of-{part[2]}{GGUF}", file.name))
 
 
 def _name(file: Path) -> str:
-    stem = _PART.sub("", file.name).removesuffix(GGUF)
+    stem = PART.sub("", file.name).removesuffix(GGUF)
     return _UNFIT.sub("-", stem.lower()).strip("-._") or "model"
 
 
@@ -110,3 +119,28 @@ def _common(projector: Path, model: Path) -> int:
     return next(
         (at for at, (one, other) in enumerate(zip(stem, model.stem.lower(), strict=False)) if one != other), len(stem)
     )
+
+
+def purpose_of(path: Path) -> Entry:
+    """What an entry says of a GGUF file's purpose: nothing of a language model."""
+    try:
+        metadata = gguf_meta.read(path)
+    except ModelUnusableError:
+        return {}
+    pooling = metadata.values.get(f"{metadata.architecture}.pooling_type")
+    if pooling == _RANKS:
+        return {"type": "embedding", "rerank": True}
+    return {"type": "embedding"} if pooling in _POOLED else {}
+
+
+def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | None:
+    """The runtime of a folder with a model of these architectures; None where that isn't clear."""
+    if "modules.json" in there or any(name.endswith("ForSequenceClassification") for name in architectures):
+        return {"runtime": "embeddings"}
+    if any(name in SEEING for name in architectures):
+        return {"runtime": "embeddings", "type": "vision"}
+    if any(name in SPEECH for name in architectures):
+        return {"runtime": "transformers", "type": "asr"}
+    if any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures):
+        return {"runtime": "transformers"}
+    return None
