@@ -392,7 +392,9 @@ class Catalog:
             what = (
                 "there are no models to serve: add one with llmux add ORG/REPO-GGUF, or as llmux config example shows"
             )
-            if (base := self.server.model_base_path) is not None:
+            if (base := self.server.model_base_path) is None and self.server.health == "runner":
+                what += "; those of a folder are served if MODEL_BASE_PATH names it"
+            elif base is not None:
                 what = (
                     f"there are no models to serve, and none lies in {base} (server.model_base_path): put GGUF files there, or "
                     "folders with a config.json and safetensors"

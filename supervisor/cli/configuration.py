@@ -14,7 +14,7 @@ from supervisor.catalog import TASK, Catalog, Configuration, Foreign, find_confi
 from supervisor.catalog.clients import DEFAULT as DEFAULT_CLIENT
 from supervisor.catalog.document import Layer, Place, Trail, dotted
 from supervisor.catalog.folders import config_dir
-from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.keys import keyring_of, refuse_exposed
 from supervisor.catalog.loader import FILE_NAME, require_config, search_path
 from supervisor.catalog.masking import masked
 from supervisor.catalog.runner_variables import is_runner
@@ -121,8 +121,7 @@ def checked(path: Path | None) -> Catalog:
     catalog = required(path).read()
     if nothing := catalog.nothing_to_serve():
         raise ConfigError((nothing,))
-    keys = catalog.server.api_keys
-    if problem := refuse_exposed(catalog.server.host, load_keys(keys) if keys is not None else Keyring()):
+    if problem := refuse_exposed(catalog.server.host, keyring_of(catalog.server.api_keys)):
         raise ConfigError((problem,))
     return catalog
 
