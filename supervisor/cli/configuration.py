@@ -91,7 +91,7 @@ def variables() -> Configuration:
 def refuse_foreign(configuration: Configuration) -> None:
     """Raises ConfigError where other programs' files, or variables alone, stand for our own, which a command would change or name."""
     if configuration.foreign is not None and not configuration.foreign.files:
-        remedy = f"Write down what they say: llmux config show > {configuration.base}"
+        remedy = f"Write {configuration.base} first: llmux config show says what they mean there"
         raise ConfigError((f"llmux is configured by variables alone here, and this needs a file. {remedy}",))
     if configuration.foreign is not None:
         used = ", ".join(str(file) for file in configuration.foreign.files if file.is_file())

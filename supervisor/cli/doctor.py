@@ -105,8 +105,9 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
         if source.foreign is None:
             path, check = str(source.base), f"llmux config check --config {source.base}"
         else:
-            path, check = ", ".join(str(file) for file in source.foreign.files if file.is_file()), "llmux config check"
-        remedy = f"edit {path}, then: {check}" if path else f"set the variable otherwise, then: {check}"
+            files = ", ".join(str(file) for file in source.foreign.files if file.is_file())
+            path, check = files or "the variables", "llmux config check"
+        remedy = f"edit {path}, then: {check}"
         catalog = source.read()
     except ConfigError as error:
         checks = [Check(name, "fail", problem, remedy) for problem in error.problems]
