@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.daemon.op_tokens import begin, signed
 from tests.support import hf_folder, tiny
-from tests.support.daemon import Daemon, wait_until
+from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
 from tests.support.shell import environment, llmux
 
@@ -163,6 +163,30 @@ class TestSettings:
         assert runner.events("configuration.variables")
 
 
+class TestBesideAFile:
+    """The same variables count where there is a file; the demo is served where nothing says what a runner is."""
+
+    def test_health_and_keys(self, tmp_path):
+        env = {"LLMUX_SERVER__HEALTH": "runner", "LLMUX_API_KEYS": KEYS}
+        with running(tmp_path, {"models": {"one": fake()}}, env=env) as daemon:
+            assert daemon.get("/health").json().keys() == {"status", "uptime", "modelsLoaded", "queueDepth"}
+            assert [daemon.get("/v1/models", headers=each).status_code for each in ({}, bearer(USER))] == [401, 200]
+
+    def test_a_new_model_after_a_reload(self, tmp_path, variables):
+        base = tmp_path / "models"
+        base.mkdir()
+        env = {"MODEL_BASE_PATH": str(base), "LLMUX_API_KEYS": KEYS}
+        daemon = Daemon(tmp_path, {"models": {"one": fake()}}, env=env)
+        try:
+            daemon.start()
+            shutil.copy(tiny.model(name="tiny-chat"), base / "new.gguf")
+            assert daemon.post("/v1/admin/reload", headers=bearer()).json()["added"] == ["new"]
+            body = {"model": "new", "messages": [{"role": "user", "content": "Hello"}]}
+            assert daemon.post("/v1/chat/completions", json=body, headers=bearer(USER)).status_code == 200
+        finally:
+            daemon.stop()
+
+
 class TestWithout:
     """What keeps it from starting."""
 
@@ -189,6 +213,11 @@ class TestWithout:
         assert told.returncode == 2
         assert "LLMUX_API_KEYS" in told.stderr
         assert "0123456789" not in told.stderr
+
+    def test_a_service_would_not_get_them(self, tmp_path, variables):
+        told = self.serve(tmp_path, "service", "install", **variables)
+        assert told.returncode == 2
+        assert "llmux is configured by variables alone here, and this needs a file" in told.stderr
 
     def test_they_can_be_shown(self, tmp_path, variables):
         told = self.serve(tmp_path, "config", "show", "--json", **variables)
