@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -16,6 +16,7 @@ from pydantic import BaseModel, JsonValue
 
 from runtimes.base import Contradiction
 from runtimes.endpoints import SMALLEST
+from runtimes.installed import program
 from runtimes.model_config import ModelConfig
 from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import hints, sources
@@ -32,6 +33,7 @@ from supervisor.catalog.document import (
     Table,
     Trail,
     find,
+    merge,
     places,
     plain,
     tree_of,
@@ -40,7 +42,7 @@ from supervisor.catalog.folders import models_dir, runtimes_dir
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
 from supervisor.catalog.prompt_format import COMPLETIONS
-from supervisor.catalog.public_names import PublicNames
+from supervisor.catalog.public_names import Models, PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.runner_variables import VLLM_RUNTIME, with_defaults
 from supervisor.catalog.sections import DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig
@@ -62,6 +64,7 @@ _OWN_PATHS = re.compile(
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 S = TypeVar("S", bound=BaseModel)
+Devices = tuple[DeviceConfig, ...] | Literal["auto"]
 
 
 def is_name(text: str) -> bool:
@@ -110,9 +113,7 @@ class Assembly(PublicNames):
         if server is not None:
             self.base_path = server.model_base_path
         models = self._models(self._table("models"), devices, own_runtimes_dir)
-        folders = self._folders()
-        if folders:
-            models |= self._models(self._local(folders, models), devices, own_runtimes_dir)
+        folders = self._add_local(models, devices, own_runtimes_dir)
         models = with_keep_alives(limits, models)
         virtual = self._virtual_models(models)
         self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
@@ -206,7 +207,7 @@ class Assembly(PublicNames):
                 if name not in known:
                     self._problem(value, (*trail, name), f"no model type{suggestion(name, known)}")
 
-    def _devices(self) -> tuple[DeviceConfig, ...] | Literal["auto"]:
+    def _devices(self) -> Devices:
         node = self._entry("devices")
         match node:
             case None | Leaf(value="auto"):
@@ -231,37 +232,66 @@ class Assembly(PublicNames):
     # ------------------------------------------------------------------------------------------------------ models
 
     def _folders(self) -> tuple[Path, ...]:
+        """Whose models are all served."""
         node = self._entry("models_from")
         if isinstance(node, Leaf):  # one alone needs no brackets
             node = Items((node,), node.place)
         found = None if node is None else self._validated(FoldersConfig, Table({"models_from": node}, node.place), ())
-        return () if found is None else found.models_from
+        return tuple(filter(None, (*(found.models_from if found is not None else ()), self.base_path)))
 
-    def _local(self, folders: Sequence[Path], configured: Mapping[str, CatalogModel | None]) -> Mapping[str, Node]:
-        """An entry for each model of the folders that has none; it stands in the tree from then on. Blocks on files."""
+    def _local(self, folder: Path, known: Models, own_runtimes_dir: Path) -> Iterator[tuple[str, Table]]:
+        """An entry for each model of this folder that no other has, under a name that nothing has. Blocks on files."""
         from supervisor.catalog import local_models  # noqa: PLC0415  # few configurations need it
 
-        virtual = {name for name, node in self._table("virtual_models").items() if name not in _values(plain(node))}
-        have = {getattr(model.config, "path", None) for model in configured.values() if model is not None}
-        entries: dict[str, Node] = {}
+        try:
+            found, problems = local_models.find(folder)
+        except NotFoundError as error:
+            found, problems = [], [str(error)]
+        self.unread += problems
+        used = {
+            each
+            for model in known.values()
+            if model is not None
+            for _, path in sources.files_of(model.config)
+            for each in (path, path.resolve())
+        }
+        names = {*known, *(name for name, node in self._table("virtual_models").items() if name not in _words(node))}
+        is_base = folder == self.base_path
+        for model in found:
+            real = model.path.resolve()  # in the hub's cache it lies elsewhere
+            if not used.isdisjoint((model.path, *model.path.parents, real, *real.parents)):
+                continue
+            name, entry = model.name(names), model.entry
+            if is_base:  # as other runners do
+                name = model.name_below(folder)
+                if entry.get("runtime") == "transformers" and program(own_runtimes_dir / VLLM_RUNTIME) is not None:
+                    entry["runtime"] = VLLM_RUNTIME
+            if name not in names:
+                names.add(name)
+                node = tree_of(entry, Place(Source(Layer.FILE, str(model.path), folder)))
+                assert isinstance(node, Table)
+                yield name, node
+
+    def _add_local(
+        self, models: dict[str, CatalogModel | None], devices: Devices, own_runtimes_dir: Path
+    ) -> tuple[Path, ...]:
+        """Add the models of the folders; returns the folders. What is wrong about one is told, and it is left out."""
+        folders = self._folders()
         for folder in folders:
-            try:
-                found, problems = local_models.find(folder)
-            except NotFoundError as error:
-                found, problems = [], [str(error)]
-            self.unread += problems
-            for model in found:
-                if model.path in have:
-                    continue
-                have.add(model.path)
-                name = model.name({*configured, *virtual, *entries})
-                entries[name] = tree_of(model.entry, Place(Source(Layer.FILE, str(model.path), folder)))
-        models = Table({**self._table("models"), **entries}, self.root.place)
-        self.root = replace(self.root, entries={**self.root.entries, "models": models})
-        return entries
+            for name, node in self._local(folder, models, own_runtimes_dir):
+                before, root = len(self.problems), self.root
+                merged = merge(root, Table({"models": Table({name: node}, node.place)}, node.place))
+                assert isinstance(merged, Table)
+                self.root = merged
+                models |= self._models({name: node}, devices, own_runtimes_dir)
+                if len(self.problems) > before:  # nobody has written it, so nobody could mend it
+                    self.unread += map(str, self.problems[before:])
+                    del self.problems[before:], models[name]
+                    self.root = root
+        return folders
 
     def _models(
-        self, nodes: Mapping[str, Node], devices: tuple[DeviceConfig, ...] | Literal["auto"], own_runtimes_dir: Path
+        self, nodes: Mapping[str, Node], devices: Devices, own_runtimes_dir: Path
     ) -> dict[str, CatalogModel | None]:
         """These models; None for one that is not valid."""
         known = None if devices == "auto" else [device.id for device in devices if device.id is not None]
@@ -441,8 +471,9 @@ class Assembly(PublicNames):
         return clients
 
 
-def _values(entry: JsonValue) -> Collection[JsonValue]:
-    return [value for value in entry.values() if isinstance(value, str)] if isinstance(entry, dict) else ()
+def _words(entry: Node) -> Collection[JsonValue]:
+    """The scalars of a table: a virtual model that names itself stands for the model of that name."""
+    return [leaf.value for leaf in entry.entries.values() if isinstance(leaf, Leaf)] if isinstance(entry, Table) else ()
 
 
 def _placed(message: str, node: Node, trail: Trail) -> Problem:

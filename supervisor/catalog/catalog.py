@@ -4,7 +4,8 @@ A `Catalog` is frozen; a reload builds another. A *model* is physical and has on
 name for it together with a rewrite of its requests. Any number of virtual models share one worker.
 
 Which names are listed: every virtual model; and a model under its own name where no virtual model refers to it, or
-where it says `public: true` (`public: false` never lists it). A model's own name is accepted in requests in any case.
+where it says `public: true` (`public: false` never lists it). A model's own name is accepted in requests in any case, and so is
+what it is called on the hub, unless several are called so or something here has that name.
 A virtual model may have the name of the model it refers to; it then takes its place. A *task* is a ladder of such names,
 and is listed as `task:NAME`; nothing else may be called so.
 """
@@ -28,6 +29,7 @@ from runtimes.estimate import Estimate
 from runtimes.model_config import PATIENCE, Modality, ModelConfig
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing
+from supervisor.catalog import sources
 from supervisor.catalog.clients import DEFAULT, NOBODY, ClientConfig
 from supervisor.catalog.document import Layer, Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
@@ -369,7 +371,17 @@ class Catalog:
     def _routes(self) -> dict[str, Route]:
         own = {str(model.id): Route(model.id, model, model.rewrite) for model in self.models.values()}
         bare = {name.removeprefix(TASK): task for name, task in self.tasks.items()}  # where no model has that name
-        return {**bare, **own, **self.virtual, **self.tasks}
+        hub = {name: Route(name, only, only.rewrite) for name, (only, *others) in self._on_hub.items() if not others}
+        return {**hub, **bare, **own, **self.virtual, **self.tasks}
+
+    @cached_property
+    def _on_hub(self) -> dict[str, list[CatalogModel]]:
+        """The models by what they are called on the hub."""
+        found: dict[str, list[CatalogModel]] = {}
+        for model in self.models.values():
+            if (name := sources.hub_id(model.config)) is not None:
+                found.setdefault(name, []).append(model)
+        return found
 
     def nothing_to_serve(self) -> str | None:
         """What is wrong with a configuration without models, with its place; None: it has some, or they may come."""
@@ -382,6 +394,8 @@ class Catalog:
             what = (
                 "there are no models to serve: add one with llmux add ORG/REPO-GGUF, or as llmux config example shows"
             )
+            if self.server.health == "runner":
+                what += "; those of a folder are served if MODEL_BASE_PATH names it"
         return str(Problem(self.origins[at], at, what))
 
     def route(self, name: str) -> Route | None:
@@ -394,6 +408,8 @@ class Catalog:
         if route is None:
             meant = self.nearest(name)
             hint = f" Did you mean {meant!r}?" if meant is not None else " GET /v1/models lists the choice."
+            if name in self._on_hub:
+                hint = f" Several come from there: {', '.join(one.id for one in self._on_hub[name])}. Name one of them."
             raise NotFoundError(f"There is no model {name[:200]!r}.{hint}", code="model_not_found", param="model")
         return route
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -33,6 +33,13 @@ class GovernanceConfig(BaseModel):
         default={},
         description="A key file for each signer, instead of the shared one: only then is it certain who signed.",
         examples=[{"alice": "~/.config/llmux/alice.key"}],
+    )
+
+    signed_fields: Literal["all", "seed"] = Field(
+        default="all",
+        description="What of a request its token must say. all: every field, so nobody can add one. seed: the operation and "
+        "`modelId`, for signers that sign no more; whoever has such a token chooses the other fields.",
+        examples=["seed"],
     )
 
     @model_validator(mode="after")

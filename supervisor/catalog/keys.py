@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from supervisor.catalog.assembly import config_error
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail
+from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail, parse
 from supervisor.catalog.limited import Limited
 from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.problems import validate
@@ -34,6 +35,8 @@ from supervisor.core.demand import MOST_URGENT, priority_of
 from supervisor.core.limits import NO_LIMITS, TenantLimits
 
 PREFIX = "sk-llmux-"
+VARIABLE = "LLMUX_API_KEYS"
+"""The list itself, for containers that no file is given."""
 _HASHED = "sha256:"
 _LEAST_LENGTH = 16
 _ID = re.compile(r"key_[0-9a-f]{24}")
@@ -178,9 +181,25 @@ def weakness(key: str) -> str | None:
     return None
 
 
+def keyring_of(path: Path | None) -> Keyring:
+    """All keys: those of this file, or where there is none those that `LLMUX_API_KEYS` has. Blocks. Raises ConfigError."""
+    if path is not None:
+        return load_keys(path)
+    place = Source(Layer.ENVIRONMENT, VARIABLE, Path())
+    root, problems = parse(os.environ.get(VARIABLE, ""), place)
+    keys, _ = _read(root, problems)
+    return Keyring(keys)
+
+
 def load_keys(path: Path) -> Keyring:
     """The keys of a file: a list, or a list under `keys:`. Blocks on it. Raises ConfigError with every problem."""
     root, problems = read_guarded(path, Source(Layer.FILE, str(path), path.parent))
+    keys, plain_names = _read(root, problems)
+    return Keyring(keys, tuple(_exposures(path, plain_names)))
+
+
+def _read(root: Node | None, problems: list[Problem]) -> tuple[tuple[Key, ...], list[str]]:
+    """The keys, and the names of those that are there themselves. Raises ConfigError with these and all further problems."""
     keys: dict[str, Key] = {}
     plain_names = []
     for trail, node in _entries(root, problems):
@@ -213,7 +232,7 @@ def load_keys(path: Path) -> Keyring:
         plain_names += [key.name] if config.is_plain else []
     if problems:
         raise config_error(problems)
-    return Keyring(tuple(keys.values()), tuple(_exposures(path, plain_names)))
+    return tuple(keys.values()), plain_names
 
 
 def without_revoked(running: Keyring, path: Path) -> Keyring:

@@ -31,6 +31,8 @@ FILE_NAME = "llmux.yaml"
 LOCAL_NAME = "local.yaml"
 TASKS_NAME = "tasks.yaml"
 
+_NO_FILE = "the variables"
+"""How problems name what stands for a file where there are only variables."""
 _SETTING = re.compile(r"LLMUX_(SERVER|LIMITS|DEVICES)", re.IGNORECASE)
 
 
@@ -68,9 +70,9 @@ def search_path() -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Another program's files, read in place of the base file."""
+    """Another program's files, or what variables say alone, in place of the base file."""
 
-    files: tuple[Path, ...]  # absolute; the first has to be there
+    files: tuple[Path, ...]  # absolute; the first has to be there. None: there are only variables
     read: Callable[[], Mapping[str, JsonValue]]  # what they mean here; blocks, and raises ConfigError
 
 
@@ -89,7 +91,8 @@ def load(
     Blocks on files. Raises ConfigError with every problem.
     """
     base = (config if foreign is not None and config is not None else require_config(config)).absolute()
-    root, problems = _merged(_layers(base, flags or {}, foreign), base)
+    label = _NO_FILE if foreign is not None and not foreign.files else _label(base)
+    root, problems = _merged(_layers(base, flags or {}, foreign), base, label)
     return _assembly(root, base, registry, check_files=check_files).catalog(problems)
 
 
@@ -195,7 +198,7 @@ def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:
 
 def _read_foreign(foreign: Foreign) -> tuple[Node | None, list[Problem]]:
     """Its values have no lines: those of the file are another program's. Relative paths start from where llmux runs."""
-    place = Place(Source(Layer.FILE, _label(foreign.files[0]), Path.cwd()))
+    place = Place(Source(Layer.FILE, _label(foreign.files[0]) if foreign.files else _NO_FILE, Path.cwd()))
     if exposed := [problem for path in foreign.files if path.exists() and (problem := exposure(path)) is not None]:
         return None, [Problem(place, (), problem) for problem in exposed]
     return tree_of(foreign.read(), place), []
@@ -210,8 +213,8 @@ def _flag(dotted_key: str, value: object) -> Node:
     return node
 
 
-def _merged(layers: Layers, base: Path) -> tuple[Table, list[Problem]]:
-    root = Table({}, Place(Source(Layer.FILE, _label(base), base.parent)))
+def _merged(layers: Layers, base: Path, label: str | None = None) -> tuple[Table, list[Problem]]:
+    root = Table({}, Place(Source(Layer.FILE, label or _label(base), base.parent)))
     found: list[Problem] = []
     for node, problems in layers:
         found += problems

@@ -29,7 +29,7 @@ PROJECTOR: Final = "clip"
 
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _UNFIT: Final = re.compile(r"[^a-z0-9._-]+")
-_CACHED: Final = re.compile(r"models--(?:.+--)?(.+)")  # the hub's cache: models--ORG--NAME/snapshots/REVISION
+_IN_CACHE: Final = re.compile(r"(?:^|.*/)models--(?P<name>[^/]+)/snapshots/[^/]+(?P<rest>/.*)?")  # of the hub
 _WEIGHTS: Final = re.compile(r"(?:(?!adapter_|consolidated).*\.safetensors|pytorch_model.*\.bin)")
 _SAYS_NOTHING: Final = re.compile(
     r"|models?|hub|snapshots|workspace|out(?:put)?|merged?|checkpoints?|hf|[0-9a-f]{40}|.{1,2}"
@@ -64,6 +64,14 @@ class LocalModel:
         """The best name that is not taken, with a number where all are."""
         numbered = (f"{self.names[-1]}-{number}" for number in count(2))
         return next(name for name in chain(self.names, numbered) if name not in taken)
+
+    def name_below(self, base: Path) -> str:
+        """Its path below this folder, or what it is called on the hub if it lies in the hub's cache."""
+        name = base.name if self.path == base else _PART.sub("", self.path.relative_to(base).as_posix())
+        name = re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
+        if (cached := _IN_CACHE.fullmatch(name)) is not None:
+            name = cached["name"].replace("--", "/") + (cached["rest"] or "")
+        return re.sub(r"\s+", "-", name)
 
 
 def is_path(word: str) -> bool:
@@ -113,7 +121,18 @@ def candidates(folder: Path, *, deep: bool = True) -> Iterator[Path]:
         index = PIPELINE if PIPELINE in names else CONFIG if CONFIG in names and weights else None
         if index is not None:
             yield from (Path(where, index), *weights)
-        below[:] = [] if index is not None or not deep or seen > MOST_FOLDERS else sorted(below)
+        below[:] = [] if index is not None or not deep or seen > MOST_FOLDERS else sorted(_current(Path(where), below))
+
+
+def _current(folder: Path, below: Sequence[str]) -> Sequence[str]:
+    """Of the versions in the hub's cache the one that is used; of any other folder all."""
+    if folder.name != "snapshots":
+        return below
+    try:
+        used = (folder.parent / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return below
+    return [used] if used in below else below
 
 
 def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel], list[str]]:
@@ -133,6 +152,8 @@ def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel]
             problems += [problem] if wanted in (None, file) else []
         elif metadata.architecture == PROJECTOR:
             projectors.append(file)
+        elif metadata.values.get("general.type", "model") != "model":  # an adapter for a model
+            problems += [f"{file} is no model by itself but an addition to one"] if wanted == file else []
         else:
             models[file] = str(metadata.values.get("general.name", ""))
     if wanted in projectors:
@@ -152,8 +173,8 @@ def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel]
 
 def _folder(folder: Path, index: str) -> LocalModel:
     """A model in Hugging Face's layout. Raises ModelUnusableError where it isn't whole, or no runtime is sure to run it."""
-    cached = _CACHED.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
-    names = _names("", cached[1] if cached is not None else folder.name)
+    cached = _IN_CACHE.fullmatch(str(folder))
+    names = _names("", folder.name if cached is None else cached["name"].rpartition("--")[2])
     if index == PIPELINE:
         return LocalModel(names, folder, about={"runtime": "diffusers"})
     model = checkpoints.read(folder)

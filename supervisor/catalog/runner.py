@@ -27,8 +27,9 @@ class RunnerConfig(BaseModel):
     )
     health: Literal["llmux", "runner"] = Field(
         default="llmux",
-        description="What `/health` answers. llmux: 200 while the daemon serves; runner: also 503 when a device is out of memory, "
-        "all models have failed, or the queue is full.",
+        description="What `/health` answers. llmux: 200 while the daemon serves; runner: as a model runner does, also 503 when a "
+        "device is out of memory, all models have failed, or the queue is full. Every answer of inference then says what came "
+        "from the cache of prompts, too.",
         examples=["runner"],
     )
     multi_tenant: bool = Field(
@@ -40,8 +41,9 @@ class RunnerConfig(BaseModel):
     metrics: bool = Field(default=True, description="Serve `/metrics`.", examples=[False])
     model_base_path: Path | None = Field(
         default=None,
-        description="The files of all models must lie below this folder, links followed. Where it is set, it is also the default "
-        "of `models_dir`.",
+        description="The files of all models must lie below this folder, links followed. What lies there and is no model of this "
+        "file is one, too, under its path: GGUF files, and folders of safetensors. Where it is set, it is also the default of "
+        "`models_dir`.",
         examples=["/models"],
     )
     allow_pull: bool = Field(

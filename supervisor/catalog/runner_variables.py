@@ -1,6 +1,7 @@
 """The variables by which containers of model runners are configured, as values of this configuration.
 
-They say what no file says: whatever a file has, also null, counts more. The name of a tenant is taken as it stands there.
+They say what no file says: whatever a file has, also null, counts more. Where there is no file at all, they are the whole
+configuration, whose models are those that lie in `MODEL_BASE_PATH`. The name of a tenant is taken as it stands there.
 `VLLM_…` variables are defaults of every vllm_serve model.
 """
 
@@ -89,6 +90,9 @@ VARIABLES: Final[Mapping[str, tuple[Trail, Read]]] = {
 }
 """Where the value of each belongs, and how it is read."""
 
+_EVERYBODYS: Final = frozenset({"CUDA_VISIBLE_DEVICES", "LOG_LEVEL", "LOG_FORMAT"})
+"""Set on many a machine where nobody thinks of a runner."""
+
 VLLM_RUNTIME: Final = "vllm_serve"
 VLLM: Final[Mapping[str, tuple[str, Read]]] = {
     "VLLM_ENABLE_PREFIX_CACHING": ("enable_prefix_caching", _boolean),
@@ -133,6 +137,12 @@ def _known(environment: Mapping[str, str]) -> Iterator[tuple[str, Trail, Read]]:
             yield name, ("clients", name.removeprefix(TENANT), "request_rate"), str
         elif name.startswith(LLM_POOL):
             yield name, ("server", "responses"), lambda _: "llm-pool"
+
+
+def is_runner(environment: Mapping[str, str]) -> bool:
+    """Do variables say what only a runner's container says?"""
+    own = (VARIABLES.keys() | VLLM.keys()) - _EVERYBODYS
+    return any(text.strip() and (name in own or name.startswith(TENANT)) for name, text in environment.items())
 
 
 def vllm_defaults(environment: Mapping[str, str], cwd: Path) -> tuple[Table, list[Problem]]:

@@ -21,6 +21,7 @@ from supervisor.core.types import ModelId
 MODEL_FILES: Final = ("path", "model", "mmproj", "draft_model", "lora", "speculative_model", "tokenizer")
 _FETCHED: Final = ("path", "mmproj")
 _GGML = re.compile(r"(?:[^*?\[]*/)?ggml-[^/*?\[]+\.bin", re.IGNORECASE)
+_REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_NAME = re.compile(
     r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?(?P<owner>\w[\w.-]*)/(?P<name>\w[\w.-]*(?<!\.gguf))"
     r"(?::(?P<quantisation>[\w.-]+)|/(?:(?:resolve|blob)/main/)?(?P<file>[^/\s]+\.gguf))?/?"
@@ -70,6 +71,14 @@ def remedy(model: ModelId, config: ModelConfig) -> str:
     path = getattr(config, "path", None)
     missing = config.source is not None and isinstance(path, Path) and not path.exists()
     return f"; get it: llmux pull {model}" if missing else ""
+
+
+def hub_id(config: ModelConfig) -> str | None:
+    """What it is called on the hub, where its configuration says so: the repository of its `source`, or a `model` of that form."""
+    if config.source is not None:
+        return config.source.repo
+    model = getattr(config, "model", None)
+    return model if isinstance(model, str) and _REPO.fullmatch(model) else None
 
 
 def is_missing(config: ModelConfig, problem: str = "path") -> bool:

@@ -123,7 +123,7 @@ def target(config: Path | None) -> Target:
         path = config.absolute()
     else:
         found = configuration.found(config)
-        if found is not None and found.foreign is not None:
+        if found is not None and found.foreign is not None and found.foreign.files:
             return Target(found.base, "", found.read(check_files=False), found)
         path = found.base if found is not None else config_dir() / FILE_NAME
     try:

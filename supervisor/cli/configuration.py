@@ -14,9 +14,10 @@ from supervisor.catalog import TASK, Catalog, Configuration, Foreign, find_confi
 from supervisor.catalog.clients import DEFAULT as DEFAULT_CLIENT
 from supervisor.catalog.document import Layer, Place, Trail, dotted
 from supervisor.catalog.folders import config_dir
-from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.keys import keyring_of, refuse_exposed
 from supervisor.catalog.loader import FILE_NAME, require_config, search_path
 from supervisor.catalog.masking import masked
+from supervisor.catalog.runner_variables import is_runner
 from supervisor.catalog.yaml_writer import Comments, to_yaml
 from supervisor.cli.client import DEFAULT_URL, url_of
 from supervisor.errors import ConfigError, LlmuxError
@@ -46,7 +47,8 @@ class Effective:
 
 
 def found(path: Path | None, flags: Mapping[str, object] | None = None) -> Configuration | None:
-    """What `serve` uses: `path`, a file in the usual places, or llm-pool's settings that its variables name; None: nothing.
+    """What `serve` uses: `path`, a file in the usual places, llm-pool's settings that its variables name, or what a runner's
+    variables say; None: nothing.
 
     Raises ConfigError for a named file that isn't there.
     """
@@ -54,7 +56,8 @@ def found(path: Path | None, flags: Mapping[str, object] | None = None) -> Confi
     if base is not None:
         return Configuration(base.absolute(), flags or {})
     if not pool_variables():
-        return None
+        alone = Foreign((), lambda: {"server": {"health": "runner"}})
+        return Configuration(search_path()[0], flags or {}, alone) if is_runner(os.environ) else None
     from supervisor.cli import importers  # noqa: PLC0415  # it imports several runtimes
 
     files = importers.llm_pool_files()
@@ -94,7 +97,10 @@ def of_folder(path: Path, flags: Mapping[str, object]) -> Configuration:
 
 
 def refuse_foreign(configuration: Configuration) -> None:
-    """Raises ConfigError where other programs' files stand for our own, which a command would change or name."""
+    """Raises ConfigError where other programs' files, or variables alone, stand for our own, which a command would change or name."""
+    if configuration.foreign is not None and not configuration.foreign.files:
+        remedy = f"Write {configuration.base} first: llmux config show says what they mean there"
+        raise ConfigError((f"llmux is configured by variables alone here, and this needs a file. {remedy}",))
     if configuration.foreign is not None:
         used = ", ".join(str(file) for file in configuration.foreign.files if file.is_file())
         remedy = f"Make a configuration of them first: llmux config import -o {configuration.base}"
@@ -123,8 +129,7 @@ def checked(path: Path | None) -> Catalog:
     catalog = required(path).read()
     if nothing := catalog.nothing_to_serve():
         raise ConfigError((nothing,))
-    keys = catalog.server.api_keys
-    if problem := refuse_exposed(catalog.server.host, load_keys(keys) if keys is not None else Keyring()):
+    if problem := refuse_exposed(catalog.server.host, keyring_of(catalog.server.api_keys)):
         raise ConfigError((problem,))
     return catalog
 

@@ -16,7 +16,7 @@ from functools import partial
 import structlog
 
 from supervisor.catalog import Catalog, Configuration
-from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
+from supervisor.catalog.keys import Key, Keyring, keyring_of, local_key, refuse_exposed
 from supervisor.cli.assembling import LOGS, assemble, closing, open_devices, open_stores, sized
 from supervisor.cli.client import url_of
 from supervisor.cli.log_setup import dropped_lines
@@ -76,7 +76,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
     signal.signal(signal.SIGHUP, _Remembered())  # until it is ready there is nothing to reload, nor to end for that
-    keyring = load_keys(catalog.server.api_keys) if catalog.server.api_keys is not None else Keyring()
+    keyring = keyring_of(catalog.server.api_keys)
     refused = refuse_exposed(catalog.server.host, keyring)
     if refused is not None:
         raise ConfigError((refused,))

@@ -24,7 +24,7 @@ from runtimes.device_kind import CUDA, HOST, ROCM, VULKAN, DeviceAssignment, Dev
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from supervisor.catalog import Catalog
-from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.keys import VARIABLE, keyring_of, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
 from supervisor.cli import configuration, environments, output, service, session, sizes
 from supervisor.cli.client import Client, url_of
@@ -111,7 +111,8 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
         if source.foreign is None:
             path, check = str(source.base), f"llmux config check --config {source.base}"
         else:
-            path, check = ", ".join(str(file) for file in source.foreign.files if file.is_file()), "llmux config check"
+            files = ", ".join(str(file) for file in source.foreign.files if file.is_file())
+            path, check = files or "the variables", "llmux config check"
         remedy = f"edit {path}, then: {check}"
         catalog = source.read()
     except ConfigError as error:
@@ -358,13 +359,12 @@ def _descriptors() -> Iterator[Check]:
 
 
 def _keys(server: ServerConfig) -> Iterator[Check]:
-    path, keyring = server.api_keys, Keyring()
-    if path is not None:
-        try:
-            keyring = load_keys(path)
-        except ConfigError as error:
-            yield from (Check("keys", "fail", problem, f"edit {path}") for problem in error.problems)
-            return
+    path = server.api_keys
+    try:
+        keyring = keyring_of(path)
+    except ConfigError as error:
+        yield from (Check("keys", "fail", problem, f"edit {path or VARIABLE}") for problem in error.problems)
+        return
     if refused := refuse_exposed(server.host, keyring):
         yield Check("keys", "fail", refused, "llmux keys add NAME")
         return
@@ -378,7 +378,7 @@ def _keys(server: ServerConfig) -> Iterator[Check]:
     if not keyring:
         yield Check("keys", "ok", "none: only this machine is served")
     elif not keyring.warnings and not expired:
-        yield Check("keys", "ok", f"{path}: {len(keyring.keys)} keys")
+        yield Check("keys", "ok", f"{path or VARIABLE}: {len(keyring.keys)} keys")
 
 
 def _service(catalog: Catalog | None) -> Iterator[Check]:

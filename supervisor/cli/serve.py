@@ -89,8 +89,10 @@ def _install_for(catalog: Catalog, echo: Callable[[str], None]) -> None:
 
 
 def _say_source(configuration: Configuration) -> None:
-    """Whose settings are served, where llm-pool's variables are set."""
-    if configuration.foreign is not None and pool_variables():
+    """Whose settings are served, where they are in no file of llmux's, or llm-pool's variables are set."""
+    if configuration.foreign is not None and not configuration.foreign.files:
+        log.info("configuration.variables", hint="llmux config show says which variable says what")
+    elif configuration.foreign is not None and pool_variables():
         files = [str(file) for file in configuration.foreign.files if file.is_file()]
         log.info("configuration.imported", program="llm-pool", files=files, hint="llmux config import shows the result")
     elif ignored := pool_variables():

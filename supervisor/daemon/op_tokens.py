@@ -5,8 +5,11 @@ base64url without line breaks. What is signed is the canonical `opToken`: JSON w
 signature is its HMAC-SHA256. With one shared key `signers` is what the holder of the key claims. With a key for each signer the
 token has `signatures`, one for each of its signers, instead.
 
-Besides those four, `opToken` has every field of the request that has an effect, with the same value. Whoever sends a token that
-is refused learns nothing but that; the log says why.
+A JWT whose claims are those of `opToken` is a token as well (`jwt`). Its one signature is that of the shared key, or of its one
+signer. `iat` and `jti` count where `issuedAt` and `nonce` are missing, `exp` and `nbf` besides them.
+
+Besides those four, `opToken` has every field of the request that has an effect, with the same value; where the configuration
+says so, only `modelId` must be among them. The log says why a token is refused; so does the answer to one who has an API key.
 
 Whether a token was used must not depend on the clock, which may be set back. So what takes the place of forgotten nonces is
 the time until which their tokens were good: tokens that were good until then are refused whatever the clock says. These times
@@ -33,6 +36,7 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.governance import GovernanceConfig, read_key
+from supervisor.daemon import jwt
 from supervisor.errors import ForbiddenError
 from supervisor.io.store import Entry, Store
 
@@ -45,6 +49,9 @@ MOST_SPANS: Final = 8
 _COLLECTION: Final = "op_nonces"
 _FORGOTTEN: Final[Entry] = "op_tokens", "forgotten"
 _OWN: Final = frozenset({"operation", "issuedAt", "signers", "nonce"})
+_MODEL: Final = frozenset({"modelId"})
+_CLAIMS: Final = {"iat": "issuedAt", "jti": "nonce"}
+"""What a JWT may call them."""
 
 log = structlog.get_logger("llmux.governance")
 
@@ -54,7 +61,7 @@ Span = tuple[float, float]
 
 
 class RefusedError(ValueError):
-    """Why a token is refused; for the log and its makers alone."""
+    """Why a token is refused; not for everybody."""
 
 
 def canonical(op_token: Json) -> bytes:
@@ -109,22 +116,17 @@ def verify(
 
     `fields`: what the operation is about; null and a missing field are the same. `keys` reads a key file.
     """
-    found = opened(token)
-    op_token = found.get("opToken")
-    if not isinstance(op_token, dict):
-        raise RefusedError("it has no opToken")
-    signers = _signers(op_token, config)
-    _check_signatures(found, op_token, config, signers, keys)  # before anything is believed
+    is_jwt = isinstance(token, str) and jwt.is_jwt(token)
+    op_token = _of_jwt(str(token), config, now, keys) if is_jwt else _op_token(token, config, keys)
     if op_token.get("operation") != operation:
         raise RefusedError(f"it is for {op_token.get('operation')!r}, not for {operation!r}")
     signed = {name: value for name, value in op_token.items() if name not in _OWN and value is not None}
     asked = {name: value for name, value in fields.items() if value is not None}
-    for name in sorted({*signed, *asked}):
+    must = asked.keys() & _MODEL if config.signed_fields == "seed" else asked.keys()
+    for name in sorted(signed.keys() | must):
         if _json(signed.get(name)) != _json(asked.get(name)):  # true is not 1
             raise RefusedError(f"its {name} is {signed.get(name)!r}, the request's is {asked.get(name)!r}")
-    issued_at = op_token.get("issuedAt")
-    if not isinstance(issued_at, int | float) or isinstance(issued_at, bool) or not math.isfinite(issued_at):
-        raise RefusedError("issuedAt is not a time in seconds")
+    issued_at = _moment(op_token, "issuedAt")
     if not now - VALID_S <= issued_at <= now + VALID_S:
         raise RefusedError(f"it was issued {now - issued_at:.0f} s ago, and is good for {VALID_S:.0f} s")
     nonce, (least, most) = op_token.get("nonce"), NONCE_LENGTH
@@ -144,10 +146,20 @@ def opened(token: JsonValue) -> Json:
                 else base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             )
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise RefusedError("it is neither JSON nor JSON in base64url") from error
+            raise RefusedError("it is neither JSON, nor JSON in base64url, nor a JWT") from error
     if not isinstance(token, dict):
         raise RefusedError("there is none" if token is None else "it is not a JSON object")
     return token
+
+
+def _op_token(token: JsonValue, config: GovernanceConfig, keys: Callable[[Path], bytes]) -> Json:
+    """The `opToken`, once its signatures are right. Raises RefusedError."""
+    found = opened(token)
+    op_token = found.get("opToken")
+    if not isinstance(op_token, dict):
+        raise RefusedError("it has no opToken")
+    _check_signatures(found, op_token, config, _signers(op_token, config), keys)
+    return op_token
 
 
 def _signers(op_token: Json, config: GovernanceConfig) -> frozenset[str]:
@@ -180,6 +192,34 @@ def _check_signatures(
         raise RefusedError(f"the signature of {_listed(wrong)} is wrong")
 
 
+def _of_jwt(token: str, config: GovernanceConfig, now: float, keys: Callable[[Path], bytes]) -> Json:
+    """What an `opToken` would say, once the signature is right. Raises RefusedError."""
+    try:
+        found = jwt.read(token.strip())
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    signers = _signers(found.claims, config)
+    if config.signer_keys and len(signers) != 1:
+        raise RefusedError("a JWT has one signature, and each signer must sign: send an opToken with signatures")
+    if not found.is_signed(keys(config.signer_keys[next(iter(signers))] if config.signer_keys else config.key_file)):
+        raise RefusedError("its signature is wrong")
+    claims = dict(found.claims)
+    if "exp" in claims and now >= _moment(claims, "exp"):
+        raise RefusedError("it has expired, by its exp")
+    if "nbf" in claims and now < _moment(claims, "nbf"):
+        raise RefusedError("it is not good yet, by its nbf")
+    given = {_CLAIMS.get(name, name): value for name, value in claims.items() if name not in {"exp", "nbf"}}
+    return given | {name: claims[name] for name in _CLAIMS.values() if name in claims}
+
+
+def _moment(fields: Json, name: str) -> float:
+    """Unix seconds. Raises RefusedError."""
+    value = fields.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise RefusedError(f"{name} is not a time in seconds")
+    return value
+
+
 def _is_signed(signature: JsonValue, op_token: Json, key: bytes) -> bool:
     try:
         expected = sign(op_token, key)
@@ -207,11 +247,18 @@ class OpTokens:
             self._forgotten = [*zip(times[::2], times[1::2], strict=False)]
 
     async def check(
-        self, config: GovernanceConfig | None, token: JsonValue, operation: str, fields: Json, now: float
+        self,
+        config: GovernanceConfig | None,
+        token: JsonValue,
+        operation: str,
+        fields: Json,
+        now: float,
+        *,
+        tells_why: bool = False,
     ) -> None:
         """Raises ForbiddenError unless the operation may be carried out now, NotSavedError if its nonce can't be kept.
 
-        `now`: Unix seconds. None as `config`: everything may.
+        `now`: Unix seconds. None as `config`: everything may. `tells_why`: may the one who asks know why not?
         """
         if config is None:
             return
@@ -220,7 +267,10 @@ class OpTokens:
             await self._use(nonce, good_until, now)
         except (OSError, ValueError, RecursionError) as error:
             log.warning("op_token.refused", operation=operation, reason=str(error))
-            raise ForbiddenError("The operation token was refused.", code="op_token_refused", param=FIELD) from None
+            why = f": {error}." if tells_why else "."
+            raise ForbiddenError(
+                f"The operation token was refused{why}", code="op_token_refused", param=FIELD
+            ) from None
 
     async def _use(self, nonce: str, good_until: float, now: float) -> None:
         if nonce in self._used:

@@ -28,7 +28,7 @@ from supervisor.core.types import TicketId
 from supervisor.daemon.accounts import tokens_of
 from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.caching import HEADERS as CACHE_HEADERS
-from supervisor.daemon.caching import Salts, wish_of
+from supervisor.daemon.caching import CacheWish, Salts, wish_of
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import PRIORITY_HEADER, TENANT_HEADER, identify
@@ -47,7 +47,7 @@ from supervisor.io.picture_store import PictureStore
 from supervisor.io.response_store import ResponseStore
 from supervisor.proxy import budget, load_feedback
 from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body
-from supervisor.proxy.cache_report import NOTHING_REUSED
+from supervisor.proxy.cache_report import NOTHING_REUSED, NOTHING_TOLD
 from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.form import read_form
@@ -100,6 +100,9 @@ class Pipeline:
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._keepalive_s = catalog.limits.keepalive_s
         self._first_byte_s = catalog.limits.first_byte_s
+        is_runner = catalog.server.health == "runner"  # whose clients look for them in every answer
+        self._cache_wish = CacheWish() if is_runner else None
+        self._cache_headers = NOTHING_TOLD if is_runner else []
 
     def serves(self, method: str, path: str, dialect: Dialect) -> bool:
         """Does a configured model's runtime serve this path, or the one that the dialect maps it to?"""
@@ -192,7 +195,7 @@ class Pipeline:
         """
         own = [header for header in scope["headers"] if header[0] in _OWN_HEADERS]  # mostly none
         context.demand, profile, is_lowered = identify(own, body, context.key, self._catalog)
-        context.cache = wish_of(own) if own else None
+        context.cache = (wish_of(own) if own else None) or self._cache_wish
         context.budget_s = budget.budget_s(own, body.said(BUDGET))
         if is_lowered:
             context.extra.append((PRIORITY_HEADER, b"%d" % context.demand.priority))
@@ -279,6 +282,8 @@ class Pipeline:
             news, first_s = LoadNews(self._engine, context, reasoning), min(first_s, NEWS_AFTER_S)
         first_at = asyncio.get_running_loop().time() + first_s
         headers = [(b"x-request-id", context.request_id), processing_ms(context.arrived_at, first_at), *context.extra]
+        if self._cache_headers:
+            headers += [*self._cache_headers, (b"x-queue-wait-ms", b"%d" % ((first_at - context.arrived_at) * 1000))]
         content_type = SSE if target.translation is None else target.translation.stream_content_type
         return Keepalive(send, headers, dialect, interval_s=self._keepalive_s, content_type=content_type, news=news)
 
@@ -320,7 +325,7 @@ class Pipeline:
                 ],
                 ignored=target.ignored,
                 arrived_at=context.arrived_at,
-                tells_cache=context.cache is not None,
+                tells_cache=None if context.cache is None else self._cache_headers,
                 sse_started=keepalive.started,
                 first_byte_s=self._first_byte_s,
                 explain=partial(self._explained, context),

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.fitting import specs_on
-from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed, without_revoked
+from supervisor.catalog.keys import Keyring, keyring_of, refuse_exposed, without_revoked
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.replicas import expanded
@@ -260,11 +260,10 @@ class Reloader:
         catalog = _keeping_sizes(replace(wanted, server=server, devices=running.devices).sized(devices), running)
         problems: list[str] = []
         keyring = Keyring()
-        if server.api_keys is not None:
-            try:
-                keyring = load_keys(server.api_keys)
-            except ConfigError as error:
-                problems += error.problems
+        try:
+            keyring = keyring_of(server.api_keys)
+        except ConfigError as error:
+            problems += error.problems
         exposed = (refuse_exposed(host, keyring, setting) for host, setting in self._hosts.items())
         if not problems and (refused := next(filter(None, exposed), None)) is not None:
             problems.append(refused)

@@ -16,6 +16,8 @@ HIT: Final = b"x-cache-hit"
 REUSED: Final = b"x-cache-tokens-reused"
 GPU_MS: Final = b"x-gpu-time-ms"
 NOTHING_REUSED: Final[Headers] = [(HIT, b"false"), (REUSED, b"0")]
+NOTHING_TOLD: Final[Headers] = [*NOTHING_REUSED, (GPU_MS, b"0")]
+"""For clients that look for all three in every answer."""
 HELD_LIMIT: Final = 1024 * 1024
 
 

@@ -152,7 +152,7 @@ async def forward(
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     ignored: Sequence[str] = (),
     arrived_at: float | None = None,
-    tells_cache: bool = False,
+    tells_cache: Headers | None = None,
     sse_started: bool = False,
     first_byte_s: float | None = None,
     explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
@@ -162,7 +162,7 @@ async def forward(
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`, and `tells_cache` what the answer says of its
-    cache (see `cache_report`). `x-llmux-ignored` names the fields in `ignored`, and those that the worker's header names. With `sse_started` the response's head was
+    cache (see `cache_report`), and of what it doesn't say these headers. `x-llmux-ignored` names the fields in `ignored`, and those that the worker's header names. With `sse_started` the response's head was
     sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to
     what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks. `pictures` keeps those whose addresses are
     wanted. `gathered` counts what any of them keeps of the answer, and bounds it.
@@ -180,7 +180,7 @@ async def forward(
         request_headers(
             scope["headers"],
             request_id,
-            _dropped(dialect.credential_headers, is_read or tells_cache),
+            _dropped(dialect.credential_headers, is_read or tells_cache is not None),
         ),
         body,
         first_byte_s=first_byte_s,
@@ -201,10 +201,10 @@ async def forward(
         if ignored or theirs:
             outcome.ignored = called(theirs, {} if translation is None else translation.names)
             own.append((_IGNORED, ignored_header((*ignored, *outcome.ignored)).encode()))
-        if tells_cache and response.status < 400:
+        if tells_cache is not None and response.status < 400:
             response, told = await cache_report.held(response)
             said = {name for name, _ in (*own, *response.headers)}
-            own += [item for item in told if item[0] not in said]
+            own += [item for item in {**dict(tells_cache), **dict(told)}.items() if item[0] not in said]
         if pictures is not None and response.status < 400:
             response = await pictures.linked(response, gathered or Gathered())
         if is_read and response.status < 400:

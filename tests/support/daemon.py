@@ -62,6 +62,7 @@ class Daemon:
     """One state directory, and at most one daemon on it. `start()` may be called again after the daemon ended."""
 
     program: tuple[str, ...] = ("-m", "supervisor.cli")
+    has_file = True  # false: it is configured by variables alone
     by_exec = False  # true: not forked (`forker`), for a test of what a fork doesn't share with a start from nothing
 
     def __init__(self, folder: Path, config: dict[str, Any], env: dict[str, str] | None = None) -> None:
@@ -93,7 +94,7 @@ class Daemon:
         self.config_path.write_text(yaml.safe_dump(self.config, sort_keys=False))
         env = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")}
         env |= {"XDG_RUNTIME_DIR": str(self.folder)} | self.env  # no command finds it there unasked
-        argv = [*self.program, "serve", "--config", str(self.config_path)]
+        argv = [*self.program, "serve", *(["--config", str(self.config_path)] if self.has_file else [])]
         with self.log_path.open("ab") as log, open(os.devnull) as nothing:
             streams = {"stdin": nothing, "stdout": log, "stderr": log, **streams}
             if self.by_exec or not forker.can_start(self.program, env, streams):

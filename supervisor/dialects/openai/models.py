@@ -18,9 +18,11 @@ from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json, capabilities
 from supervisor.dialects.model_status import status, status_view
-from supervisor.errors import InvalidRequestError
+from supervisor.errors import InvalidRequestError, NotFoundError
 
 _LOADED: Final[Mapping[str | None, bool | None]] = {None: None, "1": True, "true": True, "0": False, "false": False}
+_TASK: Final = "load/"
+"""What a runner's client asks for where no model is called so."""
 TYPES: Final[tuple[str, ...]] = get_args(ModelType)
 _OUTPUT: Final[Mapping[ModelType, str]] = {
     "llm": "text",
@@ -63,8 +65,11 @@ def routes(daemon: Daemon) -> list[Route]:
         return JSONResponse({"object": "list", "data": data})
 
     async def one(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name.startswith(_TASK) and daemon.catalog.route(name) is None:
+            raise NotFoundError(f"There is no load task {name.removeprefix(_TASK)[:100]!r}.", code="task_not_found")
         await daemon.know_capabilities()
-        return JSONResponse(view(daemon.catalog.resolve(request.path_params["name"])))
+        return JSONResponse(view(daemon.catalog.resolve(name)))
 
     return [Route("/v1/models", listing, methods=["GET"]), Route("/v1/models/{name:path}", one, methods=["GET"])]
 

@@ -39,16 +39,16 @@ class Runner(OpenAI):
     name = "runner"
 
     def owns(self, path: str) -> bool:
-        """The fixed ones, and the tasks of loads."""
-        return path in _SCOPES or (path.startswith(lifecycle.TASKS) and lifecycle.is_task(path))
+        """The fixed ones, and all below those of loads: who asks there for what isn't there is a runner's client."""
+        return path in _SCOPES or path.startswith(lifecycle.TASKS)
 
     def is_spoken_by(self, scope: Scope) -> bool:
         """A model may be called `load`: `GET /v1/models/load` is OpenAI's."""
         return not (scope["method"] in ("GET", "HEAD") and scope["path"] in _COMMANDS)
 
     def scope_for(self, path: str) -> str | None:
-        """What changes something, or tells of it, needs the admin scope."""
-        return _SCOPES.get(path, "admin")
+        """What changes something, or tells of it, needs the admin scope; a model whose name begins with `load/` does not."""
+        return _SCOPES.get(path, "admin" if lifecycle.is_task(path) else "inference")
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """Code and message, then what else there is."""

@@ -74,7 +74,7 @@ def routes(daemon: Daemon) -> list[Route]:
         if scope == "model":
             assert only is not None
             name = only
-        await agree(daemon, "cache-flush", asked, fields)
+        await agree(daemon, request, "cache-flush", asked, fields)
         models = [only] if only is not None else [*daemon.catalog.models]
         done: dict[ModelId, Flushed] = {}
         for model in models:

@@ -27,6 +27,7 @@ from supervisor.core.events import UnloadAsked
 from supervisor.core.types import DeviceId, ModelId, ModelSpec, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.job import KEY
 from supervisor.daemon.op_tokens import FIELD
 from supervisor.daemon.pulls import Pull
 from supervisor.dialects.runner.models import (
@@ -71,7 +72,7 @@ def routes(daemon: Daemon) -> list[Route]:
             victim = model_of(daemon, evicted, "evictModel")
             if victim == model:
                 raise InvalidRequestError('"evictModel" is the model to be loaded.', param="evictModel")
-        await agree(daemon, "model-load", asked, fields)
+        await agree(daemon, request, "model-load", asked, fields)
         begin = partial(_begin, daemon, model, longest, most_mib, victim)
         if await loading.may_pull(daemon, model):
             return answer(_of_pull(daemon, daemon.pulls.begin(model, begin)), fields, status=202)
@@ -102,7 +103,7 @@ def routes(daemon: Daemon) -> list[Route]:
         fields = await json_object(request, None)
         asked = dict(fields)
         model = model_of(daemon, fields.pop("modelId", None), "modelId")
-        await agree(daemon, "model-unload", asked, fields)
+        await agree(daemon, request, "model-unload", asked, fields)
         status = daemon.engine.model(model)
         had_worker = status is not None and status.has_worker and not status.spec.remote
         daemon.pulls.cancel(model)
@@ -119,14 +120,18 @@ def routes(daemon: Daemon) -> list[Route]:
     ]
 
 
-async def agree(daemon: Daemon, operation: str, asked: Json, left: Json) -> None:
-    """Raises ForbiddenError unless those who must agreed to all that is `asked`; with the token taken out of `left`."""
+async def agree(daemon: Daemon, request: Request, operation: str, asked: Json, left: Json) -> None:
+    """Raises ForbiddenError unless those who must agreed to all that is `asked`; with the token taken out of `left`.
+
+    Only who has shown an API key is told why not: where there are none, anybody on this machine could try tokens.
+    """
     governance = daemon.catalog.server.governance
     if governance is None:
         return
     left.pop(FIELD, None)
     token = asked.pop(FIELD, None)
-    await daemon.op_tokens.check(governance, token, operation, asked, time.time())
+    has_key = request.scope.get("state", {}).get(KEY) is not None
+    await daemon.op_tokens.check(governance, token, operation, asked, time.time(), tells_why=has_key)
 
 
 async def unloaded(daemon: Daemon, model: ModelId, order: UnloadAsked | None = None) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
+import secrets
 import subprocess
 import threading
 import time
@@ -74,16 +76,17 @@ def unload(daemon: Daemon, made: object, **fields: object) -> httpx.Response:
 
 
 def refused(daemon: Daemon, told: httpx.Response) -> str:
-    """The reason in the log; the client learns none."""
+    """The reason in the log; a client with a right key learns it, too."""
     assert told.status_code == 403, told.text
+    reason = daemon.events("op_token.refused")[-1]["reason"]
     assert told.json() == {
         "error": {
             "code": "op_token_refused",
-            "message": "The operation token was refused.",
+            "message": f"The operation token was refused: {reason}.",
             "param": "verifiedOpToken",
         }
     }
-    return daemon.events("op_token.refused")[-1]["reason"]
+    return reason
 
 
 class TestAccepted:
@@ -259,6 +262,89 @@ class TestRestart:
             assert refused(daemon, unload(daemon, made)) == "its nonce was used before"
         finally:
             daemon.stop()
+
+
+def part(said: bytes) -> str:
+    return base64.urlsafe_b64encode(said).rstrip(b"=").decode()
+
+
+def jwt(alg: str = "HS256", secret: bytes = SHARED, **claims: object) -> str:
+    """As another program makes one, by RFC 7515; whatever its header says, it is signed with HMAC-SHA256."""
+    said = {
+        "operation": "model-unload",
+        "modelId": "one",
+        "signers": ["ann", "bob"],
+        "issuedAt": int(time.time()),
+        "nonce": secrets.token_hex(12),
+        **claims,
+    }
+    text = f"{part(json.dumps({'alg': alg, 'typ': 'JWT'}).encode())}.{part(json.dumps(said).encode())}"
+    return f"{text}.{part(hmac.digest(secret, text.encode(), 'sha256'))}"
+
+
+@pytest.fixture(scope="module")
+def seeded(folder, tmp_path_factory):
+    """Two sign with the key that all share, and no more than operation and model."""
+    shared = {"key_file": str(folder / "shared.key"), "signers": ["ann", "bob"], "required": 2}
+    daemon = Daemon(tmp_path_factory.mktemp("seed"), config(folder, {**shared, "signed_fields": "seed"}))
+    try:
+        yield daemon.start()
+    finally:
+        daemon.stop()
+
+
+class TestSeed:
+    """Tokens that sign operation and model only, and JWTs, with one shared key."""
+
+    def test_a_jwt_once(self, seeded):
+        made = jwt()
+        assert unload(seeded, made).status_code == 200
+        assert refused(seeded, unload(seeded, made)) == "its nonce was used before"
+
+    @pytest.mark.parametrize("alg", ["none", "HS512", "RS256"])
+    def test_another_algorithm(self, seeded, alg):
+        assert refused(seeded, unload(seeded, jwt(alg))) == f"its algorithm is {alg!r}, and must be HS256"
+
+    def test_the_rules_of_all_tokens(self, seeded):
+        assert refused(seeded, unload(seeded, jwt(secret=b"another key, long enough"))) == "its signature is wrong"
+        assert "it was issued" in refused(seeded, unload(seeded, jwt(issuedAt=int(time.time()) - 400)))
+        assert refused(seeded, unload(seeded, jwt(exp=int(time.time()) - 1))) == "it has expired, by its exp"
+        assert "it is for 'model-load'" in refused(seeded, unload(seeded, jwt(operation="model-load")))
+        assert "its modelId is 'two'" in refused(seeded, unload(seeded, jwt(modelId="two")))
+        assert refused(seeded, unload(seeded, jwt(signers=["ann"]))) == "1 signed, 2 must"
+
+    def test_fields_that_are_not_signed(self, seeded):
+        """Its context is the configuration's alone; that is looked at before."""
+        more = {"evictModel": "two", "gpuMemoryBudgetMB": 9000}
+        for made in (jwt(operation="model-load"), signed(begin("model-load", FIELDS, ["ann", "bob"]), SHARED, None)):
+            told = send(seeded, "/v1/models/load", {**FIELDS, **more, "verifiedOpToken": made})
+            assert told.status_code in (200, 202), told.text
+
+    def test_a_flush_of_everything(self, seeded):
+        made = jwt(operation="cache-flush", modelId=None)
+        told = send(seeded, "/v1/cache/flush", {"scope": "all", "verifiedOpToken": made})
+        assert told.status_code == 200, told.text
+
+
+class TestReason:
+    """Why a token is refused is nobody's business but that of those who have a right key."""
+
+    def test_without_keys_nobody_is_told(self, folder, tmp_path):
+        made = config(folder, {"key_file": str(folder / "shared.key")})
+        del made["server"]["api_keys"]
+        daemon = Daemon(tmp_path, made)
+        daemon.start()
+        try:
+            told = daemon.post("/v1/models/unload", json={**FIELDS, "verifiedOpToken": jwt("none")})
+            assert told.status_code == 403
+            assert told.json()["error"]["message"] == "The operation token was refused."
+            assert "its algorithm" in daemon.events("op_token.refused")[-1]["reason"]
+        finally:
+            daemon.stop()
+
+    def test_with_a_wrong_key(self, daemon):
+        told = send(daemon, "/v1/models/unload", {**FIELDS, "verifiedOpToken": "e30"}, key="sk-wrong-0123456789abcdef")
+        assert (told.status_code, told.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
 class TestKeyFile:

@@ -17,7 +17,8 @@ def daemon(tmp_path_factory):
     config = {
         "models": {
             "one": fake("--take-mib", "60", source={"repo": "org/One"}),
-            "two": fake(),
+            "two": fake(source={"repo": "org/Twins"}),
+            "three": fake(source={"repo": "org/Twins"}),
             "slow": fake("--start-delay", "600"),
             "broken": fake("--exit-code", "3", "--log-text", "no such option"),
         },
@@ -80,6 +81,21 @@ class TestCapabilities:
         found = wait_until(listed, what="it is listed as loaded")
         assert found.keys() == {"id", "quantization", "contextLength", "loadedAt", "gpuMemoryMB"}
         assert found["loadedAt"] > 1_700_000_000
+
+
+class TestHubId:
+    """Inference takes what a model is called on the hub."""
+
+    def test_of_one_model(self, daemon):
+        told = daemon.chat("org/One")
+        assert (told.status_code, told.json()["model"]) == (200, "org/One")
+        assert daemon.get("/v1/models/org/One").json()["id"] == "org/One"
+
+    def test_of_several(self, daemon):
+        told = daemon.chat("org/Twins")
+        error = told.json()["error"]
+        assert (told.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+        assert error["message"].endswith("Several come from there: two, three. Name one of them.")
 
 
 class TestLoad:
@@ -149,9 +165,11 @@ class TestLoad:
         assert told.status_code == 413
         assert told.json()["error"]["message"] == "The request body is larger than 65536 bytes."
 
-    def test_unknown_task(self, daemon):
-        told = daemon.get("/v1/models/load/load-0")
-        assert (told.status_code, told.json()["error"]["code"]) == (404, "task_not_found")
+    @pytest.mark.parametrize("task", ["load-0", "pull-0", "model-none", "abc123", "task-1", "a/b"])
+    def test_unknown_task(self, daemon, task):
+        told = daemon.get(f"/v1/models/load/{task}")
+        message = f"There is no load task {task!r}."
+        assert (told.status_code, told.json()) == (404, {"error": {"code": "task_not_found", "message": message}})
 
     def test_no_model_is_evicted_for_itself(self, daemon):
         told = daemon.post("/v1/models/load", json={"modelId": "public", "evictModel": "two"})

@@ -147,6 +147,47 @@ class TestAnswerHeaders:
         assert "x-cache-hit" not in chat(daemon, "vllm", {"X-Cache-Mode": "prefix"}).headers
 
 
+class TestAlwaysTold:
+    """With `health: runner` every answer has the four headers, whatever the request says."""
+
+    NAMES = ("x-cache-hit", "x-cache-tokens-reused", "x-gpu-time-ms")
+
+    @pytest.fixture(scope="module")
+    @staticmethod
+    def runner(daemon, tmp_path_factory):
+        models = {**daemon.config["models"], "slow": fake("--start-delay", "2")}
+        config = {"models": models, "server": {"health": "runner"}, "limits": {"keepalive_s": 0.5}}
+        runner = Daemon(tmp_path_factory.mktemp("told"), {**config, "devices": daemon.config["devices"]})
+        try:
+            yield runner.start()
+        finally:
+            runner.stop()
+
+    def told(self, answer) -> tuple[str, ...]:
+        assert "x-queue-wait-ms" in answer.headers
+        return tuple(answer.headers[name] for name in self.NAMES)
+
+    def test_what_the_worker_says(self, runner):
+        assert self.told(chat(runner, "llama")) == ("true", str(fake_llama.KEPT), "30")
+
+    @pytest.mark.parametrize("model", ["vllm", "other"])
+    def test_what_it_does_not_say(self, runner, model):
+        assert self.told(chat(runner, model)) == ("false", "0", "0")
+
+    def test_a_stream(self, runner):
+        assert self.told(chat(runner, "llama", stream=True)) == ("false", "0", "0")
+
+    def test_a_stream_that_begins_before_its_model_is_loaded(self, runner):
+        answer = chat(runner, "slow", stream=True)
+        assert self.told(answer) == ("false", "0", "0")
+        assert int(answer.headers["x-queue-wait-ms"]) >= 500
+
+    def test_nothing_is_added_to_the_request(self, runner):
+        told = chat(runner, "llama")
+        assert "cache_prompt" not in told.json()["received"]
+        assert "x-llmux-ignored" not in told.headers
+
+
 class TestFlush:
     """`POST /v1/cache/flush` says by model what was done."""
 

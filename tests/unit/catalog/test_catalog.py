@@ -16,6 +16,7 @@ from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.device_sets import Spread, need_mib, spread
 from supervisor.core.types import DeviceId, DeviceSpec, Eviction, Footprint, FootprintSource, Limits
 from supervisor.daemon.sizes import warnings_of
+from supervisor.errors import NotFoundError
 from supervisor.proxy.json_body import open_object
 from tests.unit.catalog.conftest import StubAdapter
 
@@ -55,6 +56,35 @@ class TestNames:
         fields = open_object(b'{"model":"qwen"}')
         catalog.route("qwen").rewrite.apply(fields, Endpoint("/v1/embeddings"))
         assert {key: bytes(value) for key, value in fields.items()} == {"model": b'"served"'}
+
+
+class TestHubIds:
+    """What a model is called on the hub is a name, too, where it is the only one."""
+
+    def catalog(self, folder, *, more=""):
+        return folder.load(
+            "models:\n"
+            "  a: {path: a.gguf, source: {repo: Qwen/Qwen3-8B}}\n"
+            "  b: {path: b.gguf, source: {repo: org/Twins}}\n"
+            "  c: {path: c.gguf, source: {repo: org/Twins}}\n" + more,
+            check_files=False,
+        )
+
+    def test_of_one(self, folder):
+        catalog = self.catalog(folder)
+        assert catalog.resolve("Qwen/Qwen3-8B").model.id == "a"
+        assert [row.name for row in catalog.listing()] == ["a", "b", "c"], "it is listed once"
+
+    def test_of_several_all_are_named(self, folder):
+        catalog = self.catalog(folder)
+        assert catalog.route("org/Twins") is None
+        with pytest.raises(NotFoundError, match=r"Several come from there: b, c\. Name one of them\."):
+            catalog.resolve("org/Twins")
+
+    def test_a_configured_name_counts_more(self, folder):
+        catalog = self.catalog(folder, more="virtual_models: {Qwen/Qwen3-8B: {model: b}, org/Twins: {model: a}}")
+        assert catalog.resolve("Qwen/Qwen3-8B").model.id == "b"
+        assert catalog.resolve("org/Twins").model.id == "a"
 
 
 class TestSpecs:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hmac
 import json
 import time
 from pathlib import Path
@@ -189,6 +191,123 @@ async def refused(tokens, config, token, now=NOW):
         await ask(tokens, config, token, now)
     assert (error.value.code, error.value.message) == ("op_token_refused", "The operation token was refused.")
     return logs[-1]["reason"]
+
+
+def part(said):
+    text = said if isinstance(said, bytes) else json.dumps(said).encode()
+    return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+def jwt(claims, secret=None, header=None):
+    """As other programs make one."""
+    head = part({"alg": "HS256", "typ": "JWT"} if header is None else header)
+    text = f"{head}.{part(claims)}"
+    return f"{text}.{part(hmac.digest(secret or key(SHARED.key_file), text.encode(), 'sha256'))}"
+
+
+CLAIMS = {
+    "operation": "model-load",
+    "modelId": "chat",
+    "maxContextLength": 4096,
+    "issuedAt": int(NOW),
+    "signers": ["ann", "bob"],
+    "nonce": "a nonce, long enough",
+}
+
+
+class TestJwt:
+    """A JWT is held to the rules of every other token, and to HS256."""
+
+    def test_its_claims_are_the_fields(self):
+        assert check(jwt(CLAIMS)) == ("a nonce, long enough", NOW + VALID_S)
+
+    def test_registered_claims(self):
+        names = {"issuedAt": "iat", "nonce": "jti"}
+        claims = {names.get(name, name): value for name, value in CLAIMS.items()}
+        assert check(jwt({**claims, "exp": NOW + 1, "nbf": NOW})) == ("a nonce, long enough", NOW + VALID_S)
+        assert check(jwt({**CLAIMS, "iat": 0})), "a library's own iat gives way to issuedAt"
+
+    @pytest.mark.parametrize(
+        "alg", ["none", "None", "HS384", "HS512", "RS256", "ES256", "hs256", "", None, 1, ["HS256"]]
+    )
+    def test_other_algorithms(self, alg):
+        assert "its algorithm is" in refusal(jwt(CLAIMS, header={"alg": alg, "typ": "JWT"}))
+
+    def test_none_without_a_signature(self):
+        assert "its algorithm is 'none'" in refusal(f"{part({'alg': 'none'})}.{part(CLAIMS)}.")
+
+    def test_hs256_without_a_signature(self):
+        assert refusal(f"{part({'alg': 'HS256'})}.{part(CLAIMS)}.") == "its signature is wrong"
+
+    def test_an_extension_that_must_be_understood(self):
+        assert "crit" in refusal(jwt(CLAIMS, header={"alg": "HS256", "crit": ["b64"], "b64": False}))
+
+    @pytest.mark.parametrize(
+        "text", ["..", "a.b.c", "é.é.é", f"{part([])}.{part({})}.", f"{part({'alg': 'HS256'})}.W10."]
+    )
+    def test_what_only_looks_like_one(self, text):
+        assert "it looks like a JWT" in refusal(text)
+
+    def test_claims_of_somebody_else(self):
+        head, _, signature = jwt(CLAIMS).split(".")
+        assert refusal(f"{head}.{part({**CLAIMS, 'modelId': 'other'})}.{signature}") == "its signature is wrong"
+        assert refusal(jwt(CLAIMS, b"another key, long enough")) == "its signature is wrong"
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            ({"operation": "model-unload"}, "it is for 'model-unload'"),
+            ({"modelId": "other"}, "its modelId is 'other'"),
+            ({"maxContextLength": None}, "its maxContextLength is None"),
+            ({"evictModel": "other"}, "its evictModel is 'other'"),
+            ({"aud": "others"}, "its aud is 'others'"),
+            ({"issuedAt": NOW - VALID_S - 1}, "it was issued 301 s ago"),
+            ({"issuedAt": "now"}, "issuedAt is not a time"),
+            ({"nonce": "short"}, "its nonce is not"),
+            ({"nonce": None}, "its nonce is not"),
+            ({"signers": ["ann"]}, "1 signed, 2 must"),
+            ({"signers": ["ann", "eve"]}, "'eve' may not sign"),
+            ({"signers": None}, "signers is not a list"),
+            ({"exp": NOW}, "it has expired"),
+            ({"exp": "never"}, "exp is not a time"),
+            ({"nbf": NOW + 1}, "it is not good yet"),
+        ],
+    )
+    def test_the_same_rules(self, changed, said):
+        assert said in refusal(jwt({**CLAIMS, **changed}))
+
+    def test_where_each_has_a_key(self):
+        one = GovernanceConfig(signer_keys=EACH.signer_keys)
+        claims = {**CLAIMS, "signers": ["ann"]}
+        assert check(jwt(claims, key("ann")), one)
+        assert refusal(jwt(claims, key("bob")), one) == "its signature is wrong"
+        assert "a JWT has one signature" in refusal(jwt(CLAIMS, key("ann")), EACH)
+
+
+class TestSignedFields:
+    """With `seed`, a token need not say more than operation and model."""
+
+    SEED = SHARED.model_copy(update={"signed_fields": "seed"})
+
+    def test_operation_and_model_are_enough(self):
+        for token in (shared({"modelId": "chat"}), jwt({**CLAIMS, "maxContextLength": None})):
+            assert check(token, self.SEED)
+            assert "its maxContextLength is None" in refusal(token), "by default"
+
+    def test_both_must_be_said(self):
+        assert "its modelId is None" in refusal(shared({}), self.SEED)
+        assert "its modelId is 'other'" in refusal(shared({"modelId": "other"}), self.SEED)
+        assert "it is for" in refusal(shared({"modelId": "chat"}, operation="model-unload"), self.SEED)
+
+    def test_what_is_said_besides_still_counts(self):
+        assert "its maxContextLength is 8192" in refusal(shared({**FIELDS, "maxContextLength": 8192}), self.SEED)
+
+    def test_of_no_model(self):
+        flush = {"scope": "all", "modelId": None}
+        assert check(shared({}, operation="cache-flush"), self.SEED, "cache-flush", flush)
+        assert "its modelId" in refusal(
+            shared({"modelId": "chat"}, operation="cache-flush"), self.SEED, "cache-flush", flush
+        )
 
 
 class TestOnce:
