@@ -1,18 +1,15 @@
 """Ports for daemons and workers under test: out of the way of connections, and of every other process that runs tests.
 
 A port that is free when it is looked for may be taken when it is used, or between the end of a daemon and its next start.
-So each process that runs tests has 1250 ports of its own, by a lock that the kernel gives back when it ends.
+So each process that runs tests has 1250 ports of its own. What shows that they are taken is the name of a socket, which holds for
+all that share these ports, whatever their HOME, and which the kernel gives back when the process ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import socket
 from functools import cache
-
-from tests.support.build_llama_server import CACHE
 
 _FIRST, _COUNT, _SHARES = 10_100, 1250, 18  # browsers refuse 10080; the kernel takes 32768 and above for connections
 
@@ -47,8 +44,8 @@ def _nobody_uses(ports: range, *, reuse: bool) -> bool:
 class _Share:
     """The ports of this process, as long as it lives. They are given in turn."""
 
-    def __init__(self, first: int) -> None:
-        self._first, self._given = first, 0
+    def __init__(self, first: int, name: socket.socket) -> None:
+        self._first, self._given, self._name = first, 0, name
 
     def next(self, count: int) -> int:
         start = self._given if self._given + count <= _COUNT else 0
@@ -58,14 +55,12 @@ class _Share:
 
 @cache
 def _own() -> _Share:
-    folder = CACHE / "ports"
-    folder.mkdir(parents=True, exist_ok=True)
     for number in range(_SHARES):
-        lock = os.open(folder / str(number), os.O_WRONLY | os.O_CREAT, 0o600)  # the end of this process closes it
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+            name.bind(f"\0llmux tests, share {number} of the ports")
+        except OSError:
+            name.close()
             continue
-        return _Share(_FIRST + number * _COUNT)
+        return _Share(_FIRST + number * _COUNT, name)
     raise AssertionError(f"{_SHARES} processes run tests already; end some")
