@@ -379,7 +379,7 @@ class Catalog:
         """The models by what they are called on the hub."""
         found: dict[str, list[CatalogModel]] = {}
         for model in self.models.values():
-            if (name := sources.hub_id(model.config)) is not None:
+            if (name := sources.hub_id(model.config, self.server.models_dir)) is not None:
                 found.setdefault(name, []).append(model)
         return found
 

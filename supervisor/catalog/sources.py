@@ -21,6 +21,7 @@ from supervisor.core.types import ModelId
 MODEL_FILES: Final = ("path", "model", "mmproj", "draft_model", "lora", "speculative_model", "tokenizer")
 _FETCHED: Final = ("path", "mmproj")
 _GGML = re.compile(r"(?:[^*?\[]*/)?ggml-[^/*?\[]+\.bin", re.IGNORECASE)
+_CACHED = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)")
 _REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_NAME = re.compile(
     r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?(?P<owner>\w[\w.-]*)/(?P<name>\w[\w.-]*(?<!\.gguf))"
@@ -73,12 +74,24 @@ def remedy(model: ModelId, config: ModelConfig) -> str:
     return f"; get it: llmux pull {model}" if missing else ""
 
 
-def hub_id(config: ModelConfig) -> str | None:
-    """What it is called on the hub, where its configuration says so: the repository of its `source`, or a `model` of that form."""
+def hub_id(config: ModelConfig, models_dir: Path) -> str | None:
+    """What it is called on the hub: the repository of its `source`, a `model` of that form, or where its `path` lies."""
     if config.source is not None:
         return config.source.repo
-    model = getattr(config, "model", None)
-    return model if isinstance(model, str) and _REPO.fullmatch(model) else None
+    model, path = getattr(config, "model", None), getattr(config, "path", None)
+    if isinstance(model, str) and _REPO.fullmatch(model):
+        return model
+    return _repo_at(path, models_dir) if isinstance(path, Path) else None
+
+
+def _repo_at(path: Path, models_dir: Path) -> str | None:
+    """The repository whose files lie there: `<models_dir>/<owner>/<name>`, or `models--<owner>--<name>` in the hub's cache."""
+    if (cached := next(filter(None, map(_CACHED.fullmatch, path.parts)), None)) is not None:
+        return f"{cached[1]}/{cached[2]}"
+    folder = path.parent if _is_model_file(path.name) else path
+    below = folder.relative_to(models_dir).parts if folder.is_relative_to(models_dir) else ()
+    repo = "/".join(below[:2])
+    return repo if _REPO.fullmatch(repo) else None
 
 
 def is_missing(config: ModelConfig, problem: str = "path") -> bool:

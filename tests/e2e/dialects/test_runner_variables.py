@@ -131,8 +131,9 @@ class TestAlone:
     def test_a_load_by_its_path(self, runner, variables):
         assert load(runner, f"{variables['MODEL_BASE_PATH']}/acme/Tiny/tiny-chat-Q8_0.gguf")["modelId"] == CHAT
 
-    def test_a_real_answer(self, runner):
-        body = {"model": CHAT, "messages": [{"role": "user", "content": "Hello"}]}
+    @pytest.mark.parametrize("name", [CHAT, "acme/Tiny", "acme/Cached"])
+    def test_a_real_answer(self, runner, name):
+        body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
         told = runner.post("/v1/chat/completions", json=body, headers=bearer(USER))
         assert told.status_code == 200, told.text
         assert told.json()["choices"][0]["message"]["content"] == tiny.ANSWER

@@ -10,6 +10,7 @@ import pytest
 from runtimes.registry import REGISTRY
 from supervisor.catalog import load_text
 from supervisor.catalog.runner_variables import is_runner
+from supervisor.errors import NotFoundError
 from tests.support import hf_folder, tiny
 
 
@@ -89,6 +90,30 @@ class TestFound:
         (base / "link").symlink_to(base / "c")
         assert found(base, other, base / "link").keys() == {"a"}
         assert found(base, other, folder).keys() == {"a"}
+
+
+class TestHubIds:
+    """The place of a model's files tells what it is called on the hub."""
+
+    def resolved(self, folder, name):
+        return folder.load("server: {model_base_path: models}", registry=REGISTRY).resolve(name).model.id
+
+    def test_of_one_file(self, folder, base):
+        gguf(base / "org/Repo/one.gguf")
+        gguf(base / "hub/models--Qwen--Qwen3-8B-GGUF/snapshots/1/two.gguf")
+        assert self.resolved(folder, "org/Repo") == "org/Repo/one"
+        assert self.resolved(folder, "Qwen/Qwen3-8B-GGUF") == "Qwen/Qwen3-8B-GGUF/two"
+
+    def test_of_several(self, folder, base):
+        for name in ("one", "two"):
+            gguf(base / f"org/Repo/{name}.gguf")
+        with pytest.raises(NotFoundError, match=r"Several come from there: org/Repo/one, org/Repo/two\."):
+            self.resolved(folder, "org/Repo")
+
+    def test_of_an_entry(self, folder, base):
+        gguf(base / "org/Repo/one.gguf")
+        text = "server: {model_base_path: models}\nmodels: {mine: {path: models/org/Repo/one.gguf}}"
+        assert folder.load(text, registry=REGISTRY).resolve("org/Repo").model.id == "mine"
 
 
 class TestCatalog:
