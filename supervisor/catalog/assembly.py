@@ -257,7 +257,7 @@ class Assembly(PublicNames):
         }
         names = {*known, *(name for name, node in self._table("virtual_models").items() if name not in _words(node))}
         is_base = folder == self.base_path
-        for model in found:
+        for model in local_models.by_age(found):
             real = model.path.resolve()  # in the hub's cache it lies elsewhere
             if not used.isdisjoint((model.path, *model.path.parents, real, *real.parents)):
                 continue

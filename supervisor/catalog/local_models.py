@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -72,6 +72,18 @@ class LocalModel:
         if (cached := _IN_CACHE.fullmatch(name)) is not None:
             name = cached["name"].replace("--", "/") + (cached["rest"] or "")
         return re.sub(r"\s+", "-", name)
+
+
+def by_age(models: Iterable[LocalModel]) -> list[LocalModel]:
+    """The oldest on this disk first: so no name goes over to a file that came later. Blocks on files."""
+
+    def since(model: LocalModel) -> int:
+        try:
+            return model.path.stat().st_ctime_ns
+        except OSError:  # it has just gone
+            return 0
+
+    return sorted(models, key=since)
 
 
 def is_path(word: str) -> bool:

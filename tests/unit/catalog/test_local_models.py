@@ -140,6 +140,18 @@ virtual_models:
         assert catalog.unread[0].startswith(f"{tmp_path}/half.gguf: it is cut short")
         assert str(catalog.origin("models", "tiny-chat-q8_0", "path")) == str(tmp_path / "two-Q8_0.gguf")
 
+    def test_a_name_stays_with_its_file(self, tmp_path, model):
+        """Though the newcomer's path comes first."""
+        text = f"models_from: {tmp_path}\n"
+
+        def paths() -> dict[str, Path]:
+            return {name: one.config.path for name, one in load_text(text, tmp_path / "llmux.yaml").models.items()}
+
+        shutil.copy(model, tmp_path / "b-Q8_0.gguf")
+        before = paths()
+        shutil.copy(model, tmp_path / "a-Q8_0.gguf")
+        assert paths() == {**before, "tiny-chat-q8_0": tmp_path / "a-Q8_0.gguf"}
+
     def test_a_folder_that_is_away(self, tmp_path):
         catalog = load_text(f"models_from: [{tmp_path}/gone]\n", tmp_path / "llmux.yaml")
         assert (dict(catalog.models), catalog.nothing_to_serve()) == ({}, None)
