@@ -69,6 +69,12 @@ def candidates(
         )
 
 
+def forget_downloads(runtimes_dir: Path) -> None:
+    """Delete the archives that came whole: they are unpacked, or of no use here. What broke off stays, and goes on later."""
+    for archive in (runtimes_dir / DOWNLOADS).glob("*.tar.gz"):
+        archive.unlink()
+
+
 def _fetched(known: Releases, build: str, folder: Path, echo: Echo, name: str, *, ask: bool) -> Path:
     asset = known.asset(build, name, ask=ask or build != known.pinned)
     echo(f"{name}: {asset.size >> 20} MiB from {known.url(build, asset).partition('/download/')[0]}")

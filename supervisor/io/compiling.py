@@ -1,12 +1,13 @@
 """Compiling a runtime's program on the machine that it is for: what that takes, what compilers are told, what they say.
 
 A build takes up to an hour, so whatever can be known before is checked before. CMake reads CMAKE_ARGS (the build's options,
-and those of the user) and LDFLAGS: the program looks for the toolkit's libraries where the toolkit is, for the system's loader
+and those of the user), CMAKE_BUILD_PARALLEL_LEVEL and LDFLAGS: the program looks for the toolkit's libraries where the toolkit is, for the system's loader
 often doesn't know that folder. Of the output only the lines with a cause are shown; all of it is kept in a file.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from runtimes.build import Build
+from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import DriverUnavailableError
 from supervisor.io.nvml import NvmlSession
 
@@ -23,6 +25,8 @@ LOG: Final = "failed.log"
 NVCC: Final = "nvcc"
 ASK_S: Final = 60.0
 BELOW: Final = 3  # lines
+JOBS: Final = "CMAKE_BUILD_PARALLEL_LEVEL"
+JOB_BYTES: Final = 2 << 30
 
 _CAUSE: Final = re.compile(
     r"CMake Error|(?<!\w)error:|fatal error|nvcc fatal|No space left on device|undefined reference"
@@ -80,10 +84,16 @@ def environment(build: Build, temporary: Path, environ: Mapping[str, str]) -> di
     """The variables of a build whose files lie in `temporary`. Those that the user sets count, too."""
     return {
         **environ,
+        JOBS: environ.get(JOBS) or str(jobs()),
         "CMAKE_ARGS": " ".join(filter(None, (build.options, environ.get("CMAKE_ARGS")))),
         "LDFLAGS": " ".join(filter(None, (*_library_paths(build), environ.get("LDFLAGS")))),
         "TMPDIR": str(temporary),
     }
+
+
+def jobs() -> int:
+    """How many compilers may run at once: one a processor, as long as each has memory for its largest file. Blocks."""
+    return max(1, min(len(os.sched_getaffinity(0)), HostMemory().available_bytes() // JOB_BYTES))
 
 
 def _library_paths(build: Build) -> list[str]:

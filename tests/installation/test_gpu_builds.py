@@ -135,6 +135,7 @@ class TestInstall:
         machine.releases.asked.clear()
         assert "already installed" in machine.install()
         assert not machine.releases.asked
+        assert not list((machine.runtimes / ".downloads").iterdir())
 
     def test_one_that_computes_elsewhere_is_not_taken(self, machine, archives):
         machine.releases.add(PINNED, archives["idle"])

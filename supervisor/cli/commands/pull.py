@@ -35,11 +35,14 @@ def pull(
     from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # as above
 
-    if len(models) == 1 and not (watched or verify) and _is_new(models[0], config):
+    new = [model for model in models if not (watched or verify) and _is_new(model, config)]
+    for model in new:
         options = (*(("--dry-run",) if dry_run else ()), *(("--json",) if as_json else ()))
         named = ("--config", str(config)) if config is not None else ()
-        with add.make_context("add", [models[0], *options, *named], click.get_current_context()) as adds:
+        with add.make_context("add", [model, *options, *named], click.get_current_context()) as adds:
             add.invoke(adds)
+    models = tuple(model for model in models if model not in new)
+    if new and not models:
         return
     if watched:
         pulling.end_with_stdin()

@@ -100,6 +100,9 @@ class TestRun:
         assert home("run", "qwen3:4b", "Hello", timeout=300).stdout.strip() == tiny.ANSWER
         told = home("add", "qwen3:5b")
         assert "qwen3:8b" in told.stderr
+        both = home("pull", "acme/Tiny-Chat-GGUF", "qwen3:4b", timeout=300)
+        assert both.returncode == ExitCode.DONE, both.stderr
+        assert list(yaml.safe_load(config_of(home).read_text())["models"]) == ["qwen3:4b", "tiny-chat"]
 
     def test_no_question(self, home):
         """Nothing is fetched for nobody."""
