@@ -88,7 +88,7 @@ def install(
     processor's where none does, and then that is said. `plain`: without one, unless it is there.
     """
     recipe = recipe_of(name)
-    from supervisor.cli import packages  # noqa: PLC0415  # httpx comes with it
+    from supervisor.cli import packages, proof  # noqa: PLC0415  # httpx comes with it, and a fleet
 
     wanted = wanted or packages.Wanted()
     asked = wanted.is_special
@@ -109,6 +109,8 @@ def install(
     for package in packages.candidates(recipe, runtimes_dir, machine, wanted, build, echo):
         try:
             _install(recipe, runtimes_dir, echo, recipe.archives.device(package.kind), python, package)  # type: ignore[arg-type]
+        except proof.NoRoomError:  # another build would fare the same
+            raise
         except InstallError as error:
             problems.append(f"{package.kind} of {package.build}: {error}")
             echo(problems[-1])

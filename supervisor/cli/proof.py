@@ -38,6 +38,8 @@ ANSWER_BYTES: Final = 1 << 20
 LIMIT_S: Final = 600.0
 TELL_S: Final = 15.0
 LIST_S: Final = 60.0
+ROOM_MIB: Final = 600
+"""What an answer takes on a GPU: its context and kernels, besides a model of some MiB."""
 PREFIX: Final = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan"}
 """How llama.cpp's names of devices begin."""
 NO_VARIABLES: Final[Mapping[str, str]] = {}
@@ -47,6 +49,10 @@ _LISTED: Final = re.compile(r"^ +((?:CUDA|ROCm|Vulkan)\d+): (.*?) \(", re.MULTIL
 _USED: Final = re.compile(r"using device (\w+) \((.*)\) \(([0-9a-fA-F:.]+)\)")
 
 Echo = Callable[[str], None]
+
+
+class NoRoomError(InstallError):
+    """The GPU is full, so nobody knows whether the build computes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +87,17 @@ def prove(environment: Path, echo: Echo) -> Proven:
         title = f"{name} ({names.get(name, gpu.name)})"
         echo(f"asking {title} for one answer")
         try:
+            proof.check_room(gpu)
             variables |= proof.check(name, gpu, expected, variables)
             found |= proof.addresses
         except LlmuxError as error:
             problems.append(f"{title}: {error.message}")
             echo(problems[-1])
+    if not found and proof.full:
+        raise NoRoomError(
+            f"{proof.full}, and a try takes about {ROOM_MIB}: end what holds its memory, and say it again. Or take the "
+            "processor's build: llmux runtimes install llama_server --accelerator cpu"
+        )
     if not found:
         raise InstallError("; ".join(problems) or "it computes on none of the GPUs that llmux can measure")
     echo(f"{', '.join(found.values())} gave the processor's answer")
@@ -136,6 +148,14 @@ class _Proof:
         self._environment, self._echo = environment, echo
         self._gpus = every_gpu()
         self.addresses: dict[str, str] = {}
+        self.full = ""  # which GPU is, in words
+
+    def check_room(self, gpu: DeviceInfo) -> None:
+        """Raises BenchError."""
+        free_mib = asyncio.run(_free_mib(self._gpus.sampler, gpu))
+        if free_mib < ROOM_MIB:
+            self.full = f"{gpu.label} has only {free_mib} MiB free"
+            raise BenchError(self.full)
 
     def check(self, name: str, gpu: DeviceInfo, expected: str, variables: Mapping[str, str]) -> Mapping[str, str]:
         """The variables that it needs besides. Raises LlmuxError."""

@@ -145,6 +145,16 @@ class TestInstall:
         assert "no build computes on the GPU" in said
         assert machine.used() == (None, None)
 
+    def test_a_full_gpu_is_no_bad_build(self, machine):
+        environments.install(NAME, machine.runtimes, machine.said.append, plain=True)
+        cards = [{"total_mib": 16384, "name": "NVIDIA Fake 16 GiB", "processes": [{"pid": 1, "mib": 16000}]}]
+        fake_nvml.write_script(machine.card.script, cuda=[12, 4], driver="550.1", gpus=cards, world=WORLD)
+        with pytest.raises(
+            InstallError, match=r"Fake 16 GiB \(gpu0\) has only 384 MiB free, .* end what holds its memory"
+        ):
+            machine.install()
+        assert machine.used() == (None, None)
+
     def test_the_demos_is_plain_and_gives_way(self, machine):
         environments.install(NAME, machine.runtimes, machine.said.append, plain=True)
         assert (machine.used(), machine.releases.asked) == ((None, None), [])
