@@ -386,11 +386,12 @@ class Assembly(PublicNames):
         known = self.registry.names()
         if at is not None:
             meant = hints.runtime(str(name)) or nearest(str(name), known)
-            there_is = f'; did you mean "{meant}"?' if meant else suggestion(str(name), known, what="there is")
+            there_is = f'; did you mean "{meant}"?' if meant else "; llmux runtimes list shows which there are"
             self._problem(at, (*trail, "runtime"), f"no such runtime{there_is}")
-            if meant is not None:  # what else is wrong is told at once
-                entries = {**node.entries, "runtime": Leaf(meant, at.place)}
-                self._validated(self.registry.get(meant).config, replace(node, entries=entries), trail)
+            # What else is wrong is told at once: of all keys where the runtime is clear, else of those that every runtime has.
+            config = self.registry.get(meant).config if meant is not None else ModelConfig
+            entries = {key: value for key, value in node.entries.items() if meant or key in config.model_fields}
+            self._validated(config, replace(node, entries={**entries, "runtime": Leaf(meant or "", at.place)}), trail)
             return None
         known_keys = {*ModelConfig.model_fields, "path", "cmd"}
         slips = [key for key in values if key not in known_keys and nearest(key, ("path", "cmd"))]

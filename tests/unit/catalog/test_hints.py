@@ -187,6 +187,17 @@ class TestRemedies:
         (line,) = folder.problems(yaml.safe_dump(document), registry=REGISTRY, check_files=False)
         assert told in line
 
+    def test_nor_behind_a_runtime_that_is_none(self, folder):
+        """Of its own keys nobody knows; those that every runtime has are checked."""
+        model = {"runtime": "zzzz", "path": "/m.gguf", "n_ctxx": 1, "keep_alive_s": "15m", "pin": 3}
+        found = folder.problems(yaml.safe_dump({"models": {"m": model}}), registry=REGISTRY, check_files=False)
+        assert [line.partition("models.m.")[2].partition(":")[0] for line in found] == [
+            "keep_alive_s",
+            "pin",
+            "runtime",
+        ]
+        assert "llmux runtimes list shows which there are" in found[-1]
+
     def test_nothing_hides_behind_the_first_mistake(self, folder):
         model = {"runtime": "lama_server", "path": "/m.gguf", "n_ctxx": 1, "keep_alive_s": "15m"}
         document = {"models": {"m": model}, "clients": {"ann": {"request_rate": 30, "model": "nobody"}}}
