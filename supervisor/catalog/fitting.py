@@ -20,7 +20,7 @@ from supervisor.core.device_sets import (
     need_mib,
     spread,
 )
-from supervisor.core.messages import listed
+from supervisor.core.messages import listed, named
 from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
 
 TOO_LARGE = "vram_mib"
@@ -189,5 +189,5 @@ def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str]
         )
     return TOO_LARGE, (
         f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
-        f"{roomiest.id} has {max(0, roomiest.usable_mib)} MiB after its margin"
+        f"{named(roomiest.id)} has {max(0, roomiest.usable_mib)} MiB after its margin"
     )

@@ -8,6 +8,16 @@ from supervisor.core.demand import NORMAL
 from supervisor.core.plans import DeviceView, EvictionBlock, Resident
 
 
+def named(device: str) -> str:
+    """A device, for people: `gpu0`, but `RAM (host)`."""
+    return "RAM (host)" if device == "host" else device
+
+
+def on(*devices: str) -> str:
+    """`on gpu0 and gpu1`, `in RAM (host)`."""
+    return f"{'in' if devices == ('host',) else 'on'} {listed([named(device) for device in devices])}"
+
+
 def listed(things: Sequence[object]) -> str:
     """All of them: "gpu0, gpu1 and gpu2"."""
     words = [str(thing) for thing in things]

@@ -41,7 +41,7 @@ from itertools import groupby
 
 from supervisor.core.demand import LEAST_URGENT, NORMAL
 from supervisor.core.device_sets import Spread
-from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
+from supervisor.core.messages import held_in_mib, listed, on, outages_listed, residents_listed
 from supervisor.core.places import SHOWN_DEVICES, DeviceSet, too_large
 from supervisor.core.plans import (
     PASSING,
@@ -73,7 +73,7 @@ def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
     # 0.
     for resident in snapshot.residents:
         if resident.model == demand.model and resident.block is not EvictionBlock.STOPPING:
-            return Admit(resident.devices, (), f"already loaded on {listed(resident.devices)}")
+            return Admit(resident.devices, (), f"already loaded {on(*resident.devices)}")
     views = {view.id: view for view in snapshot.devices}
     answer = _plan_options(demand, snapshot, views)
     if demand.spread is None or not isinstance(answer, Refuse):
