@@ -33,7 +33,6 @@ from supervisor.catalog.document import (
     Table,
     Trail,
     find,
-    merge,
     places,
     plain,
     tree_of,
@@ -42,7 +41,7 @@ from supervisor.catalog.folders import models_dir, runtimes_dir
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
 from supervisor.catalog.prompt_format import COMPLETIONS
-from supervisor.catalog.public_names import Models, PublicNames
+from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.runner_variables import VLLM_RUNTIME, with_defaults
 from supervisor.catalog.sections import DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig
@@ -87,7 +86,8 @@ class Assembly(PublicNames):
         self.registry = registry
         self.check_files = check_files
         self.models_dir = Path()
-        self.unread: list[str] = []  # files of `models_from`
+        self.folders: tuple[Path, ...] = ()  # of `models_from`
+        self.unread: list[str] = []  # what of them can't be used
         self.problems: list[Problem] = []
 
     def catalog(self, earlier: list[Problem]) -> Catalog:
@@ -113,7 +113,7 @@ class Assembly(PublicNames):
         if server is not None:
             self.base_path = server.model_base_path
         models = self._models(self._table("models"), devices, own_runtimes_dir)
-        folders = self._add_local(models, devices, own_runtimes_dir)
+        self._add_local(models, devices, own_runtimes_dir)
         models = with_keep_alives(limits, models)
         virtual = self._virtual_models(models)
         self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
@@ -133,7 +133,7 @@ class Assembly(PublicNames):
             limits=limits,
             devices=devices,
             origins={**self.origins, **places(self.root)},
-            models_from=folders,
+            models_from=self.folders,
             unread=tuple(self.unread),
         )
 
@@ -152,6 +152,13 @@ class Assembly(PublicNames):
 
     def _problem(self, node: Node, trail: Trail, message: str) -> None:
         self.problems.append(Problem(node.place, trail, message))
+
+    def _missing(self, node: Node, trail: Trail, message: str) -> None:
+        """That is a mistake, unless it may be a model whose file is away: then the others are served."""
+        if self.folders:
+            self.unread.append(str(Problem(node.place, trail, message)))
+        else:
+            self._problem(node, trail, message)
 
     def _section(self, model: type[S], name: str) -> S | None:
         return self._validated(model, self._entry(name) or Table({}, self.root.place), (name,))
@@ -239,7 +246,9 @@ class Assembly(PublicNames):
         found = None if node is None else self._validated(FoldersConfig, Table({"models_from": node}, node.place), ())
         return tuple(filter(None, (*(found.models_from if found is not None else ()), self.base_path)))
 
-    def _local(self, folder: Path, known: Models, own_runtimes_dir: Path) -> Iterator[tuple[str, Table]]:
+    def _local(
+        self, folder: Path, known: Collection[str], used: set[Path], runtimes: Path
+    ) -> Iterator[tuple[str, Node]]:
         """An entry for each model of this folder that no other has, under a name that nothing has. Blocks on files."""
         from supervisor.catalog import local_models  # noqa: PLC0415  # few configurations need it
 
@@ -248,47 +257,43 @@ class Assembly(PublicNames):
         except NotFoundError as error:
             found, problems = [], [str(error)]
         self.unread += problems
-        used = {
-            each
-            for model in known.values()
-            if model is not None
-            for _, path in sources.files_of(model.config)
-            for each in (path, path.resolve())
-        }
         names = {*known, *(name for name, node in self._table("virtual_models").items() if name not in _words(node))}
-        is_base = folder == self.base_path
         for model in local_models.by_age(found):
             real = model.path.resolve()  # in the hub's cache it lies elsewhere
             if not used.isdisjoint((model.path, *model.path.parents, real, *real.parents)):
                 continue
             name, entry = model.name(names), model.entry
-            if is_base:  # as other runners do
+            if folder == self.base_path:  # as other runners do
                 name = model.name_below(folder)
-                if entry.get("runtime") == "transformers" and program(own_runtimes_dir / VLLM_RUNTIME) is not None:
+                if entry.get("runtime") == "transformers" and program(runtimes / VLLM_RUNTIME) is not None:
                     entry["runtime"] = VLLM_RUNTIME
-            if name not in names:
-                names.add(name)
-                node = tree_of(entry, Place(Source(Layer.FILE, str(model.path), folder)))
-                assert isinstance(node, Table)
-                yield name, node
+            if name in names:
+                self.unread.append(f"{model.path}: there is a model {name} already")
+                continue
+            names.add(name)
+            yield name, tree_of(entry, Place(Source(Layer.FILE, str(model.path), folder)))
 
-    def _add_local(
-        self, models: dict[str, CatalogModel | None], devices: Devices, own_runtimes_dir: Path
-    ) -> tuple[Path, ...]:
-        """Add the models of the folders; returns the folders. What is wrong about one is told, and it is left out."""
-        folders = self._folders()
-        for folder in folders:
-            for name, node in self._local(folder, models, own_runtimes_dir):
-                before, root = len(self.problems), self.root
-                merged = merge(root, Table({"models": Table({name: node}, node.place)}, node.place))
-                assert isinstance(merged, Table)
-                self.root = merged
+    def _add_local(self, models: dict[str, CatalogModel | None], devices: Devices, own_runtimes_dir: Path) -> None:
+        """Add the models of the folders. What is wrong about one is told, and it is left out: nobody wrote it."""
+        self.folders = self._folders()
+        paths = [path for one in models.values() if one is not None for _, path in sources.files_of(one.config)]
+        used = {each for path in paths for each in (path, path.resolve())}
+        for folder in self.folders:
+            found = dict(self._local(folder, models, used, own_runtimes_dir))
+            written = self._table("models")
+            self._put_models({**written, **found})
+            for name, node in found.items():
+                before = len(self.problems)
                 models |= self._models({name: node}, devices, own_runtimes_dir)
-                if len(self.problems) > before:  # nobody has written it, so nobody could mend it
+                if len(self.problems) > before:
                     self.unread += map(str, self.problems[before:])
                     del self.problems[before:], models[name]
-                    self.root = root
-        return folders
+            used |= {one.config.path for name in found if (one := models.get(name)) is not None}  # type: ignore[attr-defined]
+            self._put_models({**written, **{name: node for name, node in found.items() if name in models}})
+
+    def _put_models(self, nodes: Mapping[str, Node]) -> None:
+        if nodes:
+            self.root = replace(self.root, entries={**self.root.entries, "models": Table(nodes, self.root.place)})
 
     def _models(
         self, nodes: Mapping[str, Node], devices: Devices, own_runtimes_dir: Path

@@ -4,7 +4,7 @@ A `Catalog` is frozen; a reload builds another. A *model* is physical and has on
 name for it together with a rewrite of its requests. Any number of virtual models share one worker.
 
 Which names are listed: every virtual model; and a model under its own name where no virtual model refers to it, or
-where it says `public: true` (`public: false` never lists it). A model's own name is accepted in requests in any case, and so is
+where it says `public: true` (`public: false` never lists it). A model's own name is always accepted in requests, and so is
 what it is called on the hub, unless several are called so or something here has that name.
 A virtual model may have the name of the model it refers to; it then takes its place. A *task* is a ladder of such names,
 and is listed as `task:NAME`; nothing else may be called so.
@@ -335,6 +335,11 @@ class Catalog:
     clients: Mapping[str, ClientConfig] = field(default_factory=dict)  # by tenant
     models_from: tuple[Path, ...] = ()  # the folders of which it has all models
     unread: tuple[str, ...] = ()  # why a file in them is no model
+
+    def is_local(self, model: CatalogModel) -> bool:
+        """Is it one of `models_from`, and has no entry?"""
+        place = self.origin("models", model.id)
+        return place is not None and place.source.label == str(getattr(model.config, "path", None))
 
     def sized(self, devices: Sequence[DeviceSpec]) -> Catalog:
         """With every model's context and slots chosen for these devices. Blocks on reading model files."""

@@ -29,14 +29,19 @@ class EditError(LlmuxError):
 
 def with_model(text: str, name: str, entry: Mapping[str, JsonValue]) -> str:
     """The text with this model behind the others. Raises EditError."""
+    return with_models(text, {name: entry})
+
+
+def with_models(text: str, entries: Mapping[str, Mapping[str, JsonValue]]) -> str:
+    """The same for several."""
     try:
-        edited, before = _added(text, name, entry), _value(text)
-        models = _models(before)
-        _check(name not in models and _value(edited) == before | {MODELS: models | {name: dict(entry)}})
+        edited, before = _added(text, entries), _value(text)
+        models, new = _models(before), {name: dict(entry) for name, entry in entries.items()}
+        _check(models.keys().isdisjoint(new) and _value(edited) == before | {MODELS: models | new})
     except (yaml.YAMLError, ValueError) as error:
         raise EditError(
             f"The file is written in a way that can't be edited safely. Add these lines below `{MODELS}:` yourself:",
-            detail=tuple(_entry(name, entry, 2).splitlines()),
+            detail=tuple(_lines(entries, 2).splitlines()),
         ) from error
     return edited
 
@@ -74,13 +79,13 @@ def _models(document: Document) -> Document:
     return models if isinstance(models, dict) else {}
 
 
-def _entry(name: str, entry: Mapping[str, JsonValue], indent: int) -> str:
-    """The lines of a model, so far to the right."""
-    lines = to_yaml({MODELS: {name: dict(entry)}}).splitlines()[1:]
+def _lines(entries: Mapping[str, Mapping[str, JsonValue]], indent: int) -> str:
+    """The lines of models, so far to the right."""
+    lines = to_yaml({MODELS: {name: dict(entry) for name, entry in entries.items()}}).splitlines()[1:]
     return "".join(f"{' ' * (indent - 2)}{line}\n" if indent >= 2 else f"{line[2 - indent :]}\n" for line in lines)
 
 
-def _added(text: str, name: str, entry: Mapping[str, JsonValue]) -> str:
+def _added(text: str, entries: Mapping[str, Mapping[str, JsonValue]]) -> str:
     root = _composed(text)
     newline = "\r\n" if "\r\n" in text else "\n"
     text += "" if not text or text.endswith("\n") else newline
@@ -88,7 +93,7 @@ def _added(text: str, name: str, entry: Mapping[str, JsonValue]) -> str:
     section = _pair(root, MODELS)
     if section is None:
         gap = newline if lines and lines[-1].strip() else ""
-        return text + gap + f"{MODELS}:{newline}" + _entry(name, entry, 2).replace("\n", newline)
+        return text + gap + f"{MODELS}:{newline}" + _lines(entries, 2).replace("\n", newline)
     key, models = section
     indent = 2
     if models.value and isinstance(models, yaml.MappingNode) and not models.flow_style:
@@ -98,7 +103,7 @@ def _added(text: str, name: str, entry: Mapping[str, JsonValue]) -> str:
         kept = line[models.end_mark.column :]
         lines[at] = line[: models.start_mark.column].rstrip() + ("" if kept.isspace() else " ") + kept.lstrip(" ")
     end = _end(lines, key.start_mark.line + 1, _next(root, key, len(lines)), indent)
-    return "".join((*lines[:end], _entry(name, entry, indent).replace("\n", newline), *lines[end:]))
+    return "".join((*lines[:end], _lines(entries, indent).replace("\n", newline), *lines[end:]))
 
 
 def _taken(text: str, name: str) -> str:

@@ -74,6 +74,7 @@ class Foreign:
 
     files: tuple[Path, ...]  # absolute; the first has to be there. None: there are only variables
     read: Callable[[], Mapping[str, JsonValue]]  # what they mean here; blocks, and raises ConfigError
+    alone: bool = False  # no file beside the base file counts but that of keys
 
 
 def load(
@@ -169,6 +170,8 @@ def _layers(
         layers: Layers = [_read_foreign(foreign)]
     else:
         layers = [read_guarded(base, source) if text is None else parse(text, source)]
+    if foreign is not None and foreign.alone:
+        return [*layers, *_settings(flags)]
     if (tasks := base.with_name(TASKS_NAME)).is_file() and tasks != base:
         layers.append(_read_tasks(tasks))
     named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)
@@ -178,13 +181,18 @@ def _layers(
     if any(node is None and problems for node, problems in layers):
         # Values that are missing because a file couldn't be read are not reported, too.
         raise config_error([problem for _, problems in layers for problem in problems])
+    return [*layers, *_settings(flags)]
+
+
+def _settings(flags: Mapping[str, object]) -> Layers:
+    """What variables and flags say."""
+    layers: Layers = []
     if any(map(_SETTING.match, os.environ)):
         # Imported late: it takes as long as all other imports together.
         from supervisor.catalog.environment import read_environment  # noqa: PLC0415
 
         layers.append(read_environment(Path.cwd()))
-    layers += [(_flag(key, value), []) for key, value in flags.items() if value is not None]
-    return layers
+    return [*layers, *((_flag(key, value), []) for key, value in flags.items() if value is not None)]
 
 
 def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:

@@ -88,7 +88,7 @@ def by_age(models: Iterable[LocalModel]) -> list[LocalModel]:
 
 def is_path(word: str) -> bool:
     """Does a person mean a file or folder with this, and not a name?"""
-    if word.endswith(GGUF):  # the page of a hub's file ends so, too
+    if word.lower().endswith(GGUF):  # the page of a hub's file ends so, too
         return "/" not in word or word.startswith("~") or ("://" not in word and Path(word).exists()) or word[0] in "/."
     return word.startswith(("/", "./", "../", "~")) or ("/" not in word and Path(word).is_dir())
 
@@ -99,21 +99,23 @@ def find(place: Path) -> tuple[list[LocalModel], list[str]]:
     Raises NotFoundError where there is no such file or folder, or no model in it.
     """
     place = Path(os.path.abspath(place.expanduser()))  # noqa: PTH100  # links stay as they are named
-    if not place.exists():
+    if not os.path.exists(place):  # noqa: PTH110  # also where that can't be seen
         raise NotFoundError(f"{place}: there is no such file or folder.")
     alone = not place.is_dir()
     if alone and place.suffix.lower() != GGUF:
         folder = f"; its folder is a model: {place.parent}" if (place.parent / CONFIG).exists() else ""
         raise NotFoundError(f"{place} is no GGUF file{folder}.")
-    files = list(candidates(place.parent, deep=False) if alone else candidates(place))
+    unread: list[str] = []
+    files = list(candidates(place.parent, deep=False) if alone else candidates(place, unread))
     found, problems = _ggufs([file for file in files if file.suffix.lower() == GGUF], _first(place) if alone else None)
+    problems += unread
     if not alone:
         indexes = {file.parent: file.name for file in files if file.name in (CONFIG, PIPELINE)}
         for model, index in indexes.items():
             try:
                 found.append(_folder(model, index))
-            except ModelUnusableError as error:
-                problems.append(str(error))
+            except (ModelUnusableError, OSError) as error:
+                problems.append(_words(error))
     if not found and not problems:
         raise NotFoundError(
             f"{place} has no model in it (GGUF files, Hugging Face folders); one of the hub: llmux add ORG/REPO-GGUF"
@@ -121,19 +123,32 @@ def find(place: Path) -> tuple[list[LocalModel], list[str]]:
     return sorted(found, key=lambda model: model.path), problems
 
 
-def candidates(folder: Path, *, deep: bool = True) -> Iterator[Path]:
+def candidates(folder: Path, unread: list[str] | None = None, *, deep: bool = True) -> Iterator[Path]:
     """The files that decide which models there are: GGUF files, and config.json and weights of a model's folder. Blocks.
 
-    `deep`: also below the folder, except in a model's folder.
+    `deep`: also below the folder, links followed, except in a model's folder. `unread` gets a line for each folder that can't be read.
     """
-    for seen, (where, below, names) in enumerate(os.walk(folder)):
+
+    def tell(error: OSError) -> None:
+        if unread is not None:
+            unread.append(_words(error))
+
+    seen: set[str] = set()
+    for where, below, names in os.walk(folder, onerror=tell, followlinks=True):
+        real = os.path.realpath(where)
+        if real in seen:  # a link leads back
+            below.clear()
+            continue
+        seen.add(real)
         files = [Path(where, name) for name in sorted(names)]
         yield from (file for file in files if file.suffix.lower() == GGUF)
         weights = [file for file in files if _WEIGHTS.fullmatch(file.name)]
         index = PIPELINE if PIPELINE in names else CONFIG if CONFIG in names and weights else None
         if index is not None:
             yield from (Path(where, index), *weights)
-        below[:] = [] if index is not None or not deep or seen > MOST_FOLDERS else sorted(_current(Path(where), below))
+        below[:] = (
+            [] if index is not None or not deep or len(seen) > MOST_FOLDERS else sorted(_current(Path(where), below))
+        )
 
 
 def _current(folder: Path, below: Sequence[str]) -> Sequence[str]:
@@ -158,8 +173,8 @@ def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel]
         try:
             metadata = gguf_meta.read(file)
             problem = gguf_meta.cut_short(file)
-        except ModelUnusableError as error:
-            problem = str(error)
+        except (ModelUnusableError, OSError) as error:  # it may go while it is read
+            problem = _words(error)
         if problem is not None:
             problems += [problem] if wanted in (None, file) else []
         elif metadata.architecture == PROJECTOR:
@@ -172,7 +187,7 @@ def _ggufs(files: Sequence[Path], wanted: Path | None) -> tuple[list[LocalModel]
         problems.append(f"{wanted} is a projector: it gives a model eyes or ears, and is none itself")
     found = [
         LocalModel(
-            _names(said, _PART.sub("", file.name).removesuffix(GGUF)),
+            _names(said, _PART.sub("", file.name).lower().removesuffix(GGUF)),
             file,
             _projector(file, models, projectors),
             purpose(file),
@@ -198,6 +213,10 @@ def _folder(folder: Path, index: str) -> LocalModel:
             f"{folder}: its {CONFIG} names {named}, which tells no runtime; llmux config example shows an entry for each"
         )
     return LocalModel(names, folder, about=about)
+
+
+def _words(error: Exception) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | None:

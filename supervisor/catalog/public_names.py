@@ -33,6 +33,10 @@ class PublicNames(abc.ABC):
     def _problem(self, node: Node, trail: Trail, message: str) -> None: ...
 
     @abc.abstractmethod
+    def _missing(self, node: Node, trail: Trail, message: str) -> None:
+        """A name stands for a model that isn't there."""
+
+    @abc.abstractmethod
     def _table(self, name: str) -> Mapping[str, Node]: ...
 
     @abc.abstractmethod
@@ -59,7 +63,7 @@ class PublicNames(abc.ABC):
                     if config.model in section
                     else f'no model "{config.model}"{suggestion(config.model, models, what="there is")}'
                 )
-                self._problem(find(unfolded, ("model",))[0], (*trail, "model"), message)
+                self._missing(find(unfolded, ("model",))[0], (*trail, "model"), message)
                 continue
             if name in models and name != config.model:
                 self._problem(node, trail, f'hides the model "{name}" behind another; give it a name of its own')
@@ -161,7 +165,7 @@ class PublicNames(abc.ABC):
             if config.model in self._table("virtual_models"):
                 return None  # what is wrong with it was said
             what = f'no model or virtual model "{config.model}"{suggestion(config.model, known, what="there is")}'
-            self._problem(at, place, what)
+            self._missing(at, place, what)
             return None
         model = models[config.model] if behind is None else behind.model
         if model is None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic import JsonValue
 
 from runtimes.base import MADE_FOR, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import HOST, DeviceAssignment
@@ -20,7 +22,7 @@ from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text, local_models
 from supervisor.catalog.assembly import NAME_RULE, is_name
-from supervisor.catalog.edit import with_model
+from supervisor.catalog.edit import with_model, with_models
 from supervisor.catalog.fitting import on_processor, usable
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
@@ -123,7 +125,7 @@ def target(config: Path | None) -> Target:
         path = config.absolute()
     else:
         found = configuration.found(config)
-        if found is not None and found.foreign is not None and found.foreign.files:
+        if found is not None and found.foreign is not None:
             return Target(found.base, "", found.read(check_files=False), found)
         path = found.base if found is not None else config_dir() / FILE_NAME
     try:
@@ -225,21 +227,24 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
     Raises LlmuxError; then the configuration is as it was.
     """
     found, problems = local_models.find(path)
-    for problem in problems:
-        echo(problem)
     if not found:
         raise UnusableError(f"Nothing in {path} can be used.", detail=tuple(problems))
+    for problem in problems:
+        echo(problem)
     if given is not None and len(found) > 1:
         raise InvalidRequestError(f"{path} has {len(found)} models; one name is not enough.", param="--name")
     names, _, catalog = with_files(place, found, given)
     install_for([catalog.resolve(name).model for name in names.values()], catalog, echo)
     with place.changing() as now:
+        known = {
+            getattr(one.config, "path", None) for one in now.catalog.models.values() if not now.catalog.is_local(one)
+        }
         names, text, catalog = with_files(now, found, given)
         if text != now.text:
             now.write(text)
     for model in found:
         name = names[model.path]
-        if now.catalog.route(name) is not None:
+        if now.text == text or model.path in known:
             echo(f"{model.path} is configured already, as {name}.")
         else:
             echo(f"{name}: {model.path}" + (f", with {model.projector.name}" if model.projector is not None else ""))
@@ -251,13 +256,26 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
 
 def with_files(place: Target, found: Sequence[LocalModel], given: str | None) -> tuple[dict[Path, str], str, Catalog]:
     """The names of these models by their paths, and the configuration with an entry for each that had none."""
-    names = {path: str(one.id) for one in place.catalog.models.values() if (path := getattr(one.config, "path", None))}
-    text, taken = place.text, {*place.catalog.models, *place.catalog.virtual}
+    catalog = place.catalog
+    names = {
+        path: str(one.id)
+        for one in catalog.models.values()
+        if (path := getattr(one.config, "path", None)) and not catalog.is_local(one)
+    }
+    taken = {
+        *names.values(),
+        *catalog.virtual,
+        *(one.id for one in catalog.models.values() if not catalog.is_local(one)),
+    }
+    entries: dict[str, Mapping[str, JsonValue]] = {}
     for model in found:
         if model.path not in names:
             names[model.path] = name = _unused(taken, given) if given is not None else model.name(taken)
             taken.add(name)
-            text = with_model(text, name, model.entry)
+            entries[name] = model.entry
+        elif given is not None and names[model.path] != given:
+            raise InvalidRequestError(f"{model.path} is configured already, as {names[model.path]}.", param="--name")
+    text = with_models(place.text, entries) if entries else place.text
     return {model.path: names[model.path] for model in found}, text, load_text(text, place.path)
 
 

@@ -89,11 +89,9 @@ def variables() -> Configuration:
 
 
 def of_folder(path: Path, flags: Mapping[str, object]) -> Configuration:
-    """The models of a folder, or of a file, with what flags and variables say. Raises ConfigError where it has a configuration of its own."""
-    base = (path if path.is_dir() else path.parent).absolute() / FILE_NAME
-    if base.exists():
-        raise ConfigError((f"{base}: there is a configuration beside the models: llmux serve --config {base}",))
-    return Configuration(base, {**flags, "models_from": [str(path.absolute())]}, Foreign((base,), dict))
+    """The models of a folder, or of a file, with what flags and variables say. What lies beside them may be anybody's: it isn't read."""
+    alone = Foreign((path.absolute(),), dict, alone=True)
+    return Configuration(search_path()[0], {**flags, "models_from": [str(path.absolute())]}, alone)
 
 
 def refuse_foreign(configuration: Configuration) -> None:

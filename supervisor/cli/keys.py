@@ -7,6 +7,7 @@ the old one.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import yaml
 
-from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key
+from supervisor.catalog.keys import VARIABLE, Keyring, Scope, load_keys, new_key
 from supervisor.catalog.problems import nearest
 from supervisor.cli import configuration
 from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
@@ -78,6 +79,10 @@ def add(
     said; ConfigError for a file with mistakes.
     """
     path = path.resolve()
+    if os.environ.get(VARIABLE) and not path.exists():
+        raise InvalidRequestError(
+            f"{VARIABLE} has the keys here, and a file would count instead: add the key there, or unset it."
+        )
     known = load_keys(path) if path.exists() else Keyring()
     names = [key.name for key in known.keys]
     text = path.read_text(encoding="utf-8") if path.exists() else ""

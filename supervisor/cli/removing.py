@@ -25,11 +25,10 @@ def model(place: Target, name: str) -> CatalogModel:
     found = place.catalog.models.get(ModelId(name))
     if found is None:
         raise NotFoundError(f"There is no model {name!r} in {place.path}.")
-    path, origin = getattr(found.config, "path", None), place.catalog.origin("models", name)
-    if origin is not None and origin.source.label == str(path):
+    if place.catalog.is_local(found):
+        path = getattr(found.config, "path", "")
         raise InvalidRequestError(
-            f"{name} has no entry to remove: it is one of the models of {origin.source.directory} (models_from). "
-            f"Move or delete {path}, and it goes."
+            f"{name} has no entry to remove: it is one of the models of a folder (models_from). Move or delete {path}, and it goes."
         )
     return found
 

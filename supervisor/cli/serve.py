@@ -134,7 +134,9 @@ def welcome(catalog: Catalog, url: str, keys: int) -> str:
         "Open WebUI (Admin Settings > Connections > OpenAI API):",
         f"  URL: {url}/v1",
         "  Key: "
-        + ("one from your api_keys.yaml" if keys else "anything (no keys are configured: only this machine gets in)"),
+        + (
+            "one of yours (llmux keys list)" if keys else "anything (no keys are configured: only this machine gets in)"
+        ),
         "",
         f"Models:  {', '.join(entry.name for entry in listing)}",
         f"State:   {catalog.server.state_dir}",

@@ -25,6 +25,7 @@ OVER: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 CUSTOM_ID_LIMIT: Final = 512  # characters
 PIECE: Final = 64 * 1024  # bytes that are read at once, or one line
+MOST_SKIPPED: Final = 256 * 1024  # bytes of lines that nobody wants, which are read at once
 _FIELDS: Final = frozenset({"custom_id", "method", "url", "body"})
 _DONE: Final = re.compile(rb'\{"id":"batch_req_[0-9a-f]+_([0-9]+)"')
 _SPACES: Final = bytes.maketrans(b"\r\n", b"  ")
@@ -88,11 +89,14 @@ class Lines:
         self._file = file
         self._limit = limit
         self._number = 0
+        self.is_over = False
 
     async def some(
         self, is_wanted: Callable[[int], bool] = lambda _: True, most: int = PIECE
     ) -> list[tuple[int, bytes | None]]:
-        """The next ones, of which one at least; none at the end. Some of about `most` bytes. None: that line is too long.
+        """The next ones, of about `most` bytes. Also none, where a part of the file has no such line. None: that line is too long.
+
+        Then look whether this was the last: `is_over`.
 
         Raises OSError.
         """
@@ -100,8 +104,11 @@ class Lines:
 
     def _some(self, is_wanted: Callable[[int], bool], most: int) -> list[tuple[int, bytes | None]]:
         found: list[tuple[int, bytes | None]] = []
-        size = 0
-        while size < most and (line := self._file.readline(self._limit + 1)):
+        size, end = 0, self._file.tell() + MOST_SKIPPED
+        while size < most and (found or self._file.tell() < end):
+            if not (line := self._file.readline(self._limit + 1)):
+                self.is_over = True
+                break
             self._number += 1
             is_long = len(line) > self._limit and not line.endswith(b"\n")
             while is_long and (more := self._file.readline(PIECE)) and not more.endswith(b"\n"):

@@ -317,8 +317,8 @@ class Batches:
         problems: list[Problem] = []
         seen: set[bytes] = set()
         total = last = 0
-        while not self._stops(batch) and (found := await self._next(reading)):
-            for number, raw in found:
+        while not (self._stops(batch) or reading.is_over):
+            for number, raw in await self._next(reading):
                 last, total = number, total + 1
                 if total > self.jobs.config.batch_lines:
                     message = f"The file has more than {self.jobs.config.batch_lines} requests (limits.batch_lines)."
@@ -381,10 +381,10 @@ class Batches:
             if self._in_flight()[batch.owner] >= 2 * self.jobs.config.jobs_running:
                 await self.jobs.changed(LOOK_S)
                 continue
-            if not (found := await self._next(reading, is_wanted, 1)):
+            for number, raw in await self._next(reading, is_wanted, 1):
+                await self._send(batch, progress, number, raw)
+            if reading.is_over:
                 break
-            [(number, raw)] = found
-            await self._send(batch, progress, number, raw)
         while progress.in_flight and not self._stops(batch):
             await self.jobs.changed(LOOK_S)
 
@@ -480,10 +480,8 @@ class Batches:
         """Say of each line that isn't done that it won't be. Raises NotSavedError."""
         await self._stop(progress)
         message = "This request could not be executed before the completion window expired."
-        while batch.started_at is not None:
+        while batch.started_at is not None and not reading.is_over:
             found = await self._next(reading, lambda number: not progress.is_done(number))
-            if not found:
-                break
             text: list[Bytes] = []
             for number, raw in found:
                 with contextlib.suppress(LlmuxError):

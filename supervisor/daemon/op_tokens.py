@@ -41,6 +41,7 @@ from supervisor.errors import ForbiddenError
 from supervisor.io.store import Entry, Store
 
 FIELD: Final = "verifiedOpToken"
+LATEST_S: Final = 1e15  # of a time in Unix seconds
 VALID_S: Final = 300.0
 """A token is good for so long after it was issued, and clocks may differ by as much."""
 NONCE_LENGTH: Final = 8, 256
@@ -125,7 +126,8 @@ def verify(
     must = asked.keys() & _MODEL if config.signed_fields == "seed" else asked.keys()
     for name in sorted(signed.keys() | must):
         if _json(signed.get(name)) != _json(asked.get(name)):  # true is not 1
-            raise RefusedError(f"its {name} is {signed.get(name)!r}, the request's is {asked.get(name)!r}")
+            theirs, ours = (repr(one[name]) if name in one else "left out" for one in (signed, asked))
+            raise RefusedError(f"its {name} is {theirs}, the request's is {ours}")
     issued_at = _moment(op_token, "issuedAt")
     if not now - VALID_S <= issued_at <= now + VALID_S:
         raise RefusedError(f"it was issued {now - issued_at:.0f} s ago, and is good for {VALID_S:.0f} s")
@@ -215,7 +217,7 @@ def _of_jwt(token: str, config: GovernanceConfig, now: float, keys: Callable[[Pa
 def _moment(fields: Json, name: str) -> float:
     """Unix seconds. Raises RefusedError."""
     value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -LATEST_S < value < LATEST_S:
         raise RefusedError(f"{name} is not a time in seconds")
     return value
 

@@ -279,6 +279,9 @@ class Reloader:
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
         """What is rather an accident with a file than meant."""
         insist = "nothing was changed. If you mean it: llmux reload --force"
+        for folder in set(catalog.models_from) & set(self._daemon.catalog.models_from):
+            if not folder.exists() and (lost := len(self._daemon.catalog.models) - len(catalog.models)) > 0:
+                yield f"{folder} is away, and {lost} models with it: they stay until it is back; {insist}"
         if (models := len(self._daemon.catalog.models)) and not (catalog.models or catalog.models_from):
             yield f"{self._configuration.base}: no models are left of {models}; {insist}"
         if (keys := len(self._daemon.keyring.keys)) and not keyring:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from python_multipart.exceptions import FormParserError
@@ -186,19 +186,20 @@ class _Form:
         self._value = bytearray()
         self._found = bytearray()  # of the file, since the last `parse`
         self._is_complete = False
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._part_begin,
-                "on_header_begin": self._header_begin,
-                "on_header_field": self._header_field,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_end,
-                "on_headers_finished": self._headers_finished,
-                "on_part_data": self._part_data,
-                "on_end": self._end,
-            },
-        )
+        calls: dict[str, Callable[..., None]] = {
+            "on_part_begin": self._part_begin,
+            "on_header_begin": self._header_begin,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_headers_finished": self._headers_finished,
+            "on_part_data": self._part_data,
+            "on_end": self._end,
+        }
+        try:
+            self._parser = MultipartParser(boundary, calls)  # type: ignore[arg-type]
+        except FormParserError as error:  # of a boundary that is too long
+            raise InvalidRequestError(f"The form can't be read: {error}.") from error
 
     def parse(self, piece: bytes) -> bytes:
         """What of the file is in this piece of the form."""

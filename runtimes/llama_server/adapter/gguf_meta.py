@@ -125,7 +125,7 @@ def cut_short(path: Path) -> str | None:
     return None
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=20_000)
 def _least_size(path: Path, _size: int, _changed: int) -> int:
     return _looked(path, _end)
 

@@ -60,6 +60,8 @@ def bench(
     as_json: bool,
 ) -> None:
     """Compare MODEL's speed on GPU and processor, with a temporary worker on each in turn; nothing is evicted for it."""
+    if gpu_report and model is not None:
+        raise click.UsageError("--gpu-report takes no MODEL: it asks a tiny one of its own.")
     if gpu_report:
         from supervisor.cli.bench import gpu_report as reporting  # noqa: PLC0415  # not for declaring
 

@@ -95,9 +95,10 @@ def add(
 ) -> None:
     """Enter MODEL in the configuration, fetched from the model hub if it is there; a running daemon reloads it.
 
-    MODEL may be a GGUF file, or a folder: then all models in it are entered, GGUF files and Hugging Face folders. Else it is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, the address of its page, or a well-known name such
-    as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this machine; Q4_K_M on a
-    processor. Gated models need a token: HF_TOKEN.
+    MODEL may be a GGUF file, or a folder: then all models in it are entered, GGUF files and Hugging Face
+    folders. Else it is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, the address of its page, or a
+    well-known name such as llama3.2 or qwen3:4b. Without a quantisation it is the best that fits this
+    machine; Q4_K_M on a processor. Gated models need a token: HF_TOKEN.
     """
     from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
     from supervisor.cli import adding  # noqa: PLC0415  # not for declaring

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli.exit_codes import ExitCode
+from supervisor.cli.configuration import of_folder
 from tests.support import environments, forker, tiny, tiny_language
 from tests.support.daemon import Daemon, running, wait_until
 from tests.support.ports import quiet_ports
@@ -56,6 +56,22 @@ def test_files_come_and_go(tmp_path, models):
         wait_until(lambda: not daemon.workers(), what="their workers end")
 
 
+def test_what_goes_for_a_moment(tmp_path, models):
+    """A folder that is away keeps its models; a name for a model that is away hinders nothing else."""
+    shutil.copy(tiny.model(name="tiny-chat"), models / "one.gguf")
+    config = {"models_from": str(models), "virtual_models": {"short": {"model": "tiny-chat"}}}
+    with running(tmp_path, config) as daemon:
+        assert names(daemon) == {"short"}
+        away = models.rename(tmp_path / "away")
+        told = daemon.post("/v1/admin/reload")
+        assert (told.status_code, "is away, and 1 models with it" in told.text) == (400, True), told.text
+        assert names(daemon) == {"short"}
+        away.rename(models)
+        (models / "one.gguf").unlink()
+        shutil.copy(tiny.model(name="tiny-long", answer=LONG), models / "two.gguf")
+        wait_until(lambda: names(daemon) == {"tiny-long"}, what="the new one is served, without the name of the old")
+
+
 def test_a_folder_of_hugging_face(tmp_path, models):
     environments.installed("transformers")
     shutil.copytree(tiny_language.model("qwen3"), models / "Qwen3-Tiny")
@@ -92,11 +108,13 @@ class TestServe:
             process.send_signal(signal.SIGTERM)
             process.wait()
 
-    def test_with_one_beside(self, shell, models):
-        (models / "llmux.yaml").write_text("models: {}\n")
-        told = shell("serve", str(models))
-        assert told.returncode == ExitCode.USAGE
-        assert f"llmux serve --config {models}/llmux.yaml" in told.stderr
+    @pytest.mark.parametrize("name", ["llmux.yaml", "local.yaml", "tasks.yaml"])
+    def test_what_lies_beside_the_models_is_not_read(self, tmp_path, models, name):
+        """It may have come with them."""
+        (models / name).write_text("models: {evil: {runtime: command, cmd: [sh, -c, 'touch /tmp/x'], preload: true}}\n")
+        shutil.copy(tiny.model(name="tiny-chat"), models / "one.gguf")
+        catalog = of_folder(models, {"server.state_dir": str(tmp_path)}).read(check_files=False)
+        assert list(catalog.models) == ["tiny-chat"]
 
 
 def test_what_a_folder_has_is_not_removed_from_the_configuration(tmp_path, models):
@@ -106,7 +124,7 @@ def test_what_a_folder_has_is_not_removed_from_the_configuration(tmp_path, model
     (tmp_path / "home").mkdir()
     shell = Shell(tmp_path / "home")
     told = shell("remove", "tiny-chat", "--config", str(config), "--yes")
-    assert f"it is one of the models of {models} (models_from)" in " ".join(told.stderr.split())
+    assert "it is one of the models of a folder (models_from)" in " ".join(told.stderr.split())
     shown = shell("config", "show", str(config)).stdout
     assert "models_from:" in shown
     assert f"path: {models}/one.gguf" in shown

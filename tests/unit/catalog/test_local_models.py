@@ -100,6 +100,26 @@ class TestFind:
         with pytest.raises(NotFoundError, match=f"its folder is a model: {folder}"):
             find(folder / "model.safetensors")
 
+    def test_links_and_what_can_not_be_read(self, tmp_path, model):
+        (tmp_path / "a").mkdir()
+        shutil.copy(model, tmp_path / "a" / "UPPER.GGUF")
+        (tmp_path / "loop").symlink_to(tmp_path)
+        (tmp_path / "top").mkdir()
+        (tmp_path / "top" / "linked").symlink_to(tmp_path / "a")
+        (only,), problems = find(tmp_path / "top")
+        assert (only.path, problems) == (tmp_path / "top/linked/UPPER.GGUF", [])
+        assert [one.path.name for one in find(tmp_path)[0]] == ["UPPER.GGUF"]
+        assert only.names == ("tiny-chat", "upper")
+
+    def test_files_that_go_meanwhile(self, tmp_path, model, monkeypatch):
+        shutil.copy(model, tmp_path / "one.gguf")
+
+        def gone(path: Path) -> str | None:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+
+        monkeypatch.setattr(gguf_meta, "cut_short", gone)
+        assert find(tmp_path) == ([], [f"{tmp_path}/one.gguf: No such file or directory"])
+
 
 class TestWhole:
     """To the byte."""

@@ -41,6 +41,15 @@ class TestReading:
         assert [number for number, _ in await lines.some(most=1)] == [4]
         assert [number for number, _ in await lines.some(most=1)] == [5]
 
+    async def test_blank_lines_without_end_are_given_back_in_parts(self):
+        """So that whoever reads can be stopped."""
+        lines = Lines(io.BytesIO(b"\n" * 1_000_000 + b"x"), 10)
+        parts = 0
+        while not lines.is_over:
+            found = await lines.some()
+            parts += 1
+        assert (parts > 3, found) == (True, [(1_000_001, b"x")])
+
 
 class TestOpening:
     """A line has four fields, and what it lacks is said."""
