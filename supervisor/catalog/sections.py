@@ -49,7 +49,7 @@ class FoldersConfig(Section):
         default=(),
         description=(
             "Folders, and files, whose models are served without an entry: GGUF files and Hugging Face folders. Watched: a "
-            "new file is a new model, and the model of a removed one goes after its running answers, or its `drain_s`."
+            "new file is a new model, and the model of a removed one goes once it is idle."
         ),
         examples=[["~/models"]],
     )

@@ -95,6 +95,7 @@ class _Prepared:
     specs: tuple[ModelSpec, ...]
     needs_restart: tuple[str, ...]
     warnings: Warnings
+    leaving: frozenset[ModelId]  # models of folders whose files are gone, and that are not idle yet
 
 
 @dataclass(slots=True)
@@ -120,6 +121,7 @@ class Reloader:
         self._wish: _Wish | None = None  # of `_last`, until it begins
         self._read = self._stamps()
         self._models = self._model_stamps()  # of the files of `models_from` that were looked at
+        self._leaving: frozenset[ModelId] = frozenset()
 
     def files(self) -> tuple[Path, ...]:
         """The files that it reads, whether they are there or not; the base file is the first."""
@@ -164,7 +166,7 @@ class Reloader:
             now = await asyncio.to_thread(self._stamps) if self._daemon.catalog.server.watch else self._read
             models = await asyncio.to_thread(self._model_stamps) if self._daemon.catalog.models_from else {}
             is_new = (now, models) != (self._read, self._models)
-            if is_new and (now, models) == (before, models_before):
+            if (is_new and (now, models) == (before, models_before)) or self._leaving - self._busy():
                 await asyncio.gather(self.begin("a file changed"), return_exceptions=True)  # which is logged
             before, models_before = now, models
 
@@ -216,6 +218,11 @@ class Reloader:
         log.warning("keys.revoked", keys=lost)
         return ConfigError((*error.problems, f"{path}: what was revoked is in force all the same: {', '.join(lost)}"))
 
+    def _busy(self) -> frozenset[ModelId]:
+        """The models with running or waiting requests."""
+        workers = (each for model in self._daemon.engine.models() for each in model.replicas)
+        return frozenset(base_of(each.id) for each in workers if each.in_flight or each.queued)
+
     def _is_stopping(self) -> bool:
         return self._daemon.engine.queue().is_stopping
 
@@ -228,7 +235,7 @@ class Reloader:
             await asyncio.sleep(STILL_S)
             outcome: _Prepared | ConfigError
             try:
-                outcome = await asyncio.to_thread(self._prepare, self._daemon.learned(), force=force)
+                outcome = await asyncio.to_thread(self._prepare, self._daemon.learned(), self._busy(), force=force)
             except ConfigError as error:
                 outcome = error
             if isinstance(outcome, _Prepared):  # it may name another file of keys, which counts from then on
@@ -249,7 +256,7 @@ class Reloader:
     def _model_stamps(self) -> Stamps:
         return _stamps(self._configuration.model_files(self._daemon.catalog))
 
-    def _prepare(self, learned: Learned, *, force: bool) -> _Prepared:
+    def _prepare(self, learned: Learned, busy: frozenset[ModelId], *, force: bool) -> _Prepared:
         """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
         wanted = self._configuration.read()
@@ -258,6 +265,7 @@ class Reloader:
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)
         devices = [device.spec for device in self._daemon.sampler.devices()]
         catalog = _keeping_sizes(replace(wanted, server=server, devices=running.devices).sized(devices), running)
+        catalog, leaving = _with_leaving(catalog, running, busy)
         problems: list[str] = []
         keyring = Keyring()
         try:
@@ -274,7 +282,7 @@ class Reloader:
         for model in catalog.models.values():
             _ = model.capabilities  # for the views
         specs = specs_on(catalog, devices, learned)
-        return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings_of(catalog, specs, devices))
+        return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings_of(catalog, specs, devices), leaving)
 
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
         """What is rather an accident with a file than meant."""
@@ -295,6 +303,7 @@ class Reloader:
         for warning in prepared.keyring.warnings:
             log.warning("keys.exposed", message=warning)
         tell_sizes(after, prepared.warnings, daemon.catalog)
+        self._leaving = prepared.leaving
         rechecking.apply(daemon, after, prepared.keyring, prepared.specs)
 
     def _difference(self, prepared: _Prepared) -> Difference:
@@ -358,6 +367,24 @@ def _keeping_sizes(catalog: Catalog, running: Catalog) -> Catalog:
         and not before.troubles
     }
     return catalog.of({**catalog.models, **kept}) if kept else catalog
+
+
+def _with_leaving(catalog: Catalog, running: Catalog, busy: frozenset[ModelId]) -> tuple[Catalog, frozenset[ModelId]]:
+    """With those models of folders whose files are gone while they have requests: they go once they are idle."""
+    leaving = {
+        name: model
+        for name, model in running.models.items()
+        if name in busy and name not in catalog.models and running.is_local(model)
+    }
+    if not leaving:
+        return catalog, frozenset()
+    origins = {
+        at: place
+        for at, place in running.origins.items()
+        if at[:1] == ("models",) and at[1:2] in {(name,) for name in leaving}
+    }
+    kept = replace(catalog.of({**catalog.models, **leaving}), origins={**catalog.origins, **origins})
+    return kept, frozenset(leaving)
 
 
 def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:
