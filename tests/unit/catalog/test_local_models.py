@@ -13,6 +13,8 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog import load_text
 from supervisor.catalog.assembly import is_name
 from supervisor.catalog.local_models import _names, find, runtime_of
+from supervisor.core.types import ModelId
+from supervisor.daemon.reload import _with_leaving
 from supervisor.errors import ConfigError, NotFoundError
 from tests.support import hf_folder, tiny
 
@@ -171,6 +173,24 @@ virtual_models:
         before = paths()
         shutil.copy(model, tmp_path / "a-Q8_0.gguf")
         assert paths() == {**before, "tiny-chat-q8_0": tmp_path / "a-Q8_0.gguf"}
+
+    def test_one_whose_file_is_gone_stays_while_it_is_busy(self, tmp_path, model):
+        """At each reload, until it is idle. What has an entry is the operator's to take out."""
+        shutil.copy(model, tmp_path / "one.gguf")
+        own = tmp_path / "models" / "two.gguf"
+        own.parent.mkdir()
+        shutil.copy(model, own)
+        folder = f"models_from: {tmp_path}\n"
+        running = load_text(f"{folder}models: {{own: {{path: {own}}}}}\n", tmp_path / "llmux.yaml")
+        assert [running.is_local(one) for one in running.models.values()] == [False, True]
+        (tmp_path / "one.gguf").unlink()
+        own.unlink()
+        after = load_text(f"{folder}models: {{cmd: {{cmd: [x]}}}}\n", tmp_path / "llmux.yaml")
+        busy = frozenset(map(ModelId, ("own", "tiny-chat", "cmd")))
+        for _ in range(2):
+            running, leaving = _with_leaving(after, running, busy)
+            assert (list(running.models), leaving) == (["cmd", "tiny-chat"], {"tiny-chat"})
+        assert _with_leaving(after, running, frozenset()) == (after, frozenset())
 
     def test_a_folder_that_is_away(self, tmp_path):
         catalog = load_text(f"models_from: [{tmp_path}/gone]\n", tmp_path / "llmux.yaml")
