@@ -44,8 +44,8 @@ def _nobody_uses(ports: range, *, reuse: bool) -> bool:
 class _Share:
     """The ports of this process, as long as it lives. They are given in turn."""
 
-    def __init__(self, first: int, name: socket.socket) -> None:
-        self._first, self._given, self._name = first, 0, name
+    def __init__(self, first: int) -> None:
+        self._first, self._given = first, 0
 
     def next(self, count: int) -> int:
         start = self._given if self._given + count <= _COUNT else 0
@@ -62,5 +62,6 @@ def _own() -> _Share:
         except OSError:
             name.close()
             continue
-        return _Share(_FIRST + number * _COUNT, name)
+        name.detach()  # it stays until this process ends
+        return _Share(_FIRST + number * _COUNT)
     raise AssertionError(f"{_SHARES} processes run tests already; end some")
