@@ -33,6 +33,7 @@ from supervisor.core.types import ModelId
 from supervisor.errors import ConfigError, InvalidRequestError, LlmuxError, NotFoundError
 from supervisor.io import files
 from supervisor.io.devices import open_sampler
+from supervisor.io.installer import InstallError
 from supervisor.io.memory import DeviceInfo
 
 Echo = Callable[[str], None]
@@ -325,7 +326,10 @@ def _installed(model: CatalogModel, runtimes_dir: Path, devices: Sequence[Device
         model.adapter.launch(model.config, context)
         if on_processor(replace(model, runtimes_dir=runtimes_dir), [one.spec for one in devices]) is not None:
             echo(f"{model.adapter.name} is installed for the processor alone; looking for a build for the GPU:")
-            environments.install(model.adapter.name, runtimes_dir, echo)
+            try:
+                environments.install(model.adapter.name, runtimes_dir, echo)
+            except InstallError as error:  # what is there does, on the processor
+                echo(str(error))
     except RuntimeNotInstalledError as error:
         echo(f"Installing the runtime {error.runtime}, once:")
         environments.install(error.runtime, runtimes_dir, echo)
