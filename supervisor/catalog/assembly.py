@@ -276,9 +276,9 @@ class Assembly(PublicNames):
     def _add_local(self, models: dict[str, CatalogModel | None], devices: Devices, own_runtimes_dir: Path) -> None:
         """Add the models of the folders. What is wrong about one is told, and it is left out: nobody wrote it."""
         self.folders = self._folders()
-        paths = [path for one in models.values() if one is not None for _, path in sources.files_of(one.config)]
-        used = {each for path in paths for each in (path, path.resolve())}
         for folder in self.folders:
+            paths = [path for one in models.values() if one is not None for _, path in sources.files_of(one.config)]
+            used = {each for path in paths for each in (path, path.resolve())}
             found = dict(self._local(folder, models, used, own_runtimes_dir))
             written = self._table("models")
             self._put_models({**written, **found})
@@ -288,7 +288,6 @@ class Assembly(PublicNames):
                 if len(self.problems) > before:
                     self.unread += map(str, self.problems[before:])
                     del self.problems[before:], models[name]
-            used |= {one.config.path for name in found if (one := models.get(name)) is not None}  # type: ignore[attr-defined]
             self._put_models({**written, **{name: node for name, node in found.items() if name in models}})
 
     def _put_models(self, nodes: Mapping[str, Node]) -> None:

@@ -74,7 +74,7 @@ class Foreign:
 
     files: tuple[Path, ...]  # absolute; the first has to be there. None: there are only variables
     read: Callable[[], Mapping[str, JsonValue]]  # what they mean here; blocks, and raises ConfigError
-    alone: bool = False  # no file beside the base file counts but that of keys
+    alone: bool = False  # flags and variables say everything, and of files only that of keys counts
 
 
 def load(
@@ -165,13 +165,13 @@ Layers = list[tuple[Node | None, list[Problem]]]
 def _layers(
     base: Path, flags: Mapping[str, object], foreign: Foreign | None = None, *, text: str | None = None
 ) -> Layers:
+    if foreign is not None and foreign.alone:
+        return _settings(flags)
     source = Source(Layer.FILE, _label(base), base.parent)
     if foreign is not None:
         layers: Layers = [_read_foreign(foreign)]
     else:
         layers = [read_guarded(base, source) if text is None else parse(text, source)]
-    if foreign is not None and foreign.alone:
-        return [*layers, *_settings(flags)]
     if (tasks := base.with_name(TASKS_NAME)).is_file() and tasks != base:
         layers.append(_read_tasks(tasks))
     named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)

@@ -237,15 +237,13 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
     names, _, catalog = with_files(place, found, given)
     install_for([catalog.resolve(name).model for name in names.values()], catalog, echo)
     with place.changing() as now:
-        known = {
-            getattr(one.config, "path", None) for one in now.catalog.models.values() if not now.catalog.is_local(one)
-        }
+        known = _entered(now.catalog)
         names, text, catalog = with_files(now, found, given)
         if text != now.text:
             now.write(text)
     for model in found:
         name = names[model.path]
-        if now.text == text or model.path in known:
+        if model.path in known:
             echo(f"{model.path} is configured already, as {name}.")
         else:
             echo(f"{name}: {model.path}" + (f", with {model.projector.name}" if model.projector is not None else ""))
@@ -257,17 +255,9 @@ def add_files(place: Target, path: Path, given: str | None, echo: Echo) -> list[
 
 def with_files(place: Target, found: Sequence[LocalModel], given: str | None) -> tuple[dict[Path, str], str, Catalog]:
     """The names of these models by their paths, and the configuration with an entry for each that had none."""
-    catalog = place.catalog
-    names = {
-        path: str(one.id)
-        for one in catalog.models.values()
-        if (path := getattr(one.config, "path", None)) and not catalog.is_local(one)
-    }
-    taken = {
-        *names.values(),
-        *catalog.virtual,
-        *(one.id for one in catalog.models.values() if not catalog.is_local(one)),
-    }
+    names = _entered(place.catalog)
+    taken = {str(one.id) for one in place.catalog.models.values() if not place.catalog.is_local(one)}
+    taken |= place.catalog.virtual.keys()
     entries: dict[str, Mapping[str, JsonValue]] = {}
     for model in found:
         if model.path not in names:
@@ -278,6 +268,12 @@ def with_files(place: Target, found: Sequence[LocalModel], given: str | None) ->
             raise InvalidRequestError(f"{model.path} is configured already, as {names[model.path]}.", param="--name")
     text = with_models(place.text, entries) if entries else place.text
     return {model.path: names[model.path] for model in found}, text, load_text(text, place.path)
+
+
+def _entered(catalog: Catalog) -> dict[Path, str]:
+    """The models with an entry of their own, by the paths of their files."""
+    own = (one for one in catalog.models.values() if not catalog.is_local(one))
+    return {path: str(one.id) for one in own if (path := getattr(one.config, "path", None)) is not None}
 
 
 def _unused(taken: set[str], name: str) -> str:

@@ -88,6 +88,11 @@ def variables() -> Configuration:
     return Configuration(base, foreign=Foreign((base,), dict))
 
 
+def has_models(path: Path) -> bool:
+    """Is it a folder, or a file, of models, and no configuration?"""
+    return path.is_dir() or path.suffix.lower() == ".gguf"
+
+
 def of_folder(path: Path, flags: Mapping[str, object]) -> Configuration:
     """The models of a folder, or of a file, with what flags and variables say. What lies beside them may be anybody's: it isn't read."""
     alone = Foreign((path.absolute(),), dict, alone=True)
@@ -143,10 +148,9 @@ def effective(catalog: Catalog) -> Iterator[Effective]:
         yield from _section(catalog, ("tasks", task.name.removeprefix(TASK)), task.config, about)
     for name, client in catalog.clients.items():
         yield from _section(catalog, ("clients", name), client)
-    if catalog.models_from:
-        yield Effective(
-            ("models_from",), [str(folder) for folder in catalog.models_from], catalog.origin("models_from")
-        )
+    folders: list[JsonValue] = [str(path) for path in catalog.models_from if path != catalog.server.model_base_path]
+    if folders:
+        yield Effective(("models_from",), folders, catalog.origin("models_from"))
     devices: JsonValue = "auto"
     if catalog.devices != "auto":
         devices = [device.model_dump(mode="json", exclude_none=True) for device in catalog.devices]

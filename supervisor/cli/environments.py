@@ -115,7 +115,7 @@ def install(
             problems.append(f"{package.kind} of {package.build}: {error}")
             echo(problems[-1])
         else:
-            packages.forget_downloads(runtimes_dir)
+            packages.forget_download(recipe, package, runtimes_dir, machine)
             return
     if asked:
         raise InstallError("No build was installed; what was used before is still used.", detail=tuple(problems))

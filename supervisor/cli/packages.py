@@ -69,10 +69,12 @@ def candidates(
         )
 
 
-def forget_downloads(runtimes_dir: Path) -> None:
-    """Delete the archives that came whole: they are unpacked, or of no use here. What broke off stays, and goes on later."""
-    for archive in (runtimes_dir / DOWNLOADS).glob("*.tar.gz"):
-        archive.unlink()
+def forget_download(recipe: Recipe, package: Package, runtimes_dir: Path, machine: Machine) -> None:
+    """Delete its archives: they are unpacked. Those of another build may be on their way for somebody else."""
+    assert recipe.archives is not None
+    for name in recipe.archives.name(package.build, package.kind, machine.processor):
+        if name is not None:
+            (runtimes_dir / DOWNLOADS / name).unlink(missing_ok=True)
 
 
 def _fetched(known: Releases, build: str, folder: Path, echo: Echo, name: str, *, ask: bool) -> Path:

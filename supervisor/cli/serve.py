@@ -16,8 +16,7 @@ import structlog
 from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.folders import state_dir
 from supervisor.catalog.loader import require_config
-from supervisor.catalog.local_models import GGUF
-from supervisor.cli.configuration import found, of_folder, pool_variables
+from supervisor.cli.configuration import found, has_models, of_folder, pool_variables
 from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure, say
@@ -35,7 +34,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
 
     With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
     """
-    local = config is not None and (config.is_dir() or config.suffix.lower() == GGUF)
+    local = config is not None and has_models(config)
     if config is not None and local:
         configuration: Configuration | None = of_folder(config, flags)
     else:

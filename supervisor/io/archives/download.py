@@ -73,7 +73,7 @@ def _fill(url: str, asset: Asset, out: BinaryIO, tell: Tell) -> None:
                 f"{asset.name} does not come: {problem}. What came is kept; say it again later, or use --from FILE."
             )
         tell(f"{asset.name}: broken off at {now >> 20} of {asset.size >> 20} MiB ({problem}); going on")
-        time.sleep(FIRST_PAUSE_S * 2**fruitless)
+        time.sleep(FIRST_PAUSE_S * 2**fruitless)  # of a command, which has no event loop
 
 
 def _read(url: str, asset: Asset, out: BinaryIO, tell: Tell) -> None:

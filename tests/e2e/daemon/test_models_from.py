@@ -114,6 +114,7 @@ class TestServe:
         """It may have come with them."""
         (models / name).write_text("models: {evil: {runtime: command, cmd: [sh, -c, 'touch /tmp/x'], preload: true}}\n")
         shutil.copy(tiny.model(name="tiny-chat"), models / "one.gguf")
+        models.chmod(0o777)  # where anybody may put one
         catalog = of_folder(models, {"server.state_dir": str(tmp_path)}).read(check_files=False)
         assert list(catalog.models) == ["tiny-chat"]
 
