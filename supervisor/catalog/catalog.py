@@ -45,7 +45,7 @@ from supervisor.catalog.sections import (
 from supervisor.catalog.tasks import TaskConfig
 from supervisor.core.device_sets import MARGIN_MIB, MOST_PARTS, allowed
 from supervisor.core.footprint import choose
-from supervisor.core.messages import listed
+from supervisor.core.messages import devices_listed
 from supervisor.core.types import (
     DEFAULT_PRIORITY,
     DeviceId,
@@ -272,9 +272,9 @@ def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room
     """The largest place that it may have: GPUs before host memory, and never more than `vram_mib`. None: no device is known."""
     shared = sorted((device for device in devices if not device.takes_whole), key=lambda one: -one.usable_mib)
     if len(shared) >= gpus:
-        room = Room(gpus * shared[gpus - 1].usable_mib, listed([device.id for device in shared[:gpus]]))
+        room = Room(gpus * shared[gpus - 1].usable_mib, devices_listed(shared[:gpus]))
     elif whole := [device for device in devices if device.takes_whole]:
-        room = Room(whole[0].usable_mib, whole[0].id, accelerates=False)
+        room = Room(whole[0].usable_mib, whole[0].label, accelerates=False)
     else:
         return None
     if config.vram_mib is not None and config.vram_mib <= room.mib:

@@ -20,7 +20,7 @@ from supervisor.core.device_sets import (
     need_mib,
     spread,
 )
-from supervisor.core.messages import listed, named
+from supervisor.core.messages import devices_listed
 from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
 
 TOO_LARGE = "vram_mib"
@@ -97,7 +97,7 @@ def on_processor(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | No
         return None
     choice = "" if adapter.archives is not None else f" --accelerator {gpus[0].kind}"
     return (
-        f"computes on the processor, not on {listed([gpu.id for gpu in gpus])}: its {adapter.name} is built for the processor "
+        f"computes on the processor, not on {devices_listed(gpus)}: its {adapter.name} is built for the processor "
         f"alone. To use the GPU: llmux runtimes install {adapter.name}{choice}, then llmux reload"
     )
 
@@ -116,8 +116,9 @@ def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[Devi
     given = model.config.vram_mib
     if given is not None and (raised := [(device, mib) for device, mib in spec.raised.items() if mib > given]):
         device, mib = max(raised, key=lambda one: one[1])
+        where = next((one.label for one in devices if one.id == device), device)
         found.append(
-            f"vram_mib is {given}, but a load with less than {mib} MiB ran out of memory on {device}; raise or remove it"
+            f"vram_mib is {given}, but a load with less than {mib} MiB ran out of memory on {where}; raise or remove it"
         )
     elif given is not None and not spec.remote:
         parts = {device.id: 1 if device.takes_whole else spec.gpus for device in devices}
@@ -178,16 +179,16 @@ def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str]
     mine = sorted({device.id: device for way in ways for device in way}.values(), key=lambda device: device.id)
     roomiest = min(mine, key=lambda device: device.need(spec).mib - device.usable_mib)
     need = roomiest.need(spec)
-    if enough := [device.id for device in mine if fits(spec, (device,))]:
+    if enough := [device for device in mine if fits(spec, (device,))]:
         part = f"{need.mib} MiB ({need.source}: {need.detail})"
-        return TOO_LARGE, f"{spec.gpus} GPUs share the model; its part, {part}, fits on {listed(enough)} only"
+        return TOO_LARGE, f"{spec.gpus} GPUs share the model; its part, {part}, fits on {devices_listed(enough)} only"
     if together is not None:
         most = sum(max(0, known[device].usable_mib - together.margin_mib) for device in together.devices)
         return TOO_LARGE, (
-            f"takes {together.whole_mib} MiB ({need.source}: {need.detail}), more than {listed(together.devices)} together, "
+            f"takes {together.whole_mib} MiB ({need.source}: {need.detail}), more than {devices_listed(map(known.__getitem__, together.devices))} together, "
             f"which have {most} MiB after their margins, less {together.margin_mib} MiB each"
         )
     return TOO_LARGE, (
         f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
-        f"{named(roomiest.id)} has {max(0, roomiest.usable_mib)} MiB after its margin"
+        f"{roomiest.label} has {max(0, roomiest.usable_mib)} MiB after its margin"
     )

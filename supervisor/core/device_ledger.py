@@ -266,9 +266,9 @@ class DeviceLedger:
 
     def view(self) -> DeviceView:
         if self.cached is None:
-            total = self.spec.total_mib
+            spec = self.spec
             self.cached = DeviceView(
-                self.spec.id, total, self.spec.usable_mib, self.free(), self.blocked(), self.outage()
+                spec.id, spec.total_mib, spec.usable_mib, self.free(), self.blocked(), self.outage(), spec.title
             )
         return self.cached
 

@@ -120,8 +120,9 @@ class Ledger:
         if self._devices[device].spec.takes_whole or now < lease.since + self._limits.memory_warn_s:
             return
         self._devices[device].leases[holder] = self._leases[holder][device] = replace(lease, is_told_unused=True)
+        label = self._devices[device].spec.label
         message = (
-            f"{holder[0]}'s worker is ready and has taken nothing of its {lease.mib} MiB on {device}: it computes on the "
+            f"{holder[0]}'s worker is ready and has taken nothing of its {lease.mib} MiB on {label}: it computes on the "
             "processor, or elsewhere. Look at what its runtime was built for: llmux doctor"
         )
         self._alerts.append(Alert("memory.unused", message, device, holder[0]))
@@ -172,7 +173,7 @@ class Ledger:
         device.stopping.pop(holder, None)
         self._alter(device)
         if device.quarantine.pop(holder, None) is not None and not device.quarantine:
-            message = f"{lease.device} takes models again: what {holder[0]} held is back, or others have it"
+            message = f"{device.spec.label} takes models again: what {holder[0]} held is back, or others have it"
             self._alerts.append(Alert("device.lifted", message, lease.device, holder[0]))
         if not device.configured and not device.leases:
             self._forget(lease.device)
@@ -200,7 +201,7 @@ class Ledger:
         if any(device.hides(lease) for lease in device.leases.values()):
             self.mark(sample.id)  # it may show what they take, so that who waits to see it can go on
         if device.lost is not None:
-            message = f"{device.spec.id} takes models again: it can be read"
+            message = f"{device.spec.label} takes models again: it can be read"
             self._alerts.append(Alert("device.lifted", message, device.spec.id))
         device.stale_since = device.lost = None
         device.free_mib, device.outside_mib, device.taken_at = sample.free_mib, sample.outside_mib, taken_at
@@ -224,7 +225,7 @@ class Ledger:
 
     def _lose(self, device: DeviceLedger, why: str) -> None:
         if device.lost is None:
-            message = f"{device.spec.id} is lost: {why}; it takes no new models until it can be read"
+            message = f"{device.spec.label} is lost: {why}; it takes no new models until it can be read"
             self._alerts.append(Alert("device.lost", message, device.spec.id))
         device.lost = why
         self._alter(device)

@@ -6,22 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from supervisor.core.demand import NORMAL
 from supervisor.core.plans import DeviceView, EvictionBlock, Resident
-
-
-def named(device: str) -> str:
-    """A device, for people: `gpu0`, but `RAM (host)`."""
-    return "RAM (host)" if device == "host" else device
-
-
-def on(*devices: str) -> str:
-    """`on gpu0 and gpu1`, `in RAM (host)`."""
-    return f"{'in' if devices == ('host',) else 'on'} {listed([named(device) for device in devices])}"
+from supervisor.core.types import DeviceSpec
 
 
 def listed(things: Sequence[object]) -> str:
     """All of them: "gpu0, gpu1 and gpu2"."""
     words = [str(thing) for thing in things]
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def devices_listed(devices: Iterable[DeviceSpec | DeviceView]) -> str:
+    """All of them by their labels: "RTX 4080 (gpu0) and RTX 3060 (gpu1)"."""
+    return listed([device.label for device in devices])
 
 
 def residents_listed(residents: Iterable[Resident]) -> str:
@@ -54,7 +50,7 @@ def _condition(resident: Resident) -> str:
 
 def outages_listed(shown: Iterable[DeviceView], count: int) -> str:
     """The devices that are out of service, with their reasons: `shown` of `count`."""
-    parts = [f"{view.id} is {view.blocked}" for view in shown]
+    parts = [f"{view.label} is {view.blocked}" for view in shown]
     return "; ".join(parts if len(parts) == count else [*parts, f"{count - len(parts)} more are out, too"])
 
 

@@ -85,7 +85,8 @@ def _held(state: SchedulerState, step: Step, model: ModelState, reason: str) -> 
 
 
 def _amount(state: SchedulerState, model: ModelState) -> str:
-    return " + ".join(f"{lease.mib} MiB on {lease.device}" for lease in state.ledger.leases_of(model.holder))
+    ledger = state.ledger
+    return " + ".join(f"{lease.mib} MiB on {ledger.view(lease.device).label}" for lease in ledger.leases_of(model.holder))
 
 
 def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:

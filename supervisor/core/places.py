@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from supervisor.core.messages import listed, on
+from supervisor.core.messages import devices_listed, listed
 from supervisor.core.plans import DeviceView, Option
 from supervisor.core.types import DeviceId
 
@@ -43,12 +43,12 @@ class DeviceSet:
         """What it takes and what is free, for people."""
         parts, free = self.option.need_mib, [max(view.free_mib, 0) for view in self.views]
         if len(free) == 1:
-            return f"needs {parts[0]} MiB {on(self.views[0].id)}, {free[0]} free"
+            return f"needs {parts[0]} MiB on {self.views[0].label}, {free[0]} free"
         if self.option.margin_mib:
-            each = listed([f"{mib} MiB on {view.id}" for mib, view in self.parts()])
+            each = listed([f"{mib} MiB on {view.label}" for mib, view in self.parts()])
             how = f"in proportion to what it can have there, less {self.option.margin_mib} MiB each"
             return f"needs {sum(parts)} MiB: {each}, {how}; {listed(free)} free"
-        return f"needs {parts[0]} MiB on each of {listed(self.option.devices)}, {listed(free)} free"
+        return f"needs {parts[0]} MiB on each of {devices_listed(self.views)}, {listed(free)} free"
 
 
 def too_large(known: Sequence[DeviceSet]) -> str:
@@ -56,7 +56,7 @@ def too_large(known: Sequence[DeviceSet]) -> str:
     if not known:
         return "no device that it may run on is there"
     small = {  # by device: several device sets may share one
-        view.id: f"needs {mib} MiB {on(view.id)}, which has {view.usable_mib} usable"
+        view.id: f"needs {mib} MiB on {view.label}, which has {view.usable_mib} usable"
         for device_set in known
         for mib, view in device_set.parts()
         if view.usable_mib < mib

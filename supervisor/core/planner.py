@@ -41,7 +41,7 @@ from itertools import groupby
 
 from supervisor.core.demand import LEAST_URGENT, NORMAL
 from supervisor.core.device_sets import Spread
-from supervisor.core.messages import held_in_mib, listed, on, outages_listed, residents_listed
+from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
 from supervisor.core.places import SHOWN_DEVICES, DeviceSet, too_large
 from supervisor.core.plans import (
     PASSING,
@@ -73,7 +73,7 @@ def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
     # 0.
     for resident in snapshot.residents:
         if resident.model == demand.model and resident.block is not EvictionBlock.STOPPING:
-            return Admit(resident.devices, (), f"already loaded {on(*resident.devices)}")
+            return Admit(resident.devices, (), f"already loaded on {listed(resident.devices)}")
     views = {view.id: view for view in snapshot.devices}
     answer = _plan_options(demand, snapshot, views)
     if demand.spread is None or not isinstance(answer, Refuse):
@@ -306,7 +306,7 @@ class _Case:
         waits_for = (*fit.coming, *(victim for victim in fit.victims if self._is_blocked(victim)))
         others = [victim for victim in fit.victims if not self._is_blocked(victim)]
         parts = []
-        if blocked := [f"{view.id} ({view.blocked})" for view in fit.device_set.blocked]:
+        if blocked := [f"{view.label} ({view.blocked})" for view in fit.device_set.blocked]:
             parts.append(f"waiting for {listed(blocked)}")
         if waits_for:
             parts.append(f"waiting for {residents_listed(waits_for)}")
@@ -357,7 +357,7 @@ class _Case:
         for view in device_set.views:
             outside = view.usable_mib - view.free_mib - _held(self.residents, view.id)
             if view.id in scarce and outside > 0:
-                where = f" on {view.id}" if len(device_set.views) > 1 else ""
+                where = f" on {view.label}" if len(device_set.views) > 1 else ""
                 ways.append(f"{outside} MiB are used outside or promised to others{where}")
         return f"{device_set.needs()}; in the way: {', '.join(ways)}"
 

@@ -62,6 +62,12 @@ class DeviceView:
     free_mib: int
     blocked: str | None = None  # a reason why nothing may be loaded here now (quarantined, stale, another load)
     outage: RejectCode | None = None  # set iff nobody knows when that ends: what those get who can only go here
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """As `DeviceSpec.label`."""
+        return self.title or self.id
 
 
 Standing = tuple[float, int]

@@ -33,8 +33,8 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     leader = state.leader(model)
     is_served_elsewhere = state.is_served_elsewhere(leader)
     if leader.stuck and not is_served_elsewhere:
-        device = leader.devices[0]
-        message = f"{ASKED} can't be loaded: {device} is {state.ledger.blocked(device, leader.id)}"
+        device = state.ledger.view(leader.devices[0])
+        message = f"{ASKED} can't be loaded: {device.label} is {state.ledger.blocked(device.id, leader.id)}"
         step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message))
         return
     if leader.has_failed and not is_served_elsewhere:

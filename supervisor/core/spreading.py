@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from supervisor.core.device_sets import MOST_PARTS, Spread
-from supervisor.core.messages import listed
+from supervisor.core.messages import devices_listed
 from supervisor.core.places import DeviceSet
 from supervisor.core.plans import DeviceView, Option, Resident
 from supervisor.core.types import DeviceId, Devices
@@ -71,7 +71,7 @@ class Apart:
         if len(self.views) < 2:
             return f"needs {self.spread.whole_mib} MiB, and only one device could have a part of it"
         usable = sum(max(0, view.usable_mib - self.spread.margin_mib) for view in self.views.values())
-        where = listed(list(self.views)) if len(self.views) <= 4 else f"its {len(self.views)} devices"
+        where = devices_listed(self.views.values()) if len(self.views) <= 4 else f"its {len(self.views)} devices"
         return (
             f"needs {self.spread.whole_mib} MiB, and {where} have {usable} usable together, "
             f"less {self.spread.margin_mib} MiB each"

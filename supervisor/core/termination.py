@@ -17,7 +17,7 @@ from supervisor.core.dispatch import reject_all
 from supervisor.core.effects import Alert, CutRequest, Decided, Learn, StopWorker
 from supervisor.core.events import WorkerExited, WorkerUnkillable
 from supervisor.core.lifecycle import Trigger, advance
-from supervisor.core.messages import listed, seconds
+from supervisor.core.messages import devices_listed, listed, seconds
 from supervisor.core.model_state import Change, Drain, ModelState, Worker
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import ASKED, Crash, CrashClass, DeviceId, ModelId, RejectCode, StopCause, WorkerState
@@ -151,10 +151,11 @@ def _retry_with_more(state: SchedulerState, step: Step, model: ModelState) -> No
         told.append(f"{mib} MiB in all instead of {sum(lease.mib for lease in leases)}")
     else:
         for lease in leases:
-            mib = min(int(lease.held_mib * OUT_OF_MEMORY_EXTRA), state.ledger.view(lease.device).usable_mib)
+            device = state.ledger.view(lease.device)
+            mib = min(int(lease.held_mib * OUT_OF_MEMORY_EXTRA), device.usable_mib)
             if mib > lease.mib:
                 _raise(state, step, model, lease.device, mib)
-                told.append(f"{mib} MiB on {lease.device} instead of {lease.mib}")
+                told.append(f"{mib} MiB on {device.label} instead of {lease.mib}")
     reason = f"ran out of memory while loading; tried once more{', with ' * bool(told)}{listed(told)}"
     advance(model, Trigger.GONE, step.now, reason)
     step.decide("raise", model.id, reason)
@@ -289,7 +290,8 @@ def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> No
     if model is None or model.exited:
         return
     model.set_worker(stuck=True)
-    why = f"can't be ended: {event.reason}; nothing new is loaded on {listed(model.devices)} until it is gone"
+    where = devices_listed([state.ledger.view(device) for device in model.devices])
+    why = f"can't be ended: {event.reason}; nothing new is loaded on {where} until it is gone"
     state.ledger.quarantine(model.holder, why)
     message = f"{model.id}'s worker {why}"
     for device in model.devices:

@@ -153,6 +153,12 @@ class DeviceSpec:
     returns_at_exit: bool = False  # host memory is back before the exit is visible, so the next reading shows it
     takes_whole: bool = False  # host memory never shares a model with another device
     kind: str = ""  # as in `ModelSpec.kinds`
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """What messages for people call it: its title, else its id."""
+        return self.title or self.id
 
     @property
     def usable_mib(self) -> int:
@@ -166,7 +172,7 @@ class DeviceSpec:
         raised_mib = model.raised.get(self.id, 0)
         if raised_mib <= need.mib:
             return need
-        return Footprint(raised_mib, FootprintSource.RAISED, f"a load with less ran out of memory on {self.id}")
+        return Footprint(raised_mib, FootprintSource.RAISED, f"a load with less ran out of memory on {self.label}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ class Test19LoadRunsOutOfMemory:
             assert starts(daemon, "short") == 2
             wait_until(lambda: daemon.model("other")["state"] == "stopped")
             assert reasons(daemon, "raise") == [
-                "ran out of memory while loading; tried once more, with 125 MiB on host instead of 100"
+                "ran out of memory while loading; tried once more, with 125 MiB on processor and RAM (host) instead of 100"
             ]
-            need = {"mib": 125, "source": "raised", "detail": "a load with less ran out of memory on host"}
+            need = {"mib": 125, "source": "raised", "detail": "a load with less ran out of memory on processor and RAM (host)"}
             memory = daemon.model("short")["memory"]
             assert (memory["raised"], memory["need"]["host"], memory["lease_mib"]) == ({"host": 125}, need, 125)
             assert daemon.model("short")["warnings"] == [
-                "vram_mib is 100, but a load with less than 125 MiB ran out of memory on host; raise or remove it"
+                "vram_mib is 100, but a load with less than 125 MiB ran out of memory on processor and RAM (host); raise or remove it"
             ]
             command = [sys.executable, "-m", "supervisor.cli", "ps", "--wide", "--url", daemon.url]
             table = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout

@@ -87,19 +87,19 @@ async def check_memory(
         (sample for sample in sampled.devices if sample.id == device.id), DeviceSample(device.id, 0, stale=True)
     )
     if free.stale:
-        raise BenchError(f"The memory of {device.id} can't be read now; nothing is started on it. Look: llmux doctor")
+        raise BenchError(f"The memory of {device.label} can't be read now; nothing is started on it. Look: llmux doctor")
     room, by = free.free_mib - device.margin_mib, f"{output.mib(free.free_mib)} are free"
     entry = ledger.get(device.id)
     if entry is not None:
         if blocked := entry.get("blocked"):
-            raise BenchError(f"The daemon starts nothing on {device.id} now: {blocked}. Try again later.")
+            raise BenchError(f"The daemon starts nothing on {device.label} now: {blocked}. Try again later.")
         available = entry.get("available_mib")
         if isinstance(available, int) and available < room:
             room, by = available, f"by the daemon's ledger {output.mib(available)} may be taken"
     if need.mib > room:
         margin = f" and {output.mib(device.margin_mib)} of them are kept as a margin" if entry is None else ""
         raise BenchError(
-            f"{model.id} takes {output.mib(need.mib)} ({need.source}: {need.detail}), but {by} on {device.id}{margin}. "
+            f"{model.id} takes {output.mib(need.mib)} ({need.source}: {need.detail}), but {by} on {device.label}{margin}. "
             "Make room: llmux ps, llmux unload MODEL."
         )
     return need.mib

@@ -126,7 +126,7 @@ class TestRoom:
         with running(site, {"models": {"large": fake(vram_mib=900), "small": small}, **config}) as daemon:
             load(daemon, "large")
             (row,) = bench.json("small", code=ExitCode.FAILED, url=daemon.url)["devices"]
-            assert "by the daemon's ledger 100 MiB may be taken on host" in row["problem"]
+            assert "by the daemon's ledger 100 MiB may be taken on processor and RAM (host)" in row["problem"]
             assert not started.exists()
             assert daemon.model("large")["state"] == "ready"  # nothing was evicted
             assert daemon.post("/v1/admin/models/large/unload").status_code == 200
