@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from runtimes.device_kind import HOST
@@ -20,12 +18,14 @@ from supervisor.core.device_sets import (
     need_mib,
     spread,
 )
-from supervisor.core.messages import devices_listed
-from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
+from supervisor.core.messages import devices_listed, listed
+from supervisor.core.types import DeviceId, DeviceSpec, ModelId, ModelSpec
 
 TOO_LARGE = "vram_mib"
 """The key that `misplaced` names for a model that is larger than its devices."""
 MOST_PLACEMENTS = 10_000
+Room = Mapping[DeviceId, int]
+"""MiB on each device."""
 
 
 def specs_on(
@@ -134,26 +134,49 @@ def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[Devi
     return tuple(found)
 
 
-def crowded_pins(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> tuple[ModelSpec, ...]:
-    """Pinned models of which each fits alone, where no placement holds all of them; empty where one does.
+def pins_warning(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> tuple[ModelId, str] | None:
+    """What to say of pins that can't all be kept, and of which model: the last one; None: there is nothing to say."""
+    if not (pinned := crowded_pins(specs, devices)):
+        return None
+    *others, last = pinned
+    return last.id, (
+        f"is pinned, and so {'is' if len(others) == 1 else 'are'} {listed([one.id for one in others])}: together they don't "
+        "fit, and a pinned model never makes room. Take pin off one, or choose smaller ones"
+    )
 
-    Those that go over several devices are left out, and nothing is said where there are too many placements to try.
+
+def crowded_pins(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> tuple[ModelSpec, ...]:
+    """Pinned models of which each fits alone, where no placement holds all of them; empty where one may.
+
+    Those that go over several devices count with what they take in all: however it is divided, so much must be left of their
+    devices together. Nothing is said where there are too many placements to try.
     """
-    ways = [
-        (spec, [way for way in device_sets(spec, devices) if fits(spec, way)])
-        for spec in specs
-        if spec.pin and not spec.remote and not spec.trouble and spread(spec, devices) is None
-    ]
-    ways = [(spec, places) for spec, places in ways if places]
-    if math.prod(len(places) for _, places in ways) > MOST_PLACEMENTS:
-        return ()
-    for placement in itertools.product(*(places for _, places in ways)):
-        taken = Counter[DeviceId]()
-        for (spec, _), way in zip(ways, placement, strict=True):
-            taken.update(dict.fromkeys((device.id for device in way), need_mib(spec, way)))
-        if all(taken[device.id] <= device.usable_mib for device in devices):
-            return ()
-    return tuple(spec for spec, _ in ways)
+    pinned = [spec for spec in specs if spec.pin and not spec.remote and not spec.trouble]
+    pinned = [spec for spec in pinned if misplaced(spec, devices) is None and device_sets(spec, devices)]
+    whole: list[list[Room]] = []
+    divided_mib, shared = 0, set[DeviceId]()
+    for spec in pinned:
+        ways = [way for way in device_sets(spec, devices) if fits(spec, way)]
+        together = spread(spec, devices)
+        if together is None:
+            whole.append([dict.fromkeys((device.id for device in way), need_mib(spec, way)) for way in ways])
+        else:
+            divided_mib += min((together.whole_mib, *(need_mib(spec, way) for way in ways)))
+            shared.update(together.devices, (device.id for way in ways for device in way))
+    room = {device.id: max(0, device.usable_mib) for device in devices}
+    is_unclear = math.prod(map(len, whole)) > MOST_PLACEMENTS
+    return () if is_unclear or _have_room(whole, room, divided_mib, shared) else tuple(pinned)
+
+
+def _have_room(whole: Sequence[Sequence[Room]], room: Room, divided_mib: int, shared: Collection[DeviceId]) -> bool:
+    """Is there a way for each of `whole` that leaves so much of the `shared` devices?"""
+    if any(mib < 0 for mib in room.values()) or sum(room[device] for device in shared) < divided_mib:
+        return False
+    if not whole:
+        return True
+    first, *others = whole
+    rooms = ({device: mib - way.get(device, 0) for device, mib in room.items()} for way in first)
+    return any(_have_room(others, left, divided_mib, shared) for left in rooms)
 
 
 def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:

@@ -86,7 +86,9 @@ def _held(state: SchedulerState, step: Step, model: ModelState, reason: str) -> 
 
 def _amount(state: SchedulerState, model: ModelState) -> str:
     ledger = state.ledger
-    return " + ".join(f"{lease.mib} MiB on {ledger.view(lease.device).label}" for lease in ledger.leases_of(model.holder))
+    return " + ".join(
+        f"{lease.mib} MiB on {ledger.view(lease.device).label}" for lease in ledger.leases_of(model.holder)
+    )
 
 
 def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from supervisor.catalog import Catalog
-from supervisor.catalog.fitting import crowded_pins, memory_warnings
-from supervisor.core.messages import listed
+from supervisor.catalog.fitting import memory_warnings, pins_warning
 from supervisor.core.types import DeviceSpec, ModelId, ModelSpec
 
 log = structlog.get_logger("llmux.models")
@@ -20,13 +19,8 @@ def warnings_of(catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[
     """What is wrong with the memory of those models that can run here, and with pins that can't all be kept."""
     usable = (spec for spec in specs if not spec.trouble)
     told = [(spec.id, told) for spec in usable for told in memory_warnings(catalog.models[spec.id], spec, devices)]
-    if pinned := crowded_pins(specs, devices):
-        *others, last = pinned
-        reason = (
-            f"is pinned, and so {'is' if len(others) == 1 else 'are'} {listed([one.id for one in others])}: together they don't "
-            "fit, and a pinned model never makes room. Take pin off one, or choose smaller ones"
-        )
-        told.append((last.id, reason))
+    if (pins := pins_warning(specs, devices)) is not None:
+        told.append(pins)
     return tuple(told)
 
 

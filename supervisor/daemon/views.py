@@ -6,13 +6,14 @@ A view may be stale by an event, so nothing here is used to decide.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel, Route
-from supervisor.catalog.fitting import memory_warnings
+from supervisor.catalog.fitting import memory_warnings, pins_warning
 from supervisor.catalog.masking import masked
 from supervisor.core.decisions import Decision
 from supervisor.core.types import DeviceId, Footprint, ModelId
@@ -59,7 +60,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "remote": status.spec.remote,
         "memory": _memory(status, daemon.engine.devices()),
         "sizing": _sizing(effective),
-        "warnings": list(memory_warnings(effective, status.spec, [one.spec for one in daemon.sampler.devices()])),
+        "warnings": _warnings(daemon, effective, status),
         "worker": worker,
         "replicas": [_replica(each, daemon.fleet.facts(each.id, each.generation)) for each in status.replicas],
         "replica_max": status.spec.replica_max,
@@ -71,6 +72,16 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "overrides": dict(override.values) if override is not None else {},
         "definition": definition(effective.config),
     }
+
+
+def _warnings(daemon: Daemon, model: CatalogModel, status: ModelStatus) -> list[JsonValue]:
+    devices = [one.spec for one in daemon.sampler.devices()]
+    told: list[JsonValue] = [*memory_warnings(model, status.spec, devices)]
+    if status.pinned:
+        specs = [replace(one.spec, pin=one.pinned) for one in daemon.engine.models()]
+        pins = pins_warning(specs, devices)
+        told += [pins[1]] if pins is not None and pins[0] == status.id else []
+    return told
 
 
 def _rounded(seconds: float | None, digits: int) -> float | None:

@@ -69,7 +69,9 @@ class DeviceInfo:
     def spec(self) -> DeviceSpec:
         """The core's view of it."""
         kind = self.kind
-        return DeviceSpec(self.id, self.total_mib, self.margin_mib, kind.returns_at_exit, kind.takes_whole, kind.name, self.label)
+        return DeviceSpec(
+            self.id, self.total_mib, self.margin_mib, kind.returns_at_exit, kind.takes_whole, kind.name, self.label
+        )
 
     @property
     def assignment(self) -> DeviceAssignment:

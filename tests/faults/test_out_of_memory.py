@@ -40,7 +40,11 @@ class Test19LoadRunsOutOfMemory:
             assert reasons(daemon, "raise") == [
                 "ran out of memory while loading; tried once more, with 125 MiB on processor and RAM (host) instead of 100"
             ]
-            need = {"mib": 125, "source": "raised", "detail": "a load with less ran out of memory on processor and RAM (host)"}
+            need = {
+                "mib": 125,
+                "source": "raised",
+                "detail": "a load with less ran out of memory on processor and RAM (host)",
+            }
             memory = daemon.model("short")["memory"]
             assert (memory["raised"], memory["need"]["host"], memory["lease_mib"]) == ({"host": 125}, need, 125)
             assert daemon.model("short")["warnings"] == [

@@ -87,7 +87,9 @@ async def check_memory(
         (sample for sample in sampled.devices if sample.id == device.id), DeviceSample(device.id, 0, stale=True)
     )
     if free.stale:
-        raise BenchError(f"The memory of {device.label} can't be read now; nothing is started on it. Look: llmux doctor")
+        raise BenchError(
+            f"The memory of {device.label} can't be read now; nothing is started on it. Look: llmux doctor"
+        )
     room, by = free.free_mib - device.margin_mib, f"{output.mib(free.free_mib)} are free"
     entry = ledger.get(device.id)
     if entry is not None:

@@ -64,6 +64,12 @@ class TestWarnings:
         wait_until(lambda: site.model("measured")["memory"]["learned"], what="it was measured")
         assert warned(shell, site)[2].endswith("MiB were measured; raise or remove it")
 
+    def test_pins_that_can_not_all_be_kept(self, tmp_path):
+        models = {name: fake(vram_mib=600, pin=True) for name in ("one", "two")}
+        with running(tmp_path, {"devices": [{"kind": "host", "budget_mib": 1000}], "models": models}) as daemon:
+            (told,) = warned(Shell(tmp_path, daemon.url), daemon)
+            assert told.startswith("two: is pinned, and so is one: together they don't fit, and a pinned model never makes room")
+
 
 class TestSizes:
     def test_check_and_ps(self, shell, site):

@@ -7,10 +7,11 @@ import yaml
 
 from runtimes.base import Endpoint
 from runtimes.estimate import Estimate
+from runtimes.registry import REGISTRY
 from runtimes.sizing import Room
 from supervisor.catalog import Rewrite, check_devices
 from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
-from supervisor.catalog.fitting import memory_warnings, specs_on
+from supervisor.catalog.fitting import memory_warnings, pins_warning, specs_on
 from supervisor.catalog.overrides import overridden
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.device_sets import Spread, need_mib, spread
@@ -332,6 +333,30 @@ class TestCheckDevices:
         catalog = folder.load(yaml.safe_dump({"models": {**models, "free": {"cmd": "x", "vram_mib": 1400}}}))
         found = [name for name, told in warnings_of(catalog, specs_on(catalog, there), there) if "is pinned" in told]
         assert found == ([f"m{len(mib) - 1}"] if crowded else [])
+
+    @pytest.mark.parametrize(
+        ("models", "crowded"),
+        [
+            ([{"vram_mib": 1200, "gpus": "auto"}, {"vram_mib": 1200, "gpus": "auto"}], None),
+            ([{"vram_mib": 1600, "gpus": "auto"}, {"vram_mib": 1400, "gpus": "auto"}], "m1"),
+            ([{"vram_mib": 1600, "gpus": "auto"}, {"vram_mib": 1000}], None),
+            ([{"vram_mib": 1600, "gpus": "auto"}, {"vram_mib": 1400}], "m1"),
+            ([{"vram_mib": 1600, "gpus": 2}, {"vram_mib": 800}], "m1"),
+            ([{"vram_mib": 1400, "gpus": 2}, {"vram_mib": 700}], None),
+            ([{"vram_mib": 800}, {"vram_mib": 800, "devices": ["gpu1"]}], None),
+            ([{"vram_mib": 800, "devices": ["gpu1"]}, {"vram_mib": 800, "devices": ["gpu1"]}], "m1"),
+            ([{"vram_mib": 700}] * 4, None),
+            ([{"vram_mib": 700}] * 5, "m4"),
+        ],
+    )
+    def test_pins_over_two_gpus(self, folder, models, crowded):
+        there = [replace(self.GPU, id=DeviceId(name)) for name in ("gpu0", "gpu1")]  # each with 1488 MiB for models
+        folder.write("", "model.gguf")
+        entries = {f"m{n}": {"path": "model.gguf", "gpus": 1, "pin": True, **one} for n, one in enumerate(models)}
+        catalog = folder.load(yaml.safe_dump({"models": entries}), registry=REGISTRY)
+        specs = [replace(spec, trouble="") for spec in specs_on(catalog, there)]  # the file is none
+        warning = pins_warning(specs, there)
+        assert (None if warning is None else warning[0]) == crowded
 
     def test_guesses_refuse_nothing(self, folder):
         catalog = folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}")
