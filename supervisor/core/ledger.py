@@ -242,7 +242,8 @@ class Ledger:
             for holder, release in device.releases.items():
                 since = device.leases[holder].since
                 model_id, where = holder[0], device.spec.id
-                why = f"ended {now - since:.0f} s ago and {where} does not show its {release.expected_mib} MiB back"
+                back = f"{device.spec.label} does not show its {release.expected_mib} MiB back"
+                why = f"ended {now - since:.0f} s ago and {back}"
                 late = f"{model_id}'s worker {why}"
                 if now >= since + self._limits.memory_warn_s and not release.warned:
                     release.warned = True

@@ -30,7 +30,7 @@ def devices(daemon) -> dict[str, dict]:
 
 def failed(response, why: str) -> None:
     assert (response.status_code, code(response)) == (503, why)
-    assert "gpu0 is " in response.json()["error"]["message"]
+    assert "Fake 16 GiB (gpu0) is " in response.json()["error"]["message"]
     assert response.headers["x-should-retry"] == "false"
     assert "retry-after" not in response.headers
 
@@ -45,9 +45,9 @@ def test_lost(tmp_path, gpu, measured):
         response = daemon.chat("first")
         refused_s = time.monotonic() - began
         failed(response, "device_lost")
-        assert response.json()["error"]["message"] == "first can't be loaded: gpu0 is lost: GPU is lost"
+        assert response.json()["error"]["message"] == "first can't be loaded: Fake 16 GiB (gpu0) is lost: GPU is lost"
         assert daemon.chat("loaded").status_code == 200
-        assert "gpu0 is lost" in daemon.post("/v1/admin/models/first/load").json()["error"]["message"]
+        assert "Fake 16 GiB (gpu0) is lost" in daemon.post("/v1/admin/models/first/load").json()["error"]["message"]
         gpu.write()
         wait_until(lambda: devices(daemon)["gpu0"]["blocked"] is None)
         assert daemon.chat("first").status_code == 200

@@ -11,6 +11,8 @@ import pytest
 from tests.support.clients import Call, Gpu, code, worker_tree
 from tests.support.daemon import Daemon, fake, running, wait_until
 
+BOTH = "Fake 16 GiB (gpu0) and Fake 16 GiB (gpu1)"
+
 
 @pytest.fixture
 def cards(tmp_path) -> Gpu:
@@ -55,7 +57,7 @@ class TestLeases:
             assert visible.count(b",") == 1
             (admitted,) = [d["reason"] for d in daemon.decisions("spread") if d["kind"] == "admit"]
             measured(reason=admitted)
-            assert admitted == "needs 10000 MiB on each of gpu0 and gpu1, 15872 and 15872 free"
+            assert admitted == f"needs 10000 MiB on each of {BOTH}, 15872 and 15872 free"
 
     def test_beside_what_leaves_room_on_both(self, tmp_path, cards):
         with running(tmp_path, config(cards), env=cards.env) as daemon:
@@ -74,7 +76,7 @@ class TestLeases:
             assert daemon.chat("spread").status_code == 200
             assert leased(daemon) == [{"spread": 10000}, {"spread": 10000}]
             (evict,) = [d["reason"] for d in daemon.decisions("spread") if d["kind"] == "evict"]
-            assert evict.startswith("needs 10000 MiB on each of gpu0 and gpu1, 3872 and 3872 free; evicting ")
+            assert evict.startswith(f"needs 10000 MiB on each of {BOTH}, 3872 and 3872 free; evicting ")
             assert "large" in evict
             assert "other" in evict
             assert daemon.chat("large").status_code == 200  # and back: it frees both, and the first one is enough

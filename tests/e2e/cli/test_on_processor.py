@@ -9,7 +9,7 @@ from tests.support.clients import Gpu
 from tests.support.daemon import fake, running, wait_until
 from tests.support.shell import Shell
 
-NOTE = "computes on the processor, not on gpu0: its llama_server is built for the processor alone"
+NOTE = "computes on the processor, not on Fake 16 GiB (gpu0): its llama_server is built for the processor alone"
 
 
 @pytest.fixture
@@ -49,4 +49,6 @@ def test_a_ready_worker_that_takes_nothing_of_its_lease_is_an_alert(tmp_path, ca
         wait_until(lambda: daemon.events("alert.raised"), what="an alert")
         (alert,) = daemon.events("alert.raised")
         assert (alert["code"], alert["model"], alert["device"]) == ("memory.unused", "idle", "gpu0")
-        assert alert["message"].startswith("idle's worker is ready and has taken nothing of its 500 MiB on gpu0")
+        assert alert["message"].startswith(
+            "idle's worker is ready and has taken nothing of its 500 MiB on Fake 16 GiB (gpu0)"
+        )

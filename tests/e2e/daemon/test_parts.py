@@ -78,7 +78,7 @@ class TestParts:
         with running(tmp_path, site(cards), env=cards.env) as daemon:
             assert daemon.chat("large").status_code == 200
             assert why(daemon, "admit") == (
-                "needs 14336 MiB: 5576 MiB on gpu0 and 8760 MiB on gpu1, in proportion to what it can have there, less "
+                "needs 14336 MiB: 5576 MiB on Fake 8 GiB (gpu0) and 8760 MiB on Fake 12 GiB (gpu1), in proportion to what it can have there, less "
                 "512 MiB each; 7680 and 11776 free"
             )
             wait_until(lambda: daemon.model("large")["memory"]["measured_mib"] == LARGE_MIB)
@@ -118,7 +118,7 @@ class TestParts:
             wait_until(lambda: daemon.model("idle")["state"] == "stopping")
             cards.write(return_after_s=2.0, first={"processes": [{"pid": 1, "mib": 1000}]})
             assert loading.result().status == 200
-            assert "5576 MiB on gpu0" in why(daemon, "evict")
+            assert "5576 MiB on Fake 8 GiB (gpu0)" in why(daemon, "evict")
             assert parts(daemon) == {"gpu0": 5073, "gpu1": 9263}
 
     def test_out_of_memory_raises_the_whole(self, tmp_path, cards):
@@ -157,12 +157,15 @@ class TestConfiguration:
         with running(tmp_path, {"devices": "auto", "models": models}, env=cards.env) as daemon:
             (warning,) = daemon.model("huge")["warnings"]
             assert warning == (
-                "takes 30000 MiB (explicit: vram_mib of the configuration), more than gpu0 and gpu1 together, which have "
+                "takes 30000 MiB (explicit: vram_mib of the configuration), more than Fake 8 GiB (gpu0) and Fake 12 GiB (gpu1) together, which have "
                 "18432 MiB after their margins, less 512 MiB each; choose a smaller quantisation or context, or other devices"
             )
             refused = daemon.chat("huge")
             assert refused.status_code == 503
-            assert "needs 30000 MiB, and gpu0 and gpu1 have 18432 usable together, less 512 MiB each" in refused.text
+            assert (
+                "needs 30000 MiB, and Fake 8 GiB (gpu0) and Fake 12 GiB (gpu1) have 18432 usable together, less 512 MiB each"
+                in refused.text
+            )
             assert daemon.chat("other").status_code == 200
 
     def test_a_refusal_names_what_helps(self, tmp_path, cards):

@@ -35,7 +35,7 @@ class TestTogether:
         before = home.given(HEARING, VOICE)
         chat(home.sdk, "Qwen3.5-4B-Instruct")
         told = became(before, HEARING, VOICE, SMALL)
-        assert f"{SMALL}: admit: needs 5376 MiB on gpu0, 6784 free" in told
+        assert f"{SMALL}: admit: needs 5376 MiB on Fake 16 GiB (gpu0), 6784 free" in told
         assert home.used_mib() == 14464
 
     def test_a_spoken_conversation_waits_for_no_model(self, home, became):
@@ -58,7 +58,7 @@ class TestTogether:
         before = home.given(HEARING, SMALL)
         speak(home.sdk, "Chatterbox-Multilingual")
         told = became(before, HEARING, SMALL, VOICE)
-        assert f"{VOICE}: admit: needs 4480 MiB on gpu0, 5888 free" in told
+        assert f"{VOICE}: admit: needs 4480 MiB on Fake 16 GiB (gpu0), 5888 free" in told
 
 
 class TestTurns:
@@ -73,7 +73,7 @@ class TestTurns:
         became(before, model)
         reason = home.reason(model, "evict")
         assert reason.startswith(
-            f"needs {mib} MiB on gpu0, 1408 free, max_loaded allows 1 llm; as a last resort evicting"
+            f"needs {mib} MiB on Fake 16 GiB (gpu0), 1408 free, max_loaded allows 1 llm; as a last resort evicting"
         )
         order = [reason.index(other) for other in (SMALL, VOICE, HEARING)]
         assert order == sorted(order)
@@ -89,7 +89,9 @@ class TestTurns:
         speak(home.sdk, "Chatterbox-Multilingual")
         became(before, VOICE)
         reason = home.reason(VOICE, "evict")
-        assert reason.startswith("needs 4480 MiB on gpu0, 1792 free; evicting gpt-oss-20b (llm, 14080 MiB")
+        assert reason.startswith(
+            "needs 4480 MiB on Fake 16 GiB (gpu0), 1792 free; evicting gpt-oss-20b (llm, 14080 MiB"
+        )
 
     def test_hearing_never_makes_room_for_a_voice(self, home):
         """A game takes 2 GB: something must go for the voice, and it is the language model, however idle hearing is."""
@@ -111,4 +113,6 @@ class TestTurns:
         transcribe(home.sdk)
         became(before, HEARING)
         reason = home.reason(HEARING, "evict")
-        assert reason.startswith("needs 4608 MiB on gpu0, 1792 free; evicting gpt-oss-20b (llm, 14080 MiB")
+        assert reason.startswith(
+            "needs 4608 MiB on Fake 16 GiB (gpu0), 1792 free; evicting gpt-oss-20b (llm, 14080 MiB"
+        )

@@ -115,7 +115,7 @@ class TestRoom:
         )
         (row,) = bench.json("chat", "--devices", "cuda", code=ExitCode.FAILED)["devices"]
         assert "takes 15.6 GiB (explicit:" in row["problem"]
-        assert "7384 MiB are free on gpu0" in row["problem"]  # 16 GiB less what the other program has
+        assert "7384 MiB are free on Busy (gpu0)" in row["problem"]  # 16 GiB less what the other program has
         assert not started.exists()
 
     def test_by_the_daemons_ledger(self, bench, site):
