@@ -392,10 +392,7 @@ class Assembly(PublicNames):
             meant = hints.runtime(str(name)) or nearest(str(name), known)
             there_is = f'; did you mean "{meant}"?' if meant else "; llmux runtimes list shows which there are"
             self._problem(at, (*trail, "runtime"), f"no such runtime{there_is}")
-            # What else is wrong is told at once: of all keys where the runtime is clear, else of those that every runtime has.
-            config = self.registry.get(meant).config if meant is not None else ModelConfig
-            entries = {key: value for key, value in node.entries.items() if meant or key in config.model_fields}
-            self._validated(config, replace(node, entries={**entries, "runtime": Leaf(meant or "", at.place)}), trail)
+            self._told_at_once(node, trail, meant)
             return None
         known_keys = {*ModelConfig.model_fields, "path", "cmd"}
         slips = [key for key in values if key not in known_keys and nearest(key, ("path", "cmd"))]
@@ -409,7 +406,14 @@ class Assembly(PublicNames):
             'no "runtime", and nothing to tell it from (a path ending in .gguf: llama_server, a cmd: command)'
             + (sources.hub_name(node) or meant or next(foreign, "")),
         )
+        self._told_at_once(node, trail)
         return None
+
+    def _told_at_once(self, node: Table, trail: Trail, meant: str | None = None) -> None:
+        """What else is wrong with a model of no runtime: by the one that is meant, else by the keys that every model has."""
+        config = ModelConfig if meant is None else self.registry.get(meant).config
+        known = {key: value for key, value in node.entries.items() if meant or key in config.model_fields}
+        self._validated(config, replace(node, entries={**known, "runtime": Leaf(meant or "", node.place)}), trail)
 
     def _check_device_names(self, model: CatalogModel, known: Sequence[str]) -> None:
         for index, name in enumerate(model.config.devices):

@@ -205,6 +205,13 @@ class TestRemedies:
         keys = {"m.runtime:", "m.n_ctxx:", "m.keep_alive_s:", "ann.request_rate:", "ann.model:"}
         assert {key for line in found for key in keys if key in line} == keys
 
+    @pytest.mark.parametrize("runtime", [{"runtime": 5}, {}])
+    def test_nor_behind_none_at_all(self, folder, runtime):
+        model = {**runtime, "path": "/models/m", "pin": "yes", "keep_alive_s": "15m", "its_own_key": 1}
+        found = folder.problems(yaml.safe_dump({"models": {"m": model}}), registry=REGISTRY, check_files=False)
+        at = [line.split()[1].rstrip(":") for line in found]
+        assert set(at) == {f"models.m{'.runtime' * bool(runtime)}", "models.m.pin", "models.m.keep_alive_s"}
+
     def test_a_gguf_file_for_a_runtime_of_folders(self, folder):
         (folder.path / "m.gguf").write_bytes(b"GGUF")
         catalog = folder.load("models: {m: {runtime: transformers, path: m.gguf}}", registry=REGISTRY)
