@@ -113,7 +113,7 @@ def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -
     Raises NotFoundError for a name that isn't there, or a model for which nothing can be fetched; HubError where the hub's
     client can't be loaded.
     """
-    models = _named(catalog, names)
+    models = named(catalog, names)
     if models:
         hub.client()  # nothing works without it
     found: dict[tuple[str, str, Path], Download] = {}
@@ -308,7 +308,8 @@ def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
     return [output.Table(lines), *told, f"{total}."]
 
 
-def _named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
+def named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
+    """These models, or all for which something can be fetched. Raises NotFoundError, as `downloads`."""
     if not names:
         return [model for model in catalog.models.values() if _fetchable(model)]
     found: list[CatalogModel] = []

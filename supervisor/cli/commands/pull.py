@@ -12,6 +12,7 @@ from supervisor.cli import output
 from supervisor.cli.commands.run import add
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import complete_public, config_option, json_option, print_json
+from supervisor.errors import LlmuxError
 
 
 @click.command()
@@ -35,18 +36,30 @@ def pull(
     from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # as above
 
-    new = [model for model in models if not (watched or verify) and _is_new(model, config)]
-    for model in new:
-        options = (*(("--dry-run",) if dry_run else ()), *(("--json",) if as_json else ()))
-        named = ("--config", str(config)) if config is not None else ()
-        with add.make_context("add", [model, *options, *named], click.get_current_context()) as adds:
-            add.invoke(adds)
-    models = tuple(model for model in models if model not in new)
-    if new and not models:
+    new = [] if watched or verify else [model for model in dict.fromkeys(models) if _is_new(model, config)]
+    if new and len(models) == 1:
+        _enter(new[0], config, dry_run=dry_run, as_json=as_json)
         return
+    names = [model for model in models if model not in new]
+    failed = False
+    if new:
+        if dry_run and as_json:
+            raise click.UsageError(f"{new[0]} isn't configured: with --dry-run and --json name it alone.")
+        if names:  # before anything is fetched
+            pulling.named(configuration.required(config).read(check_files=False), names)
+        for model in new:
+            try:
+                _enter(model, config, dry_run=dry_run)
+            except LlmuxError as error:
+                failed = True
+                click.echo(output.clean("\n  ".join((f"{model}: {error.message}", *error.detail))), err=True)
+            else:
+                names += [] if dry_run else [_name(model, config)]
+        if not names:
+            sys.exit(ExitCode.FAILED if failed else ExitCode.DONE)
     if watched:
         pulling.end_with_stdin()
-    wanted = pulling.downloads(configuration.required(config).read(check_files=False), models, verify=verify)
+    wanted = pulling.downloads(configuration.required(config).read(check_files=False), names, verify=verify)
     if not wanted:
         click.echo("No model of the configuration names a source.", err=as_json)
     try:
@@ -59,8 +72,27 @@ def pull(
             print_json([download.row() for download in wanted])
         elif wanted and not watched:
             output.show(*pulling.table_of(wanted))
-    if any(download.problem for download in wanted):
+    if failed or any(download.problem for download in wanted):
         sys.exit(ExitCode.FAILED)
+
+
+def _enter(model: str, config: Path | None, *, dry_run: bool, as_json: bool = False) -> None:
+    """What `llmux add` does. Raises LlmuxError."""
+    options = (*(("--dry-run",) if dry_run else ()), *(("--json",) if as_json else ()))
+    named = ("--config", str(config)) if config is not None else ()
+    with add.make_context("add", [model, *options, *named], click.get_current_context()) as adds:
+        add.invoke(adds)
+
+
+def _name(model: str, config: Path | None) -> str:
+    """What a model of the hub that is entered is called."""
+    from supervisor.cli import adding, hub_models  # noqa: PLC0415  # not for declaring
+
+    reference = hub_models.reference(model)
+    assert reference is not None
+    known = adding.configured(adding.target(config).catalog, reference)
+    assert known is not None
+    return known
 
 
 def _is_new(model: str, config: Path | None) -> bool:

@@ -68,7 +68,9 @@ class TestWarnings:
         models = {name: fake(vram_mib=600, pin=True) for name in ("one", "two")}
         with running(tmp_path, {"devices": [{"kind": "host", "budget_mib": 1000}], "models": models}) as daemon:
             (told,) = warned(Shell(tmp_path, daemon.url), daemon)
-            assert told.startswith("two: is pinned, and so is one: together they don't fit, and a pinned model never makes room")
+            assert told.startswith(
+                "two: is pinned, and so is one: together they don't fit, and a pinned model never makes room"
+            )
 
 
 class TestSizes:

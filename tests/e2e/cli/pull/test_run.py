@@ -104,6 +104,24 @@ class TestRun:
         assert both.returncode == ExitCode.DONE, both.stderr
         assert list(yaml.safe_load(config_of(home).read_text())["models"]) == ["qwen3:4b", "tiny-chat"]
 
+    def test_several_at_once(self, home, hub):
+        """Each does what it does alone; what can't be had keeps none of the others."""
+        hub.repos["Qwen/Qwen3-4B-GGUF"] = hub.repos["acme/Tiny-Chat-GGUF"]
+        told = home("pull", "acme/Tiny-Chat-GGUF", "acme/nothing-GGUF", "qwen3:4b", "--json", timeout=300)
+        assert (told.returncode, "acme/nothing-GGUF: " in told.stderr) == (ExitCode.FAILED, True), told.stderr
+        assert [row["models"] for row in json.loads(told.stdout)] == [["tiny-chat"], ["qwen3:4b"]]
+        assert list(yaml.safe_load(config_of(home).read_text())["models"]) == ["tiny-chat", "qwen3:4b"]
+        assert files_of(home) == {SMALL}
+        (home.home / ".local/share/llmux/models/acme/Tiny-Chat-GGUF" / SMALL).unlink()
+        planned = home("pull", "tiny-chat", "acme/Tiny-Chat-GGUF:Q8_0", "--dry-run")
+        assert (planned.returncode, LARGE in config_of(home).read_text()) == (ExitCode.DONE, False)
+        again = home("pull", "tiny-chat", "acme/Tiny-Chat-GGUF:Q8_0", timeout=300)
+        assert (again.returncode, files_of(home)) == (ExitCode.DONE, {SMALL, LARGE}), again.stderr
+        assert "tiny-chat-q8_0" in again.stdout
+        refused = home("pull", "acme/part-GGUF", "no-such-name")
+        assert (refused.returncode, "no-such-name" in refused.stderr) == (ExitCode.NOT_FOUND, True)
+        assert "part" not in config_of(home).read_text()
+
     def test_no_question(self, home):
         """Nothing is fetched for nobody."""
         told = home("run", "acme/Tiny-Chat-GGUF", stdin="")
