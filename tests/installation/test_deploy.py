@@ -79,9 +79,11 @@ class TestAll:
             (tmp_path / "cdi").mkdir()
             (tmp_path / "cdi" / "gpu.yaml").write_text(f"cdiVersion: 0.6.0\nkind: {gpu}\n")
         env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
-        told = run("sh", script, "keys", "list", env=env | {"CMAKE_ARGS": "-DA=1"}, stdin=subprocess.DEVNULL).split()
+        compilers = {"CMAKE_ARGS": "-DA=1", "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
+        told = run("sh", script, "keys", "list", env=env | compilers, stdin=subprocess.DEVNULL).split()
         assert told[-3:] == ["localhost/llmux", "keys", "list"]
         assert "--env CMAKE_ARGS" in " ".join(told)
+        assert "--env CMAKE_BUILD_PARALLEL_LEVEL" in " ".join(told)
         assert ("nvidia.com/gpu=all" in told) == (gpu == "nvidia.com/gpu")
         told = run("sh", script, "keys", "list", env=env | {"LLMUX_POD_GPU": "none"}, stdin=subprocess.DEVNULL).split()
         assert "nvidia.com/gpu=all" not in told
