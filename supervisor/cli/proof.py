@@ -25,6 +25,7 @@ from supervisor.catalog import Catalog, load_text
 from supervisor.cli.bench import temporary_worker
 from supervisor.cli.bench.devices import BenchError
 from supervisor.cli.demo import MODELS, tiny
+from supervisor.core.events import DeviceSample
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError
 from supervisor.io.devices import every_gpu
@@ -137,8 +138,8 @@ def _listed(program: Path, made: installed.Program) -> dict[str, str]:
     return {name: title for name, title in _LISTED.findall(done.stdout) if name.startswith(prefix)}
 
 
-async def _free_mib(sampler: MemorySampler, device: DeviceInfo) -> int:
-    return next(sample.free_mib for sample in (await sampler.sample({})).devices if sample.id == device.id)
+async def _sample(sampler: MemorySampler, device: DeviceInfo) -> DeviceSample:
+    return next(sample for sample in (await sampler.sample({})).devices if sample.id == device.id)
 
 
 class _Proof:
@@ -152,9 +153,11 @@ class _Proof:
 
     def check_room(self, gpu: DeviceInfo) -> None:
         """Raises BenchError."""
-        free_mib = asyncio.run(_free_mib(self._gpus.sampler, gpu))
-        if free_mib < ROOM_MIB:
-            self.full = f"{gpu.label} has only {free_mib} MiB free"
+        seen = asyncio.run(_sample(self._gpus.sampler, gpu))
+        if seen.stale:
+            raise BenchError("its memory can't be read now")
+        if seen.free_mib < ROOM_MIB:
+            self.full = f"{gpu.label} has only {seen.free_mib} MiB free"
             raise BenchError(self.full)
 
     def check(self, name: str, gpu: DeviceInfo, expected: str, variables: Mapping[str, str]) -> Mapping[str, str]:
@@ -190,7 +193,7 @@ class _Proof:
         with tempfile.TemporaryDirectory(prefix="llmux-proof-") as folder:
             catalog = await asyncio.to_thread(self._catalog, Path(folder), name, variables)
             telling = asyncio.create_task(self._tell(name))
-            before_mib = await _free_mib(sampler, device)
+            before_mib = (await _sample(sampler, device)).free_mib
             try:
                 async with temporary_worker.running(catalog.models[MODEL], device, catalog, sampler) as worker:
                     head = [(b"content-type", b"application/json")]
@@ -200,7 +203,7 @@ class _Proof:
                     if response.status != HTTPStatus.OK:
                         raise BenchError(f"it answers with {response.status}: {answer[:200]}")
                     await worker.measure()
-                    fall_mib = max(0, before_mib - await _free_mib(sampler, device))
+                    fall_mib = max(0, before_mib - (await _sample(sampler, device)).free_mib)
                     log = await asyncio.to_thread(worker.log.read_text, errors="replace")
             finally:
                 telling.cancel()

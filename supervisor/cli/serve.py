@@ -51,6 +51,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
         named = flags.get("server.state_dir")
         folder = Path(str(named)) if named is not None else state_dir() / "demo"
         flags = {**flags, "server.state_dir": str(folder)}
+        os.environ.pop("MODEL_BASE_PATH", None)  # a runner's, and its models lie elsewhere
         configuration = Configuration(write_demo(folder).absolute(), flags)
     assert configuration is not None
     catalog = configuration.read()

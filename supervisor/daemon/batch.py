@@ -7,6 +7,7 @@ A line of the input is `{"custom_id", "method", "url", "body"}`. A line of the o
 from __future__ import annotations
 
 import asyncio
+import codecs
 import hashlib
 import re
 from collections.abc import Callable, Iterator
@@ -113,6 +114,8 @@ class Lines:
             is_long = len(line) > self._limit and not line.endswith(b"\n")
             while is_long and (more := self._file.readline(PIECE)) and not more.endswith(b"\n"):
                 pass
+            if self._number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip() and is_wanted(self._number):
                 found.append((self._number, None if is_long else line))
                 size += len(line)

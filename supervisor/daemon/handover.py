@@ -309,8 +309,9 @@ class Handover:
         notify.notify(f"MAINPID={channel.pid}")
         host, port = self._holdings.answers_at
         day_s = 86400.0  # it is the successor that bounds how long anything may take; where we stall, it still listens
-        times = {"connect_s": day_s, "first_byte_s": day_s, "stream_idle_s": day_s}
-        self._daemon.successor = UpstreamPool(host, port, names_host=False, **times)
+        self._daemon.successor = UpstreamPool(
+            host, port, connect_s=day_s, first_byte_s=day_s, stream_idle_s=day_s, names_host=False
+        )
         self._daemon.engine.leave(self._note_end)
         self._holdings.lock.close()  # the successor's copy holds it on: where that one dies, another may start at once
         self._daemon.fleet.let_go()

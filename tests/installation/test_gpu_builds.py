@@ -18,6 +18,7 @@ from runtimes.registry import REGISTRY
 from supervisor.cli import adding, environments, packages
 from supervisor.cli.bench import gpu_report
 from supervisor.cli.packages import Wanted
+from supervisor.core.events import DeviceSample
 from supervisor.errors import InvalidRequestError
 from supervisor.io import venvs
 from supervisor.io.archives import ReleaseError
@@ -153,6 +154,14 @@ class TestInstall:
             InstallError, match=r"Fake 16 GiB \(gpu0\) has only 384 MiB free, .* end what holds its memory"
         ):
             machine.install()
+        assert machine.used() == (None, None)
+
+    def test_one_that_cant_be_read_is_not_called_full(self, machine, monkeypatch):
+        async def unreadable(_, device):
+            return DeviceSample(device.id, 0, stale=True)
+
+        monkeypatch.setattr("supervisor.cli.proof._sample", unreadable)
+        assert "its memory can't be read now" in machine.install()
         assert machine.used() == (None, None)
 
     def test_the_demos_is_plain_and_gives_way(self, machine):

@@ -156,8 +156,9 @@ class TestCommands:
         assert str(llmux.bin.parent) in checks["environment"]["message"]
         assert checks["runtime llama_server"]["message"].startswith("installed")
 
-    def test_demo(self, llmux, runtimes_dir, monkeypatch):
+    def test_demo(self, llmux, runtimes_dir, monkeypatch, tmp_path):
         monkeypatch.setitem(llmux.env, "LLMUX_SERVER__RUNTIMES_DIR", str(runtimes_dir))
+        monkeypatch.setitem(llmux.env, "MODEL_BASE_PATH", str(tmp_path))  # its models lie elsewhere
         version = llmux("--version").stdout.split()[-1]
         pages = REPOSITORY / "supervisor" / "http" / "ui"
         with (

@@ -88,6 +88,7 @@ def in_flight(site: Daemon) -> list[dict[str, Any]]:
 class TestResult:
     def test_each_line_is_answered_or_has_an_error(self, site):
         lines = [*(line(f"ok-{number}") for number in range(12)), "", line("bad", "broken"), line("named-ä\n")]
+        lines[0] = "\ufeff" + lines[0]
         found = ended(site, begin(site, lines))
         assert (found["status"], counts(found)) == ("completed", (14, 13, 1))
         answers, errors = content(site, found["output_file_id"]), content(site, found["error_file_id"])
