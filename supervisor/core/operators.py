@@ -144,6 +144,7 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
             forget(state, step, model)
     for model in state.models.values():
         step.about = model.id
+        replicas.refuse_unserved(state, step, model)
         default_models.arm(state, step, model)
     step.about = None
     state.wanted.give_up_places()  # a device may be gone

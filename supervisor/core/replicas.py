@@ -149,15 +149,21 @@ def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
     replicas, queued = state.replicas(model), state.queue.count(model.id)
     loaded = [each for each in replicas if each.serves]
     leader = state.leader(model)
-    if not loaded and queued and (leader.stuck or leader.has_failed):
-        refused = failed(leader, step.now)
-        reject_all(state, step, leader, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
+    if not loaded and queued:
+        refuse_unserved(state, step, leader)
     for each in replicas:
         if (each.id in state.wanted) != state.is_wanted(each):
             state.update_wanted(each)
     if not model.removed and any(each.state is WorkerState.READY for each in loaded):
         _want_more(state, step, model, len(loaded))
     return state.wanted.has_unplanned()
+
+
+def refuse_unserved(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Refuse what waits for a model that can't come. Its other replicas may have served it until now."""
+    if (model.stuck or model.has_failed) and state.waiting_for(model):
+        refused = failed(model, step.now)
+        reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
 
 
 def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int) -> None:

@@ -241,6 +241,8 @@ def failed(model: ModelState, now: float) -> Failed:
         return Failed(
             f"{ASKED} can't run here: {model.spec.trouble}. It is served once that is mended.", TROUBLE_RETRY_S
         )
+    if model.stuck:
+        return Failed(f"{ASKED}'s worker can't be ended: it is loaded again once that is gone.", TROUBLE_RETRY_S)
     crash = model.mistake or model.crash
     cause = crash.summary if crash is not None else model.life.reason
     if crash is not None and crash.quote:

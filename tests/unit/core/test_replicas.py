@@ -497,3 +497,16 @@ class TestCost:
         refused = Reject(TicketId("t"), RejectCode.QUEUE_TIMEOUT, "")
         arrived = RequestArrived(TicketId("u"), ModelId("else"))
         assert list(touched(world.scheduler.state, arrived, [refused], None)) == [M]
+
+
+def test_nobody_waits_for_a_replica_that_cant_be_ended():
+    """Another one would have served the request, and is configured no more."""
+    world = World(totals={GPU: 16384, DeviceId("gpu1"): 8192})
+    one = model(M, 4000, definition="a")
+    world.configure(one)
+    ticket = world.request(M)
+    several(world, replicas=2, definition="b")
+    world.not_to_be_killed((M, 1))
+    world.configure(one)
+    assert world.rejected[ticket].code is RejectCode.MODEL_FAILED
+    assert "can't be ended" in world.rejected[ticket].message
