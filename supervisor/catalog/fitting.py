@@ -163,7 +163,7 @@ def crowded_pins(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> t
         else:
             divided_mib += min((together.whole_mib, *(need_mib(spec, way) for way in ways)))
             shared.update(together.devices, (device.id for way in ways for device in way))
-    whole.sort(key=lambda ways: -max(ways[0].values()))  # what has the fewest ways first
+    whole.sort(key=lambda ways: -max(ways[0].values()))  # the largest first, which has the fewest
     room = {device.id: max(0, device.usable_mib) for device in devices}
     is_unclear = math.prod(map(len, whole)) > MOST_PLACEMENTS
     return () if is_unclear or _have_room(whole, room, divided_mib, shared) else tuple(pinned)

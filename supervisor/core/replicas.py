@@ -27,8 +27,8 @@ from supervisor.core.events import Event, RequestArrived, RequestFinished, Worke
 from supervisor.core.model_state import ModelState
 from supervisor.core.plans import LoadDemand
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import failed
-from supervisor.core.types import ASKED, Limits, ModelId, ModelSpec, RejectCode, WorkerState, base_of
+from supervisor.core.termination import refusal
+from supervisor.core.types import ASKED, Limits, ModelId, ModelSpec, WorkerState, base_of
 
 RETRY_S = 30.0
 """So long after it found no place a further replica is tried again."""
@@ -161,9 +161,9 @@ def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
 
 def refuse_unserved(state: SchedulerState, step: Step, model: ModelState) -> None:
     """Refuse what waits for a model that can't come. Its other replicas may have served it until now."""
-    if (model.stuck or model.has_failed) and state.waiting_for(model):
-        refused = failed(model, step.now)
-        reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
+    if state.waiting_for(model) and (refused := refusal(state, model, step.now)) is not None:
+        code, message, retry_after_s = refused
+        reject_all(state, step, model, code, message, retry_after_s=retry_after_s)
 
 
 def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int) -> None:

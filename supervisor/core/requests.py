@@ -14,7 +14,7 @@ from supervisor.core.model_state import ModelState
 from supervisor.core.replicas import chosen, unnamed
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import drained, failed, stop_now
+from supervisor.core.termination import drained, refusal, stop_now
 from supervisor.core.types import ASKED, RejectCode, StopCause, TicketId, WorkerState
 from supervisor.core.waiting import awaited
 
@@ -31,15 +31,9 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         step.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
         return
     leader = state.leader(model)
-    is_served_elsewhere = state.is_served_elsewhere(leader)
-    if leader.stuck and not is_served_elsewhere:
-        device = state.ledger.view(leader.devices[0])
-        message = f"{ASKED} can't be loaded: {device.label} is {state.ledger.blocked(device.id, leader.id)}"
-        step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message))
-        return
-    if leader.has_failed and not is_served_elsewhere:
-        refused = failed(leader, step.now)
-        step.emit(Reject(event.ticket, RejectCode.MODEL_FAILED, refused.message, refused.retry_after_s))
+    refused = refusal(state, leader, step.now)
+    if refused is not None and not state.is_served_elsewhere(leader):
+        step.emit(Reject(event.ticket, *refused))
         return
     can_answer = model.state is WorkerState.READY and model.answering
     if model.spec.remote and model.state is WorkerState.READY and not can_answer:

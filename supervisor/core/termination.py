@@ -235,14 +235,21 @@ class Failed(NamedTuple):
     retry_after_s: float | None  # None: never by itself
 
 
+def refusal(state: SchedulerState, model: ModelState, now: float) -> tuple[RejectCode, str, float | None] | None:
+    """What a request gets that only this model could serve: code, message, retry_after_s. None: the model may come."""
+    if model.stuck:
+        device = state.ledger.view(model.devices[0])
+        blocked = state.ledger.blocked(device.id, model.id)
+        return RejectCode.DEVICE_QUARANTINED, f"{ASKED} can't be loaded: {device.label} is {blocked}", None
+    return (RejectCode.MODEL_FAILED, *failed(model, now)) if model.has_failed else None
+
+
 def failed(model: ModelState, now: float) -> Failed:
     """Why it doesn't start, in our own words, and when a request may help again."""
     if model.spec.trouble:
         return Failed(
             f"{ASKED} can't run here: {model.spec.trouble}. It is served once that is mended.", TROUBLE_RETRY_S
         )
-    if model.stuck:
-        return Failed(f"{ASKED}'s worker can't be ended: it is loaded again once that is gone.", TROUBLE_RETRY_S)
     crash = model.mistake or model.crash
     cause = crash.summary if crash is not None else model.life.reason
     if crash is not None and crash.quote:

@@ -564,9 +564,8 @@ async def test_nor_does_one_that_a_successor_answers(tmp_path):
             fields = {"messages": [], "stream": True, "fake": {"goes_on_until": str(tmp_path / "never")}}
             await stream.send(post(CHAT, {"model": "narrow", **fields}))
             assert await stream.status() == 200
-            await until(
-                lambda: requests(daemon, state="running")
-            )  # until then it waits, too: the queue has room for no eighth
+            # Until it runs it waits, too, and the queue has room for no eighth.
+            await until(lambda: requests(daemon, state="running"))
 
             def waiting() -> bool:
                 return len(requests(daemon, state="queued")) == AT_ONCE

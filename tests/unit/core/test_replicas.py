@@ -508,5 +508,5 @@ def test_nobody_waits_for_a_replica_that_cant_be_ended():
     several(world, replicas=2, definition="b")
     world.not_to_be_killed((M, 1))
     world.configure(one)
-    assert world.rejected[ticket].code is RejectCode.MODEL_FAILED
+    assert world.rejected[ticket].code is RejectCode.DEVICE_QUARANTINED, "as for one that arrives now"
     assert "can't be ended" in world.rejected[ticket].message
