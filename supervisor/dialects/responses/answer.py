@@ -13,12 +13,11 @@ from pydantic import JsonValue
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
+from supervisor.dialects.responses.tools import Own, Owns, text_of
 from supervisor.proxy.translation import Times
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed"]
 Kind = Literal["reasoning", "text", "refusal"]
-Spaces = Mapping[str, tuple[str, str]]
-"""Functions in a namespace: their name in the chat → namespace, name."""
 
 _CUT_SHORT: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _PREFIXES: Final[Mapping[Kind, str]] = {"reasoning": "rs", "text": "msg", "refusal": "msg"}
@@ -58,13 +57,19 @@ def text_item(kind: Kind, name: str, parts: list[JsonValue], status: Status) -> 
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
 
 
-def call_item(name: str, called: str, call_id: str, arguments: str, status: Status, spaces: Spaces) -> Json:
-    """A function call. `name`: its id; `called`: the function's name in the chat."""
-    item: Json = {"id": name, "type": "function_call", "status": status, "call_id": call_id, "arguments": arguments}
-    if called in spaces:
-        space, called = spaces[called]
-        item["namespace"] = space
-    return item | {"name": called}
+def call_item(name: str, called: str, call_id: str, arguments: str, status: Status, owns: Owns) -> Json:
+    """A tool call. `name`: its id; `called`: the function's name in the chat."""
+    own = owns.get(called, Own(None, called))
+    item: Json = {"id": name, "type": "function_call", "status": status, "call_id": call_id}
+    item |= {"type": "custom_tool_call", "input": text_of(arguments)} if own.is_custom else {"arguments": arguments}
+    if own.namespace is not None:
+        item["namespace"] = own.namespace
+    return item | {"name": own.name}
+
+
+def call_id_of(called: str, owns: Owns) -> str:
+    """An id for a new item with a call."""
+    return new_id("ctc" if called in owns and owns[called].is_custom else "fc")
 
 
 def logprobs_of(choice: chat.Choice) -> list[JsonValue]:
@@ -73,7 +78,7 @@ def logprobs_of(choice: chat.Choice) -> list[JsonValue]:
     return tokens if isinstance(tokens, list) else []
 
 
-def _output(choice: chat.Choice, spaces: Spaces) -> list[Json]:
+def _output(choice: chat.Choice, owns: Owns) -> list[Json]:
     said = choice.message
     last: Status = "incomplete" if why_incomplete(choice.finish_reason) else "completed"
     texts: list[tuple[Kind, str, list[JsonValue]]] = [
@@ -88,7 +93,9 @@ def _output(choice: chat.Choice, spaces: Spaces) -> list[Json]:
     ]
     for call in said.tool_calls or []:
         called, arguments = call.function.name or "", call.function.arguments or ""
-        items.append(call_item(new_id("fc"), called, call.id or new_id("call"), arguments, "completed", spaces))
+        items.append(
+            call_item(call_id_of(called, owns), called, call.id or new_id("call"), arguments, "completed", owns)
+        )
     if items:
         items[-1]["status"] = last
     return items
@@ -155,13 +162,13 @@ class Envelope:
             found["metrics"] = {**metrics_of(measured, self.times, time.monotonic())}
         return found
 
-    def whole(self, answer: chat.Answer, spaces: Spaces) -> Json:
+    def whole(self, answer: chat.Answer, owns: Owns) -> Json:
         """The response object for a whole chat completion, which has a choice."""
         choice = answer.choices[0]
         incomplete = why_incomplete(choice.finish_reason)
         return self.response(
             "completed" if incomplete is None else "incomplete",
-            _output(choice, spaces),
+            _output(choice, owns),
             model=answer.model,
             measured=chat.Measured(answer.usage, answer.timings),
             incomplete=incomplete,

@@ -9,10 +9,11 @@ import msgspec
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects import chat
-from supervisor.dialects.responses.answer import Envelope, Spaces
+from supervisor.dialects.responses.answer import Envelope
 from supervisor.dialects.responses.checks import Json, a_list, count, flag, text
 from supervisor.dialects.responses.request import NAMES, Asked, conversation, encoded
 from supervisor.dialects.responses.stream import ResponseStream
+from supervisor.dialects.responses.tools import Owns
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.translation import TargetModel, Times
 
@@ -28,18 +29,18 @@ class ResponseAnswers:
     content_type = b"application/json"
     stream_content_type = EVENTS
 
-    def __init__(self, envelope: Envelope, spaces: Spaces, ignored: Sequence[str]) -> None:
+    def __init__(self, envelope: Envelope, owns: Owns, ignored: Sequence[str]) -> None:
         self.ignored = ignored
         self._envelope = envelope
-        self._spaces = spaces
+        self._owns = owns
 
     def answer(self, body: bytes) -> bytes:
         """See `AnswerTranslation`."""
-        return msgspec.json.encode(self._envelope.whole(chat.whole(body), self._spaces))
+        return msgspec.json.encode(self._envelope.whole(chat.whole(body), self._owns))
 
     def stream(self) -> ResponseStream:
         """See `AnswerTranslation`."""
-        return ResponseStream(self._envelope, self._spaces)
+        return ResponseStream(self._envelope, self._owns)
 
 
 class CreateResponse:
@@ -72,7 +73,7 @@ class CreateResponse:
         asked.ignore(*(field for field in _ONLY_TOLD if asked.take(field) is not None))
         asked.ignore(*(["service_tier"] if asked.take("service_tier") not in (None, "auto", "default") else []))
         envelope = Envelope.of(echo_of(asked), self._times)
-        return encoded(request), ResponseAnswers(envelope, tools.spaces, asked.ignored)
+        return encoded(request), ResponseAnswers(envelope, tools.owns, asked.ignored)
 
 
 def _logprobs(asked: Asked) -> Json:

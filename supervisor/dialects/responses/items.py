@@ -15,16 +15,19 @@ from typing import Final
 from pydantic import JsonValue
 
 from supervisor.dialects.responses.checks import Json, a_list, an_object, name, others, shown, text, unsupported, wrong
-from supervisor.dialects.responses.tools import flat_name
+from supervisor.dialects.responses.tools import arguments_of, flat_name
+from supervisor.dialects.tolerance import arguments_text
 
-_SYSTEM: Final = frozenset({"system", "developer"})
-_KNOWN: Final = "message, function_call, function_call_output and reasoning"
+_SYSTEM: Final = ("system", "developer")
 _OF_ALL: Final = ("type", "id", "status")
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "message": ("role", "content"),
     "reasoning": ("summary", "content"),
     "function_call": ("call_id", "name", "namespace", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "namespace", "input"),
+    "custom_tool_call_output": ("call_id", "name", "output"),
+    "additional_tools": ("role", "tools"),
 }
 _OF_TEXTS: Final = ("text", "annotations", "logprobs")  # the last two are what an answer says of itself
 _OF_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -38,10 +41,10 @@ _OF_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 _GAP: Final = "\n\n"
 
 
-def messages_of(given: JsonValue, instructions: JsonValue = None) -> tuple[list[Json], list[str]]:
+def messages_of(given: JsonValue, instructions: JsonValue = None) -> tuple[list[Json], list[str], list[JsonValue]]:
     """The messages for `input` (a text, or a list of items) after `instructions`; null stands for none of it.
 
-    Beside them the places of fields that have no effect.
+    Beside them what has no effect: the places of fields, and items that no chat has. And the tools that items bring.
     Raises InvalidRequestError, whose `param` names the item, for what can't be said in a chat.
     """
     chat = _Chat()
@@ -54,7 +57,7 @@ def messages_of(given: JsonValue, instructions: JsonValue = None) -> tuple[list[
             raise wrong("input", "a text or a list of items")
         for index, item in enumerate(given):
             _add(chat, an_object(item, f"input[{index}]"), f"input[{index}]")
-    return chat.finished(), chat.ignored
+    return chat.finished(), chat.ignored, chat.tools
 
 
 @dataclass
@@ -87,6 +90,7 @@ class _Chat:
 
     def __init__(self) -> None:
         self.ignored: list[str] = []
+        self.tools: list[JsonValue] = []
         self._system: list[Json] = []  # parts of the message at the beginning
         self._messages: list[Json] = []
         self._turn = _Turn()
@@ -159,26 +163,34 @@ class _Chat:
 
 def _add(chat: _Chat, item: Json, where: str) -> None:
     kind = "message" if item.get("type") is None and "role" in item else item.get("type")
-    chat.ignored += others(item, where, *_OF_ALL, *_FIELDS.get(str(kind), ()))
+    if isinstance(kind, str) and kind in _FIELDS:
+        chat.ignored += others(item, where, *_OF_ALL, *_FIELDS[kind])
     match kind:
         case "message":
             _add_message(chat, item, where)
         case "reasoning":
             chat.add_thoughts(_thoughts(item, where))
         case "function_call":
-            called = flat_name(item.get("namespace"), name(item.get("name"), f"{where}.name"))
-            arguments = text(item.get("arguments"), f"{where}.arguments")
-            call_id = name(item.get("call_id"), f"{where}.call_id")
-            chat.add_call({"id": call_id, "type": "function", "function": {"name": called, "arguments": arguments}})
-        case "function_call_output":
+            _add_call(chat, item, where, arguments_text(text(item.get("arguments"), f"{where}.arguments")))
+        case "custom_tool_call":
+            _add_call(chat, item, where, arguments_of(text(item.get("input"), f"{where}.input")))
+        case "function_call_output" | "custom_tool_call_output":
             parts = _parts(chat, item.get("output"), f"{where}.output")
             chat.add_result(name(item.get("call_id"), f"{where}.call_id"), parts)
+        case "additional_tools":
+            chat.tools += a_list(item.get("tools"), f"{where}.tools")
         case "item_reference" | None:
             raise unsupported(where, "items can't be referred to here. Send the item itself, or previous_response_id.")
+        case str():  # of tools that others run, and what only their makers can read
+            chat.ignored.append(f"input[{kind}]")
         case _:
-            raise unsupported(
-                where, f"{shown(kind)} is no item that this model takes. Leave it out; it takes {_KNOWN}."
-            )
+            raise wrong(f"{where}.type", "the name of a type")
+
+
+def _add_call(chat: _Chat, item: Json, where: str, arguments: str) -> None:
+    called = flat_name(item.get("namespace"), name(item.get("name"), f"{where}.name"))
+    call_id = name(item.get("call_id"), f"{where}.call_id")
+    chat.add_call({"id": call_id, "type": "function", "function": {"name": called, "arguments": arguments}})
 
 
 def _add_message(chat: _Chat, item: Json, where: str) -> None:

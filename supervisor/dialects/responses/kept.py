@@ -28,6 +28,8 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
 }
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode

@@ -86,12 +86,13 @@ def conversation(asked: Asked) -> tuple[Json, Tools]:
     request: Json = {}
     if (model := asked.take("model")) is not None:
         request["model"] = model
-    messages, unused = messages_of(asked.take("input"), asked.take("instructions"))
+    messages, unused, more = messages_of(asked.take("input"), asked.take("instructions"))
     asked.ignore(*unused)
     if not messages:
         raise InvalidRequestError("input is missing: send a text, or a list of items.", param="input")
     request["messages"] = [*messages]
-    tools, parallel = tools_of(asked.take("tools"), asked.take("tool_choice")), asked.take("parallel_tool_calls")
+    tools = tools_of(asked.take("tools"), asked.take("tool_choice"), more)
+    parallel = asked.take("parallel_tool_calls")
     asked.ignore(*tools.ignored)
     if parallel is not None:
         flag(parallel, "parallel_tool_calls")

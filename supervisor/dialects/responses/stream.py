@@ -15,8 +15,8 @@ from supervisor.dialects import chat
 from supervisor.dialects.responses.answer import (
     Envelope,
     Kind,
-    Spaces,
     Status,
+    call_id_of,
     call_item,
     item_id,
     logprobs_of,
@@ -26,6 +26,7 @@ from supervisor.dialects.responses.answer import (
     why_incomplete,
 )
 from supervisor.dialects.responses.checks import Json
+from supervisor.dialects.responses.tools import Owns
 from supervisor.errors import UpstreamError
 from supervisor.proxy import frames
 from supervisor.proxy.upstream_error import WorkerAnswerError
@@ -35,7 +36,6 @@ _EVENTS: Final[dict[Kind, str]] = {
     "text": "response.output_text",
     "refusal": "response.refusal",
 }
-_CALL: Final = "response.function_call_arguments"
 _UNNAMED: Final = "upstream_error"  # OpenAI's word for it within a response is another
 
 
@@ -98,13 +98,14 @@ class _Text:
 class _Call:
     """A function call whose arguments grow."""
 
-    def __init__(self, piece: chat.ToolCall, index: int, spaces: Spaces) -> None:
+    def __init__(self, piece: chat.ToolCall, index: int, owns: Owns) -> None:
         self.number = piece.index
-        self.id = new_id("fc")
+        self.id = call_id_of(piece.function.name or "", owns)
         self.index = index
         self._call_id = piece.id or new_id("call")
         self._name = piece.function.name or ""
-        self._spaces = spaces
+        self._owns = owns
+        self._is_custom = self._name in owns and owns[self._name].is_custom
         self._pieces: list[str] = []
 
     def is_continued_by(self, piece: chat.ToolCall) -> bool:
@@ -117,32 +118,36 @@ class _Call:
             {"type": "response.output_item.added", "output_index": self.index, "item": self.item("in_progress")},
         ]
 
-    def grown(self, piece: str) -> Json:
-        """The event of the next piece of its arguments."""
+    def grown(self, piece: str) -> list[Json]:
+        """The event of the next piece of its arguments. A custom tool's text is known when they are whole."""
         self._pieces.append(piece)
-        return {"type": f"{_CALL}.delta", "item_id": self.id, "output_index": self.index, "delta": piece}
+        return [] if self._is_custom else [self._event("function_call_arguments.delta", delta=piece)]
 
     def ended(self, status: Status) -> list[Json]:
         """The events at its end."""
         item = self.item(status)
-        done: Json = {"type": f"{_CALL}.done", "item_id": self.id, "output_index": self.index}
-        return [
-            done | {"name": item["name"], "arguments": item["arguments"]},
-            {"type": "response.output_item.done", "output_index": self.index, "item": item},
-        ]
+        done: Json = {"type": "response.output_item.done", "output_index": self.index, "item": item}
+        if not self._is_custom:
+            said = self._event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+            return [said, done]
+        said = self._event("custom_tool_call_input.delta", delta=item["input"])
+        return [said, self._event("custom_tool_call_input.done", input=item["input"]), done]
 
     def item(self, status: Status) -> Json:
         """As it is now."""
-        return call_item(self.id, self._name, self._call_id, "".join(self._pieces), status, self._spaces)
+        return call_item(self.id, self._name, self._call_id, "".join(self._pieces), status, self._owns)
+
+    def _event(self, kind: str, **fields: JsonValue) -> Json:
+        return {"type": f"response.{kind}", "item_id": self.id, "output_index": self.index, **fields}
 
 
 class ResponseStream(chat.ChatStream):
     """One stream; see `StreamTranslation`."""
 
-    def __init__(self, envelope: Envelope, spaces: Spaces) -> None:
+    def __init__(self, envelope: Envelope, owns: Owns) -> None:
         super().__init__()
         self._envelope = envelope
-        self._spaces = spaces
+        self._owns = owns
         self._model = ""
         self._number = 0
         self._output: list[Json] = []
@@ -218,11 +223,11 @@ class ResponseStream(chat.ChatStream):
             if not piece.function.name:
                 raise UpstreamError("The worker's stream goes on with a tool call that has no name, or was over.")
             found = self._ended()
-            item = self._open = _Call(piece, len(self._output), self._spaces)
+            item = self._open = _Call(piece, len(self._output), self._owns)
             found += item.begun()
         arguments = piece.function.arguments
         self.keeps(arguments or "")
-        return [*found, item.grown(arguments)] if arguments else found
+        return [*found, *item.grown(arguments)] if arguments else found
 
     def _ended(self, status: Status = "completed") -> list[Json]:
         """The end of the item that is open, if one is."""

@@ -67,8 +67,8 @@ def read(stream):
     return events
 
 
-def streamed(stream, size=None):
-    translation = answers().stream()
+def streamed(stream, size=None, **fields):
+    translation = answers(**fields).stream()
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)] if size else [stream]
     return read(b"".join([*map(translation.feed, pieces), translation.end()]))
 
@@ -401,3 +401,30 @@ class TestMetrics:
         metrics = events[-1]["response"]["metrics"]
         assert metrics["engine_prompt_tokens"] == 10
         assert None not in (metrics["gpu_time_to_first_token_ms"], metrics["backend_inference_wall_ms"])
+
+
+class TestCustomTools:
+    """A call of a custom tool has the tool's text, not a function's arguments."""
+
+    TOOLS = ({"type": "custom", "name": "exec"},)
+
+    @pytest.mark.parametrize(("arguments", "text"), [('{"input":"ls\\n"}', "ls\n"), ("ls", "ls"), ("[1]", "[1]")])
+    def test_whole(self, arguments, text):
+        message = {"content": None, "tool_calls": [call("exec", arguments)]}
+        body = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+        (item,) = json.loads(answers(tools=self.TOOLS).answer(json.dumps(body).encode()))["output"]
+        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "exec", text)
+        assert "arguments" not in item
+
+    def test_streamed(self):
+        pieces = [call("exec", '{"inp', index=0), {"index": 0, "function": {"arguments": 'ut":"ls"}'}}]
+        stream = deltas(*({"tool_calls": [piece]} for piece in pieces), finish="tool_calls")
+        events = streamed(stream, tools=self.TOOLS)
+        assert [event["type"] for event in events[2:-1]] == [
+            "response.output_item.added",
+            "response.custom_tool_call_input.delta",
+            "response.custom_tool_call_input.done",
+            "response.output_item.done",
+        ]
+        assert (events[3]["delta"], events[4]["input"]) == ("ls", "ls")
+        assert events[-1]["response"]["output"] == [events[5]["item"]]

@@ -201,6 +201,36 @@ class TestIgnored:
         ]
 
 
+class TestOthers:
+    """Items of programs that do more than chat."""
+
+    @pytest.mark.parametrize("kind", ["web_search_call", "compaction", "mcp_call", "one_of_tomorrow"])
+    def test_what_no_chat_has_is_left_out(self, kind):
+        given = [user("Hi"), {"type": kind, "id": "x", "action": {"type": "search"}}, said("A"), user("B")]
+        messages, ignored, _ = items.messages_of(given)
+        assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+        assert ignored == [f"input[{kind}]"]
+
+    def test_a_custom_tools_call_is_one_of_a_function(self):
+        call = {"type": "custom_tool_call", "call_id": "a", "name": "exec", "input": 'echo "1"\n'}
+        asked, given, told = messages_of(
+            [user("Hi"), call, {"type": "custom_tool_call_output", "call_id": "a", "output": "1"}]
+        )
+        function = {"name": "exec", "arguments": '{"input":"echo \\"1\\"\\n"}'}
+        assert given["tool_calls"] == [{"id": "a", "type": "function", "function": function}]
+        assert told == {"role": "tool", "tool_call_id": "a", "content": "1"}
+
+    @pytest.mark.parametrize("arguments", ["", " "])
+    def test_no_arguments_are_none(self, arguments):
+        (message,) = messages_of([call("find", arguments=arguments)])
+        assert message["tool_calls"][0]["function"]["arguments"] == "{}"
+
+    def test_tools_that_items_bring(self):
+        tools = [{"type": "function", "name": "f"}]
+        given = [{"type": "additional_tools", "role": "developer", "tools": tools}, user("Hi")]
+        assert items.messages_of(given) == ([{"role": "user", "content": "Hi"}], [], tools)
+
+
 class TestRefusals:
     """By the place of what can't be said, with what to do instead."""
 
@@ -209,8 +239,6 @@ class TestRefusals:
         [
             ({"type": "item_reference", "id": "msg_1"}, "input[1]", "Send the item itself"),
             ({"id": "msg_1"}, "input[1]", "Send the item itself"),
-            ({"type": "web_search_call", "id": "ws"}, "input[1]", "'web_search_call'"),
-            ({"type": "custom_tool_call", "name": "x"}, "input[1]", "'custom_tool_call'"),
             (user([{"type": "input_file", "file_id": "f"}]), "input[1].content[0]", "input_text"),
             (user([{"type": "input_image", "file_id": "f"}]), "input[1].content[0].file_id", "base64"),
             (user([{"type": "video"}]), "input[1].content[0]", "'video'"),

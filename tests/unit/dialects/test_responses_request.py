@@ -218,7 +218,6 @@ class TestTools:
             ({"type": "web_search_preview_2025_03_11"}, "web_search"),
             ({"type": "image_generation"}, "image_generation"),
             ({"type": "local_shell"}, "local_shell"),
-            ({"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}, "apply_patch"),
         ],
     )
     def test_what_codex_offers_beside_its_functions_is_left_out(self, tool, name):
@@ -226,12 +225,29 @@ class TestTools:
         assert mapped(tools=[tool, TIME]) == (chat, [f"tools[{name}]"])
         assert f"tools[{name}] can't be called" in refused(tools=[tool], tool_choice="required").message
 
-    @pytest.mark.parametrize("kind", ["file_search", "code_interpreter", "computer", "mcp", "custom", "shell", None])
+    @pytest.mark.parametrize("kind", ["file_search", "code_interpreter", "computer", "mcp", "shell", None])
     def test_other_tools_are_refused(self, kind):
         error = refused(tools=[TIME, {"type": kind, "name": "x"}])
         assert (error.param, error.code) == ("tools[1]", "unsupported_parameter")
 
-    @pytest.mark.parametrize("choice", ["required", {"type": "web_search"}, {"type": "custom", "name": "x"}])
+    def test_a_custom_tool_is_a_function_of_one_text(self):
+        rules = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+        tool = {"type": "custom", "name": "apply_patch", "description": "Patch.", "format": rules}
+        asked, ignored = mapped(tools=[tool], tool_choice={"type": "custom", "name": "apply_patch"})
+        ((function,), choice) = [each["function"] for each in asked["tools"]], asked["tool_choice"]
+        assert (function["name"], function["description"], choice, ignored) == ("apply_patch", "Patch.", "required", [])
+        assert function["parameters"]["required"] == ["input"]
+        assert "start: /.+/" in function["parameters"]["properties"]["input"]["description"]
+
+    def test_codex_brings_its_functions_as_an_item(self):
+        inner = [{"type": "custom", "name": "exec"}, TIME]
+        space = {"type": "namespace", "name": "functions", "tools": inner}
+        given = [{"type": "additional_tools", "role": "developer", "tools": [space]}, {"role": "user", "content": "Hi"}]
+        asked, ignored = mapped(input=given)
+        assert [each["function"]["name"] for each in asked["tools"]] == ["exec", "time"]
+        assert ignored == []
+
+    @pytest.mark.parametrize("choice", ["required", {"type": "web_search"}])
     def test_a_choice_that_nothing_can_follow(self, choice):
         assert refused(tool_choice=choice).param == "tool_choice"
 
