@@ -185,6 +185,9 @@ class Rewrite:
         return changed
 
 
+NO_REWRITE: Final = Rewrite()
+
+
 def _plain(name: str) -> str:
     return name.removesuffix("[]")
 

@@ -303,34 +303,7 @@ class Pipeline:
         served = True
         try:
             # 5.
-            await forward(
-                scope,
-                send,
-                context.outcome,
-                upstream=ticket.upstream,
-                target=target.path,
-                body=target.body,
-                dialect=context.dialect,
-                translation=target.translation,
-                names=target.names,
-                completion=target.completion,
-                pictures=self._links(scope) if context.path in PICTURE_PATHS else None,
-                gathered=gathered,
-                request_id=context.request_id,
-                extra_headers=[
-                    (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
-                    *(() if target.ladder is None else target.ladder.headers),
-                    *(() if context.cache is None or target.reuses else NOTHING_REUSED),
-                    *context.extra,
-                ],
-                ignored=target.ignored,
-                arrived_at=context.arrived_at,
-                tells_cache=None if context.cache is None else self._cache_headers,
-                sse_started=keepalive.started,
-                first_byte_s=self._first_byte_s,
-                explain=partial(self._explained, context),
-                raises_overflow=target.ladder is not None,
-            )
+            await self._forward(scope, send, context, target, ticket, gathered, keepalive)
         except LlmuxError as error:
             another_may = isinstance(error, UnreachableError) or (target.ladder is not None and is_overflow(error))
             served = not another_may  # for which alone it is charged
@@ -339,6 +312,55 @@ class Pipeline:
             # 6.
             gathered.release()
             self._engine.finish(ticket, tokens_of(context.demand.accounts, context.outcome), served=served)
+
+    async def _forward(
+        self,
+        scope: Scope,
+        send: Send,
+        context: RequestContext,
+        target: Target,
+        ticket: Ticket,
+        gathered: Gathered,
+        keepalive: Keepalive,
+    ) -> None:
+        """Once, and again where the worker refuses what can be put right."""
+        assert ticket.upstream is not None
+        mending = self._targets.mending(target)
+        refused = True
+        try:
+            while refused:
+                refused = await forward(
+                    scope,
+                    send,
+                    context.outcome,
+                    upstream=ticket.upstream,
+                    target=target.path,
+                    body=mending.body,
+                    dialect=context.dialect,
+                    translation=target.translation,
+                    names=target.names,
+                    completion=target.completion,
+                    pictures=self._links(scope) if context.path in PICTURE_PATHS else None,
+                    gathered=gathered,
+                    request_id=context.request_id,
+                    extra_headers=[
+                        (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
+                        *(() if target.ladder is None else target.ladder.headers),
+                        *(() if context.cache is None or target.reuses else NOTHING_REUSED),
+                        *context.extra,
+                    ],
+                    ignored=mending.ignored,
+                    arrived_at=context.arrived_at,
+                    tells_cache=None if context.cache is None else self._cache_headers,
+                    sse_started=keepalive.started,
+                    first_byte_s=self._first_byte_s,
+                    explain=partial(self._explained, context),
+                    raises_overflow=target.ladder is not None,
+                    mend=mending.mend,
+                )
+            mending.ended(context.outcome.status)
+        finally:
+            mending.release()
 
     def _links(self, scope: Scope) -> PictureLinks:
         return PictureLinks(self._pictures, scope, self._public_url)

@@ -25,6 +25,7 @@ from supervisor.daemon.caching import NO_FIELDS, CacheFields, Salts
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import staying
 from supervisor.daemon.ladder import Ladder
+from supervisor.daemon.mending import Mending
 from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.thinking import thinking_modes
@@ -37,10 +38,12 @@ from supervisor.proxy.body import RESPONSE_FORMAT, Body, Bytes
 from supervisor.proxy.counting import CHAT, COUNT, Counting, by_answer, is_by_answer
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
 from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
+from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.model_name import Renaming, renaming
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import refuse_links
 from supervisor.proxy.prompts import Completions
+from supervisor.proxy.tolerance import put_right
 from supervisor.proxy.translation import (
     Adapted,
     AnswerTranslation,
@@ -65,6 +68,7 @@ class Target:
     model: ModelId
     path: bytes  # the worker's path and query
     body: HeldBody
+    endpoint: Endpoint
     translation: AnswerTranslation | None = None  # of the answer
     names: Renaming | None = None  # in the answer
     completion: StreamTranslation | None = None  # of what it lacks
@@ -117,6 +121,7 @@ class Targets:
         self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
         self._with_replicas = {model.id for model in catalog.models.values() if model.config.most_replicas > 1}
+        self._strict: set[ModelId] = set()  # see `Mending`
         self.table = endpoint_table(catalog)
 
     async def find(
@@ -153,6 +158,10 @@ class Targets:
             route, self._engine, build, allow_cloud_fallback=self._runtime.allow_cloud_fallback
         ).target()
 
+    def mending(self, target: Target) -> Mending:
+        """For one try to send it."""
+        return Mending(target, self._bodies, self._strict)
+
     async def _target(self, asked: Asked, route: Route, ladder: Ladder | None = None) -> Target:
         """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
         context, name, model = asked.context, asked.name, route.model.id
@@ -169,6 +178,9 @@ class Targets:
         is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
         if not (is_permitted or model not in self._guarded or permission.in_headers(asked.scope["headers"])):
             raise permission.refuse(name)
+        if model in self._strict and isinstance(body, JsonBody):
+            changes, _ = put_right(body.fields, endpoint.meaning, "")
+            body = body.changed(changes) if changes else body
         prefix = body.prefix() if model in self._with_replicas else None
         wanted = await body.check(name, self._inputs[model], endpoint, asked.loading, self._texts[model])
         upstream_path = self._upstream_path(asked, endpoint, model)
@@ -195,6 +207,7 @@ class Targets:
             model,
             upstream_path,
             self._kept(asked, await body.rewritten(rewrite, endpoint), ladder),
+            endpoint,
             translation,
             names,
             completion,

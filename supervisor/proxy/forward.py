@@ -36,7 +36,7 @@ from supervisor.proxy.translation import (
     called,
     ignored_header,
 )
-from supervisor.proxy.upstream_error import error_answer, is_overflow, restated, worker_error
+from supervisor.proxy.upstream_error import WorkerAnswerError, error_answer, is_overflow, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
@@ -157,7 +157,8 @@ async def forward(
     first_byte_s: float | None = None,
     explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
     raises_overflow: bool = False,
-) -> None:
+    mend: Callable[[WorkerAnswerError], Awaitable[bool]] | None = None,
+) -> bool:
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
@@ -169,7 +170,8 @@ async def forward(
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
     with `sse_started` the worker's error; with `raises_overflow` also the worker's error that the request is too long for
-    it. Later, see `break_off`.
+    it. Later, see `break_off`. Returns true, and has sent nothing, where the worker refuses the request and `mend` says that it
+    can be sent again, changed.
     Cancellation closes the worker's connection.
     """
     started_at = upstream.loop.time()
@@ -217,13 +219,23 @@ async def forward(
             own.append(processing_ms(arrived_at, upstream.loop.time()))
         if sse_started and (response.status >= 400 or not has_events):
             status, data = restated(response.status, await response.read(ERROR_LIMIT))
-            raise worker_error(status, content_type, data)
+            error = worker_error(status, content_type, data)
+            if mend is not None and await mend(error):
+                return True
+            raise error
         if response.status >= 400 and not has_events and not _encoded(response.headers) and scope["method"] != "HEAD":
             as_called = CANONICAL if translation is None else translation.names
-            await _send_error(
-                send, response, content_type, own, outcome, dialect, as_called, raises_overflow=raises_overflow
+            return await _send_error(
+                send,
+                response,
+                content_type,
+                own,
+                outcome,
+                dialect,
+                as_called,
+                raises_overflow=raises_overflow,
+                mend=mend,
             )
-            return
         if not sse_started:
             head = response_headers(
                 response.headers,
@@ -242,6 +254,7 @@ async def forward(
             await break_off(send, outcome, error if explain is None else await explain(error), dialect)
     finally:
         response.close()
+    return False
 
 
 async def _shaped(
@@ -304,14 +317,17 @@ async def _send_error(
     as_called: Mapping[str, str],
     *,
     raises_overflow: bool,
-) -> None:
-    """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it."""
+    mend: Callable[[WorkerAnswerError], Awaitable[bool]] | None,
+) -> bool:
+    """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it. True: see `mend`."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, is_stream=False)
     outcome.status, said = restated(response.status, data)
     error = worker_error(outcome.status, content_type, said)
     if raises_overflow and is_overflow(error):
         raise error
+    if mend is not None and await mend(error):
+        return True
     outcome.error_message = error.message
     rendered = error_answer(outcome.status, content_type, said, dialect, as_called)
     if rendered is not data:
@@ -323,6 +339,7 @@ async def _send_error(
     await send({"type": "http.response.start", "status": outcome.status, "headers": headers})
     outcome.started = True
     await send({"type": "http.response.body", "body": data, "more_body": False})
+    return False
 
 
 def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:

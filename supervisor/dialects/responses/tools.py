@@ -124,8 +124,8 @@ def _functions(tool: Json, where: str, namespace: str | None = None) -> Iterator
         yield from others(tool, where, "type", "name", "description", "format")
         yield _Function(flat, Own(namespace, own, is_custom=True), _custom(flat, tool, where))
     elif kind == "namespace" and namespace is None:
-        space = name(tool.get("name"), f"{where}.name")
-        space = None if space == _FUNCTIONS else space
+        named = name(tool.get("name"), f"{where}.name")
+        space = None if named == _FUNCTIONS else named
         yield from others(tool, where, "type", "name", "tools")
         for index, inner in enumerate(a_list(tool.get("tools"), f"{where}.tools")):
             place = f"{where}.tools[{index}]"

@@ -213,7 +213,7 @@ class TestOthers:
 
     def test_a_custom_tools_call_is_one_of_a_function(self):
         call = {"type": "custom_tool_call", "call_id": "a", "name": "exec", "input": 'echo "1"\n'}
-        asked, given, told = messages_of(
+        _, given, told = messages_of(
             [user("Hi"), call, {"type": "custom_tool_call_output", "call_id": "a", "output": "1"}]
         )
         function = {"name": "exec", "arguments": '{"input":"echo \\"1\\"\\n"}'}

@@ -1,0 +1,65 @@
+"""A request that its worker refused is sent once more, where it can be put right: see `proxy.tolerance`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from supervisor.catalog.rewrite import NO_REWRITE
+from supervisor.core.types import ModelId
+from supervisor.errors import LlmuxError
+from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.tolerance import put_right
+from supervisor.proxy.upstream_error import WorkerAnswerError
+
+if TYPE_CHECKING:
+    from supervisor.daemon.targets import Target
+
+_REFUSALS: Final = frozenset({400, 422, 500})  # llama.cpp blames itself for much that its clients send
+_MOST: Final = 2
+
+
+class Mending:
+    """Of one request to one worker. `release` it at the end."""
+
+    __slots__ = ("_bodies", "_strict", "_talks", "_target", "_tries", "body", "ignored")
+
+    def __init__(self, target: Target, bodies: BodyBudget, strict: set[ModelId]) -> None:
+        """`strict`: the models whose chat templates refuse what others take; it is added to."""
+        self.body = target.body  # what is sent
+        self.ignored = target.ignored
+        self._target = target
+        self._bodies = bodies
+        self._strict = strict
+        self._tries = 0
+        self._talks = False  # was it the messages that had to be changed?
+
+    async def mend(self, error: WorkerAnswerError) -> bool:
+        """Can what was refused with this be sent again, changed?"""
+        target = self._target
+        if error.status not in _REFUSALS or self._tries == _MOST or target.endpoint.meaning.role == "other":
+            return False
+        self._tries += 1
+        try:
+            body = await JsonBody.open(b"".join([piece async for piece in self.body.pieces()]))
+            changes, ignored = put_right(body.fields, target.endpoint.meaning, error.message)
+            if not changes:
+                return False
+            mended = HeldBody(self._bodies)
+            mended.keep(await body.changed(changes).rewritten(NO_REWRITE, target.endpoint))
+        except LlmuxError:  # it is no JSON, or there is no room for another one
+            return False
+        self.release()
+        self.body, self.ignored = mended, (*self.ignored, *ignored)
+        self._talks |= "messages" in changes
+        return True
+
+    def ended(self, status: int) -> None:
+        """The worker has answered with this status."""
+        if self._talks and status < 400:
+            self._strict.add(self._target.model)
+
+    def release(self) -> None:
+        """Let go of what was changed."""
+        if self.body is not self._target.body:
+            self.body.release()

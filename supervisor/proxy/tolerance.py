@@ -1,0 +1,196 @@
+"""What clients send that is not quite what an API says, and what its makers take it for.
+
+Decoders call these rules for what they read. A request that goes to its worker as it came is put right only when the worker
+refuses it (`put_right`): so nothing is read for what a worker takes, and nobody keeps a list of who takes what.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from runtimes.endpoints import Meaning
+
+Json = dict[str, Any]
+
+_SYSTEM: Final = ("system", "developer")
+_GAP: Final = "\n\n"  # texts may hold marks, see `proxy.outline`: a line break must follow one
+_ANY: Final = "messages", "system", "tools"
+_SCHEMA: Final = ("items", "contains", "additionalItems", "not", "if", "then", "else", "propertyNames")
+_SCHEMAS: Final = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
+_NAMED_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_SCHEMAS: Final = re.compile(r"grammar|schema", re.IGNORECASE)
+_OF_SYSTEM: Final = re.compile(r"\bsystem\b", re.IGNORECASE)
+_decode: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def put_right(
+    fields: Mapping[str, msgspec.Raw], meaning: Meaning, refusal: str
+) -> tuple[dict[str, bytes | None], list[str]]:
+    """What to change in a request that a worker refused with these words, and what then has no effect.
+
+    No change: there is nothing more to do. What can't be read stays: the worker has said what is wrong with it.
+    """
+    changes: dict[str, bytes | None] = {name: None for name, raw in fields.items() if bytes(raw) == b"null"}
+    try:
+        values = {name: _decode(fields[name]) for name in _ANY if name in fields and name not in changes}
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return changes, []
+    before = {name: _encode(value) for name, value in values.items()}
+    tools = [*map(_function_of, _objects(values.get("tools")))]
+    talks = meaning.prompt is not None and bool(_objects(values.get("messages")))
+    ignored: list[str] = []
+
+    def changed() -> dict[str, bytes | None]:
+        return {name: data for name, value in values.items() if (data := _encode(value)) != before.get(name)}
+
+    if talks:
+        for message in values["messages"]:
+            _put_message_right(message)
+        _put_in_order(values, apart=meaning.prompt == "system")
+    for tool in tools:
+        for name in _PARAMETERS:
+            if name in tool:
+                tool[name] = _without_booleans(tool[name])
+    if not changes and not changed():
+        if _OF_SCHEMAS.search(refusal):
+            ignored += [f"tools[{tool.get('name')}]" for tool in tools if _unbind(tool)]
+        elif talks and _OF_SYSTEM.search(refusal):
+            _put_in_order(values, apart=meaning.prompt == "system", takes_system=False)
+    return changes | changed(), ignored
+
+
+def arguments_text(said: str) -> str:
+    """The arguments of an earlier call of a tool, as JSON: agents keep an empty text of a call without any."""
+    return said if said.strip() else "{}"
+
+
+def in_order(
+    messages: Sequence[Json], said: object = None, *, takes_system: bool = True
+) -> tuple[str | list[Any], list[Json]]:
+    """What the system says at the beginning, after `said`, as one content, and the messages of the others.
+
+    Many chat templates let it speak there only, and once: what it says later becomes text of the user's turn next to it.
+    Without `takes_system` all of it does.
+    """
+    first: list[object] = []
+    waiting: list[object] = []  # for the user's next turn
+    others: list[Json] = []
+    (first if takes_system else waiting).append(said)
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if role in _SYSTEM:
+            (first if takes_system and not others else waiting).append(content)
+            continue
+        if role == "user" and waiting:
+            are_results = any(part.get("type") == "tool_result" for part in _objects(content))  # they come first
+            parts = [content, *waiting] if are_results else [*waiting, content]
+            others.append({**message, "content": _joined(parts)})
+            waiting = []
+            continue
+        if role != "tool" and waiting:  # nothing comes between a call and its result
+            waiting = _say(others, waiting)
+        others.append(message)
+    _say(others, waiting)
+    return _joined(first), others
+
+
+def _say(messages: list[Json], waiting: list[object]) -> list[object]:
+    """The user says it at the end; what waits then."""
+    said = _joined(waiting)
+    if said and messages and messages[-1].get("role") == "user":
+        messages[-1] = {**messages[-1], "content": _joined([messages[-1].get("content"), *waiting])}
+    elif said:
+        messages.append({"role": "user", "content": said})
+    return []
+
+
+def _joined(contents: Sequence[object]) -> str | list[Any]:
+    """Contents as one: a text, where they have nothing else."""
+    parts: list[Any] = []
+    for content in contents:
+        parts += content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
+    whole = [text for text in texts if isinstance(text, str)]
+    return _GAP.join(whole) if len(whole) == len(parts) else parts
+
+
+def _put_in_order(values: Json, *, apart: bool, takes_system: bool = True) -> None:
+    """`apart`: what comes first is the field `system`."""
+    messages = values["messages"]
+    roles = [message.get("role") for message in messages]
+    begin = next((at for at, role in enumerate(roles) if role not in _SYSTEM), len(roles))
+    if takes_system and begin <= (0 if apart else 1) and not any(role in _SYSTEM for role in roles[begin:]):
+        return
+    first, others = in_order(messages, values.get("system") if apart else None, takes_system=takes_system)
+    if apart:
+        values |= {"system": first, "messages": others}
+    else:
+        values["messages"] = [{"role": "system", "content": first}, *others] if first else others
+
+
+def _put_message_right(message: Json) -> None:
+    for call in _objects(message.get("tool_calls")):
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
+            function["arguments"] = arguments_text(arguments)
+    for part in _objects(message.get("content")):
+        if isinstance(part.get("image_url"), str):
+            part["image_url"] = {"url": part["image_url"]}
+
+
+# ------------------------------------------------------------------------------------------------------------- schemas
+
+_PARAMETERS: Final = ("parameters", "input_schema")
+
+
+def _function_of(tool: Json) -> Json:
+    function = tool.get("function")
+    return function if isinstance(function, dict) else tool
+
+
+def _without_booleans(schema: object) -> object:
+    """The same, where `true` and `false` aren't schemas: not all that build grammars of schemas know these."""
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for key in _SCHEMA:
+        if key in found and not isinstance(found[key], list):
+            found[key] = _without_booleans(found[key])
+    for key in _SCHEMAS:
+        if isinstance(found.get(key), list):
+            found[key] = [*map(_without_booleans, found[key])]
+    for key in _NAMED_SCHEMAS:
+        if isinstance(found.get(key), dict):
+            found[key] = {name: _without_booleans(inner) for name, inner in found[key].items()}
+    return found
+
+
+def _unbind(tool: Json) -> bool:
+    """Let its parameters be anything; the model reads in its description what they are. Has it changed?"""
+    name = next((name for name in _PARAMETERS if isinstance(tool.get(name), dict)), None)
+    if name is None:
+        return False
+    schema = tool[name]
+    properties = schema.get("properties")
+    free: Json = {
+        "type": "object",
+        "properties": {key: {} for key in properties} if isinstance(properties, dict) else {},
+    }
+    if schema == free:
+        return False
+    told = _encode(schema).decode()
+    tool[name] = free
+    tool["description"] = f"{tool.get('description') or ''}{_GAP}Parameters: {told}".strip()
+    return True
+
+
+def _objects(value: object) -> list[Json]:
+    """None, where it is no list of them."""
+    return value if isinstance(value, list) and all(isinstance(each, dict) for each in value) else []
