@@ -39,9 +39,11 @@ class Mending:
         target = self._target
         if error.status not in _REFUSALS or self._tries == _MOST or target.endpoint.meaning.role == "other":
             return False
+        if self.body.data is None:  # it was too large to be kept
+            return False
         self._tries += 1
         try:
-            body = await JsonBody.open(b"".join([piece async for piece in self.body.pieces()]))
+            body = await JsonBody.open(self.body.data)
             changes, ignored = put_right(body.fields, target.endpoint.meaning, error.message)
             if not changes:
                 return False

@@ -37,8 +37,8 @@ from supervisor.proxy import permission
 from supervisor.proxy.body import RESPONSE_FORMAT, Body, Bytes
 from supervisor.proxy.counting import CHAT, COUNT, Counting, by_answer, is_by_answer
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
-from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import refuse_links

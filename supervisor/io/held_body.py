@@ -142,6 +142,16 @@ class HeldBody:
         self.release()
         return data
 
+    def sent(self) -> None:
+        """Its worker has it. What isn't large stays until the answer begins: a refused request may be sent again, changed."""
+        if self.size > SPILL_ABOVE:
+            self.release()
+
+    @property
+    def data(self) -> Bytes | None:
+        """All of it, where it is in memory and nobody has let go of it."""
+        return self._data
+
     def release(self) -> None:
         """Let go of it. Does nothing the second time."""
         self._data = None

@@ -81,7 +81,7 @@ class ProgramPool:
             body = HeldBody(data=body)
         assert isinstance(body, HeldBody), "it was read to find the model"
         data = b"".join([bytes(piece) async for piece in body.pieces()])
-        body.release()
+        body.sent()
         await self._turns.acquire()
         starting = self._in_background(self._start(data))
         try:

@@ -109,7 +109,7 @@ class RemotePool:
                 wait_s = _asked_wait_s(response.headers, pause_s)
                 if response.status not in _BUSY or attempts == 0 or wait_s > self.spec.retry_wait_s:
                     if isinstance(body, HeldBody):
-                        body.release()
+                        body.sent()
                     return self._checked(response)
                 why = f"HTTP {response.status}"
                 response.close()

@@ -128,7 +128,8 @@ class Connection(asyncio.Protocol):
         self._quiet_since = self._loop.time()
         self._quiet_limit_s = first_byte_s
         if isinstance(body, HeldBody) and body.size < JOIN_BELOW:
-            self._pool.write_soon(self._transport, head + body.take())
+            assert body.data is not None, "released before"
+            self._pool.write_soon(self._transport, head + body.data)
         else:
             self._transport.write(head)
             self._pump = self._loop.create_task(self._send(body, response))
@@ -144,7 +145,7 @@ class Connection(asyncio.Protocol):
                     framed = (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
                     self._transport.writelines(framed)
             if isinstance(body, HeldBody):
-                body.release()
+                body.sent()
             else:
                 self._transport.write(b"0\r\n\r\n")
         except Exception as error:  # noqa: BLE001  # whoever awaits the response gets what the body's source raises

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from supervisor.errors import LlmuxError
-from supervisor.io.held_body import Gathered
+from supervisor.io.held_body import Gathered, HeldBody
 from supervisor.io.program import ProgramResponse
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
 from supervisor.proxy import cache_report
@@ -188,6 +188,8 @@ async def forward(
         first_byte_s=first_byte_s,
     )
     try:
+        if response.status < 400 and isinstance(body, HeldBody):
+            body.release()
         content_type = _header(response.headers, b"content-type")
         has_events = content_type.startswith(EVENTS)
         own = [(b"x-request-id", request_id), *extra_headers]
