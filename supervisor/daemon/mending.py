@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from supervisor.daemon.targets import Target
 
 _REFUSALS: Final = frozenset({400, 422, 500})  # llama.cpp blames itself for much that its clients send
-_MOST: Final = 2
+_MOST: Final = 4
 
 
 class Mending:

@@ -18,12 +18,15 @@ Json = dict[str, Any]
 
 _SYSTEM: Final = ("system", "developer")
 _GAP: Final = "\n\n"  # texts may hold marks, see `proxy.outline`: a line break must follow one
-_ANY: Final = "messages", "system", "tools"
+_READ: Final = ("messages", "system", "tools", "reasoning_effort", "documents", "input", "truncate")
 _SCHEMA: Final = ("items", "contains", "additionalItems", "not", "if", "then", "else", "propertyNames")
 _SCHEMAS: Final = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _NAMED_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_SCHEMAS: Final = re.compile(r"grammar|schema", re.IGNORECASE)
 _OF_SYSTEM: Final = re.compile(r"\bsystem\b", re.IGNORECASE)
+_TOO_LONG: Final = re.compile(r"\((\d+) tokens\)\D+(\d+)")  # what came, and what is taken, as llama.cpp says it
+_ROOM: Final = 0.98  # of what is taken: texts differ in their tokens' length
+_LEVELS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -37,7 +40,7 @@ def put_right(
     """
     changes: dict[str, bytes | None] = {name: None for name, raw in fields.items() if bytes(raw) == b"null"}
     try:
-        values = {name: _decode(fields[name]) for name in _ANY if name in fields and name not in changes}
+        values = {name: _decode(fields[name]) for name in _READ if name in fields and name not in changes}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return changes, []
     before = {name: _encode(value) for name, value in values.items()}
@@ -52,6 +55,12 @@ def put_right(
         for message in values["messages"]:
             _put_message_right(message)
         _put_in_order(values, apart=meaning.prompt == "system")
+    if isinstance(effort := values.get("reasoning_effort"), str):
+        values["reasoning_effort"] = level_of(effort)
+    if isinstance(documents := values.get("documents"), list):
+        values["documents"] = [*map(document_text, documents)]
+    if values.get("truncate") is True and (found := _TOO_LONG.search(refusal)) is not None:
+        values["input"] = _cut(values.get("input"), int(found[2]) / int(found[1]) * _ROOM)
     for tool in tools:
         for name in _PARAMETERS:
             if name in tool:
@@ -67,6 +76,27 @@ def put_right(
 def arguments_text(said: str) -> str:
     """The arguments of an earlier call of a tool, as JSON: agents keep an empty text of a call without any."""
     return said if said.strip() else "{}"
+
+
+def level_of(effort: str) -> str:
+    """How much to think, in the words of models that know three levels."""
+    return _LEVELS.get(effort, effort)
+
+
+def document_text(document: object) -> object:
+    """A document to be ranked: Cohere's and Jina's clients send objects."""
+    text = document.get("text") if isinstance(document, dict) else None
+    return text if isinstance(text, str) else document
+
+
+def _cut(texts: object, part: float) -> object:
+    """A text, or the long ones of some, cut to this part of the longest."""
+    if isinstance(texts, str):
+        return texts[: int(len(texts) * part)]
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return texts
+    most = int(max(map(len, texts), default=0) * part)
+    return [text[:most] for text in texts]
 
 
 def in_order(

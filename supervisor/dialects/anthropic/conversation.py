@@ -92,9 +92,11 @@ def messages(raw: msgspec.Raw) -> list[Json]:
             found += _user(blocks)
         elif role == "assistant":
             found.append(_assistant(blocks))
+        elif role == "system":
+            found.append({"role": role, "content": _said(blocks, "messages")})
         else:
             raise InvalidRequestError(
-                f'messages: the role {role[:50]!r} is not supported; use "user" or "assistant", and the field `system`.',
+                f'messages: the role {role[:50]!r} is not supported; use "user" or "assistant", or "system".',
                 param="messages",
             )
     return found
@@ -102,8 +104,11 @@ def messages(raw: msgspec.Raw) -> list[Json]:
 
 def system_text(raw: msgspec.Raw) -> str:
     """The system prompt; empty without one. Raises InvalidRequestError."""
-    blocks = _blocks(decoded(_content, raw, "system") or "")
-    return "\n\n".join(_text(block, "system", "the system prompt") for block in blocks)
+    return _said(_blocks(decoded(_content, raw, "system") or ""), "system")
+
+
+def _said(blocks: list[Block], param: str) -> str:
+    return "\n\n".join(_text(block, param, "what the system says") for block in blocks)
 
 
 def without_effect(messages: msgspec.Raw, system: msgspec.Raw) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
+from supervisor.dialects.anthropic import client_tools
 from supervisor.dialects.anthropic.conversation import messages, system_text, without_effect
 from supervisor.dialects.anthropic.fields import NOTHING, decoded, is_set, refuse
 from supervisor.errors import InvalidRequestError
@@ -164,7 +165,9 @@ class Canonical:
 
     def _function(self, tool: Fields) -> _Function:
         kind = decoded(_type, tool["type"], "tools") if is_set(tool.get("type", NOTHING)) else "custom"
-        if kind != "custom":
+        if (schema := client_tools.schema_of(kind)) is not None:
+            tool = {**tool, "input_schema": msgspec.Raw(msgspec.json.encode(schema))}
+        elif kind != "custom":
             raise refuse("tools", f"tools: a {kind[:50]!r} runs at Anthropic; offer a tool of your own instead")
         found = decoded(_tool, msgspec.Raw(msgspec.json.encode(tool)), "tools")
         function: _Function = {"name": found.name, "parameters": found.input_schema}

@@ -15,6 +15,7 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.identity import LONGEST_KEEP_ALIVE_S
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.body import KEEP_ALIVE
+from supervisor.proxy.tolerance import level_of
 
 OPTIONS: Final[Mapping[str, str]] = {
     "temperature": "temperature",
@@ -39,7 +40,7 @@ NAMES: Final[Mapping[str, str]] = {
     "response_format": "format",
 }
 """Canonical fields → what they are called here."""
-_LEVELS: Final = frozenset({"low", "medium", "high"})
+_LEVELS: Final = ("low", "medium", "high", "max")
 _NULL: Final = b"null"
 _PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 _DURATION: Final = re.compile(rf"([+-]?)((?:{_PART.pattern})+|\d+(?:\.\d*)?)")
@@ -123,11 +124,12 @@ def thinking(fields: Fields) -> Fields:
     if isinstance(value, bool):
         return {"chat_template_kwargs": raw({"enable_thinking": value})}
     if isinstance(value, str) and value in _LEVELS:
+        level = level_of(value)
         return {
-            "reasoning_effort": raw(value),
-            "chat_template_kwargs": raw({"enable_thinking": True, "reasoning_effort": value}),
+            "reasoning_effort": raw(level),
+            "chat_template_kwargs": raw({"enable_thinking": True, "reasoning_effort": level}),
         }
-    raise InvalidRequestError('"think" must be true, false, "low", "medium" or "high".', param="think")
+    raise InvalidRequestError('"think" must be true, false, "low", "medium", "high" or "max".', param="think")
 
 
 def response_format(fields: Fields) -> Fields:

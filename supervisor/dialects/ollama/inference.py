@@ -215,9 +215,7 @@ class Embed:
         if not (options is None or isinstance(options, dict)):
             raise InvalidRequestError('"options" must be an object.', param="options")
         unused += [f"options.{key}" for key in options or ()]  # there is nothing to sample
-        # What is too long is refused by workers, which is what `truncate: false` asks for.
-        if flag(fields, "truncate"):
-            unused.append("truncate")
+        mapped["truncate"] = raw(flag(fields, "truncate", default=not self._is_single))
         known, size = {"model", name, "options", "keep_alive", "truncate"}, 0
         if not self._is_single:
             known.add("dimensions")

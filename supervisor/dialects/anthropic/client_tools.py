@@ -1,0 +1,64 @@
+"""The tools of Anthropic's that clients run themselves: their models know what these take, so requests don't say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+_VERSION: Final = re.compile(r"_20\d{6}$")
+_TEXT: Final[Json] = {"type": "string"}
+_NUMBER: Final[Json] = {"type": "integer"}
+_PLACE: Final[Json] = {"type": "array", "items": _NUMBER}
+_EDITS: Final[Mapping[str, Json]] = {
+    "path": _TEXT,
+    "file_text": _TEXT,
+    "old_str": _TEXT,
+    "new_str": _TEXT,
+    "insert_line": _NUMBER,
+    "insert_text": _TEXT,
+    "view_range": _PLACE,
+}
+_ACTIONS: Final = (
+    "key type mouse_move left_click left_click_drag right_click middle_click double_click triple_click screenshot "
+    "cursor_position scroll wait hold_key left_mouse_down left_mouse_up zoom"
+)
+
+
+def _object(required: str, **properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "required": [required]}
+
+
+def _choice(words: str) -> Json:
+    return {"type": "string", "enum": words.split()}
+
+
+_SCHEMAS: Final[Mapping[str, Json]] = {
+    "bash": {"type": "object", "properties": {"command": _TEXT, "restart": {"type": "boolean"}}},
+    "text_editor": _object("command", command=_choice("view create str_replace insert undo_edit"), **_EDITS),
+    "memory": _object(
+        "command",
+        command=_choice("view create str_replace insert delete rename"),
+        old_path=_TEXT,
+        new_path=_TEXT,
+        **_EDITS,
+    ),
+    "computer": _object(
+        "action",
+        action=_choice(_ACTIONS),
+        coordinate=_PLACE,
+        start_coordinate=_PLACE,
+        region=_PLACE,
+        text=_TEXT,
+        duration={"type": "number"},
+        scroll_direction=_choice("up down left right"),
+        scroll_amount=_NUMBER,
+    ),
+}
+
+
+def schema_of(kind: str) -> Json | None:
+    """What such a tool takes. None: it is no tool that clients run, or nobody here knows it."""
+    return _SCHEMAS.get(_VERSION.sub("", kind)) if _VERSION.search(kind) else None
