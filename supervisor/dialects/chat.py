@@ -55,6 +55,7 @@ class Choice(msgspec.Struct):
     index: int = 0
     message: Message = msgspec.field(default_factory=Message)
     delta: Message = msgspec.field(default_factory=Message)
+    text: str | None = None  # of a completion that is no chat, instead of both
     finish_reason: str | None = None
     stop_reason: object = None  # vLLM: the text of `stop` that ended it, or a token's id
     logprobs: object = None  # decoded; a union with msgspec.Raw would take nothing but null
@@ -140,6 +141,7 @@ def whole(body: bytes) -> Answer:
         raise UpstreamError("The worker's answer is no chat completion.") from error
     if not answer.choices:
         raise UpstreamError("The worker's answer is a chat completion without a choice.")
+    answer.choices[0].message.content = answer.choices[0].message.content or answer.choices[0].text
     return answer
 
 
@@ -179,6 +181,7 @@ class ChatStream(FrameStream):
         if answer.error is None:
             answer.choices = [choice for choice in answer.choices if choice.index == 0][:1]
             for choice in answer.choices:
+                choice.delta.content = choice.delta.content or choice.text
                 self._count(choice.delta.tool_calls or ())
             return self.event(answer)
         self._is_over = True

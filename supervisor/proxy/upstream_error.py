@@ -29,6 +29,11 @@ _CLIENTS_FAULT: Final = re.compile(
     rb'|(?:image|audio|video) input is not supported|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u]){0,1000})'
 )
 """What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
+_NO_INFILL: Final = b"nfill is not supported"
+_INSERTS_NOTHING: Final = (
+    b'{"error":{"message":"This model does not support insert: it knows no tokens for what is to be filled in. Leave suffix out.",'
+    b'"type":"invalid_request_error","param":"suffix","code":"unsupported_parameter"}}'
+)
 _SENT: Final = re.compile(rb"; (?:tools|messages) = ")
 _TYPES: Final = {
     401: ("authentication_error", "invalid_api_key"),
@@ -53,6 +58,8 @@ class WorkerAnswerError(LlmuxError):
 
 def restated(status: int, data: bytes) -> tuple[int, bytes]:
     """An error response's status and body, with 400 where llama.cpp says 500 for a mistake of the client."""
+    if status == 501 and _NO_INFILL in data:
+        return 400, _INSERTS_NOTHING
     found = _CLIENTS_FAULT.search(data, 0, 4096) if status == 500 else None
     if found is None:
         return status, data

@@ -84,7 +84,6 @@ _TEXT = frozenset(
         "/v1/chat/completions",
         "/v1/chat/completions/input_tokens",
         "/v1/chat/completions/control",
-        "/v1/completions",
         "/v1/messages/count_tokens",
         "/completion",
         "/infill",
@@ -92,10 +91,11 @@ _TEXT = frozenset(
     )
 ) | {
     Endpoint("/v1/messages", unheard=_UNHEARD),
+    Endpoint("/v1/completions", unheard=(("suffix", b""),)),
 }
 _CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})
 _AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})
-_EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/embedding")})
+_EMBEDDINGS = frozenset({Endpoint("/v1/embeddings", unheard=(("dimensions", b""),)), Endpoint("/embedding")})
 _RERANK = frozenset(Endpoint(path) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking"))
 
 

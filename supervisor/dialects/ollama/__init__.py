@@ -26,7 +26,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy.body import Bytes
 from supervisor.proxy.dialect import ReasoningEvent
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.translation import Translation
+from supervisor.proxy.translation import TargetedTranslation, Translation
 
 AT_OWN_PORT: Final = "ollama_port"
 """In the state of a request that came by a port for Ollama's clients, whose root has no page."""
@@ -70,6 +70,10 @@ class Ollama(OpenAI):
     def translation(self, method: str, path: str) -> Translation | None:
         """See Dialect."""
         return inference.TRANSLATIONS.get(path) if method == "POST" else None
+
+    def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
+        """See Dialect: of prompts that go to their model as they are."""
+        return inference.raw_of(fields) if method == "POST" and path == inference.GENERATE else None
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
         """None: a line that has only thoughts is one of the answer's."""

@@ -6,7 +6,6 @@ for which a model computes as little as possible, so that it waits, counts and s
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -32,8 +31,18 @@ from supervisor.dialects.ollama.fields import (
     text,
 )
 from supervisor.dialects.ollama.messages import content, messages
+from supervisor.dialects.openai.embeddings import cut
+from supervisor.dialects.openai.infill import PATH as INFILL
+from supervisor.dialects.openai.infill import Infill
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.proxy.translation import StreamTranslation, Translation
+from supervisor.proxy.translation import (
+    AnswerTranslation,
+    Chained,
+    StreamTranslation,
+    TargetModel,
+    Times,
+    Translation,
+)
 
 CHAT: Final = "/api/chat"
 GENERATE: Final = "/api/generate"
@@ -87,8 +96,6 @@ class Generate:
         fields = present(fields)
         if is_load(GENERATE, fields):
             return _load("generate", fields)
-        refuse(fields, "raw", "ask /v1/completions for a prompt without a template.")
-        refuse(fields, "suffix", "ask /v1/completions, or /infill of a llama.cpp model, to fill in the middle.")
         refuse(fields, "template", "a model's configuration chooses its template.")
         refuse(fields, "context", "send the conversation to /api/chat instead.")
         mapped, unused = common(fields)
@@ -97,6 +104,44 @@ class Generate:
         mapped["messages"] = raw([*first, {"role": "user", "content": prompt}])
         known = _COMMON | {"prompt", "system", "images", "raw", "suffix", "template", "context"}
         return _asked("generate", fields, mapped, [*unused, *_others(fields, known)])
+
+
+class Raw:
+    """A prompt that no template is put around, or with a suffix, before which something is filled in."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def of(self, target: TargetModel, times: Times) -> Raw:
+        """See TargetedTranslation."""
+        return self
+
+    def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
+        """See Translation."""
+        fields = present(fields)
+        for name in ("images", "template", "context"):
+            refuse(fields, name, "leave it out where the prompt goes to the model as it is.")
+        mapped, unused = common(fields)
+        unused += [name for name in ("think", "system") if fields.get(name) not in (None, b'""', b"false")]
+        for name in ("reasoning_effort", "chat_template_kwargs"):
+            mapped.pop(name, None)
+        mapped["prompt"] = raw(text(fields, "prompt"))
+        known = _COMMON | {"prompt", "system", "images", "raw", "suffix", "template", "context"}
+        mapped, answers = _asked("generate", fields, mapped, [*unused, *_others(fields, known)])
+        if self.path != INFILL:
+            return mapped, answers
+        filled, completions = Infill().request(mapped | {"suffix": fields["suffix"]})
+        return filled, Chained(completions, answers)
+
+
+def raw_of(fields: Fields) -> Raw | None:
+    """Set iff the prompt goes to its model as it is."""
+    fields = present(fields)
+    if is_load(GENERATE, fields):
+        return None
+    if text(fields, "suffix"):
+        return Raw(INFILL)
+    return Raw("/v1/completions") if flag(fields, "raw") else None
 
 
 def _others(fields: Fields, known: frozenset[str]) -> list[str]:
@@ -174,15 +219,9 @@ class VectorAnswers:
         )
 
     def _cut(self, vector: msgspec.Raw) -> msgspec.Raw:
-        """As Ollama does it, whatever the model was trained for: the first numbers, made one long again."""
         if not self.dimensions:
             return vector
-        numbers = _numbers(vector)
-        if len(numbers) <= self.dimensions:
-            return vector
-        kept = numbers[: self.dimensions]
-        length = math.hypot(*kept) or 1.0
-        return raw([number / length for number in kept])
+        return raw(cut(_numbers(vector), self.dimensions))
 
     def stream(self) -> StreamTranslation:
         """Embeddings have none. Raises UpstreamError."""

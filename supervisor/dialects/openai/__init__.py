@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -12,13 +12,17 @@ from starlette.routing import Route
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import models, pictures, speech
+from supervisor.dialects.openai.embeddings import Embeddings
+from supervisor.dialects.openai.infill import Infill
 from supervisor.proxy.body import Bytes
 from supervisor.proxy.dialect import Dialect, ReasoningEvent
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.picture_links import PREFIX
+from supervisor.proxy.translation import Translation
 
 LATEST: Final = ":latest"
 """What Ollama's clients add to a name without a tag, also when they speak OpenAI's API."""
+_TRANSLATIONS: Final[Mapping[str, Translation]] = {"/completions": Infill(), "/embeddings": Embeddings()}
 _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
 
@@ -39,6 +43,10 @@ class OpenAI(Dialect):
         """`NAME:latest` is NAME if nothing else is called so."""
         bare = name.removesuffix(LATEST)
         return bare if bare != name and not is_known(name) and is_known(bare) else name
+
+    def translation(self, method: str, path: str) -> Translation | None:
+        """See Dialect: for what some workers pass over, see `Endpoint.unheard`."""
+        return _TRANSLATIONS.get(path.removeprefix("/v1")) if method == "POST" else None
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
         """Of chats."""
