@@ -357,6 +357,7 @@ class Pipeline:
                     explain=partial(self._explained, context),
                     raises_overflow=target.ladder is not None,
                     mend=mending.mend,
+                    end=target.end,
                 )
             mending.ended(context.outcome.status)
         finally:

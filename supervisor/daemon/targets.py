@@ -43,6 +43,7 @@ from supervisor.proxy.model_name import Renaming, renaming
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import refuse_links
 from supervisor.proxy.prompts import Completions
+from supervisor.proxy.stream_end import StreamEnd, end_of
 from supervisor.proxy.tolerance import put_right
 from supervisor.proxy.translation import (
     Adapted,
@@ -76,6 +77,7 @@ class Target:
     ladder: Ladder | None = None  # set iff a task was asked: who is asked next
     prefix: int | None = None  # of its conversation, where several replicas could answer
     ignored: Sequence[str] = ()  # fields and headers of the request that have no effect on it
+    end: StreamEnd | None = None  # of a stream that passes untranslated
     reuses: bool = True  # may its worker use prompts that it keeps?
 
 
@@ -215,6 +217,7 @@ class Targets:
             ladder=ladder,
             prefix=prefix,
             ignored=context.ignored,
+            end=end_of(endpoint.path) if translation is None else None,
             reuses=cached.reuses,
         )
 

@@ -14,6 +14,7 @@ import msgspec
 
 from supervisor.errors import UpstreamError
 from supervisor.proxy.frames import FrameStream
+from supervisor.proxy.stream_end import INCOMPLETE, StreamFailedError
 from supervisor.proxy.upstream_error import WorkerAnswerError, worker_error
 
 PATH: Final = "/v1/chat/completions"
@@ -150,7 +151,8 @@ class ChatStream(FrameStream):
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_over = False  # an error ended it
+        self._failure: WorkerAnswerError | None = None  # set iff it ended it
+        self._finished = False  # has the worker said how the answer ended?
         self._last_call = -1  # the last one's number
 
     @abc.abstractmethod
@@ -166,13 +168,17 @@ class ChatStream(FrameStream):
         """What ends the stream."""
 
     def end(self) -> bytes:
-        """See StreamTranslation."""
+        """See StreamTranslation. Raises UpstreamError where the worker didn't come to an end."""
         found = super().end()
-        return found if self._is_over else found + self.over()
+        if self._failure is not None:
+            raise StreamFailedError(self._failure.message, code=self._failure.code)
+        if not self._finished:
+            raise UpstreamError(INCOMPLETE, code="upstream_broken")
+        return found + self.over()
 
     def frame(self, data: bytes) -> bytes:
         """See FrameStream."""
-        if data == b"[DONE]" or self._is_over:
+        if data == b"[DONE]" or self._failure is not None:
             return b""
         try:
             answer = _answer(data)
@@ -182,12 +188,13 @@ class ChatStream(FrameStream):
             answer.choices = [choice for choice in answer.choices if choice.index == 0][:1]
             for choice in answer.choices:
                 choice.delta.content = choice.delta.content or choice.text
+                self._finished = self._finished or choice.finish_reason is not None
                 self._count(choice.delta.tool_calls or ())
             return self.event(answer)
-        self._is_over = True
         code = answer.error.get("code") if isinstance(answer.error, dict) else None
         status = code if isinstance(code, int) and 400 <= code < 600 else 500  # llama.cpp and vLLM put it there
-        return self.failed(worker_error(status, b"application/json", msgspec.json.encode({"error": answer.error})))
+        self._failure = worker_error(status, b"application/json", msgspec.json.encode({"error": answer.error}))
+        return self.failed(self._failure)
 
     def _count(self, pieces: Iterable[ToolCall]) -> None:
         """A piece without a number begins a call if it has a name, else it goes on with the last one."""

@@ -28,6 +28,7 @@ from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
 from supervisor.proxy.picture_links import PictureLinks
+from supervisor.proxy.stream_end import DONE, StreamEnd, StreamFailedError
 from supervisor.proxy.translation import (
     CANONICAL,
     AnswerTranslation,
@@ -158,6 +159,7 @@ async def forward(
     explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
     raises_overflow: bool = False,
     mend: Callable[[WorkerAnswerError], Awaitable[bool]] | None = None,
+    end: StreamEnd | None = None,
 ) -> bool:
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
@@ -250,7 +252,8 @@ async def forward(
         if content_type.startswith(STREAMS) and not _encoded(response.headers):
             outcome.stream_type = content_type
         try:
-            await _send_body(send, response, outcome, started_at, upstream)
+            judge = end if has_events and outcome.stream_type else None
+            await _send_body(send, response, outcome, started_at, upstream, judge)
         except LlmuxError as error:
             # Not kept in a variable: its traceback has this frame, and they would keep each other.
             await break_off(send, outcome, error if explain is None else await explain(error), dialect)
@@ -290,17 +293,34 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Di
     outcome.error, outcome.error_message = error.code, error.message
     if not outcome.stream_type:
         raise ResponseBrokenError(error.message) from error
-    event = error_event(error, dialect, outcome.tail(), outcome.stream_type)
+    is_told = isinstance(error, StreamFailedError)
+    event = b"" if is_told else error_event(error, dialect, outcome.tail(), outcome.stream_type)
     await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 async def _send_body(
-    send: Send, response: UpstreamResponse, outcome: Outcome, started_at: float, upstream: Upstream
+    send: Send,
+    response: UpstreamResponse,
+    outcome: Outcome,
+    started_at: float,
+    upstream: Upstream,
+    end: StreamEnd | None,
 ) -> None:
     chunk = await response.next_chunk()
     outcome.first_byte_at = upstream.loop.time()
     outcome.first_byte_s = outcome.first_byte_at - started_at
     while True:
+        if end is not None:
+            error = None
+            if (found := end.error_in(chunk)) is not None:
+                chunk, error = found
+            elif response.drained or chunk.endswith(DONE):
+                error = end.judge(outcome.tail() + chunk)
+            if error is not None:
+                if chunk := chunk.removesuffix(DONE):
+                    outcome.keep(chunk)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                raise error
         outcome.keep(chunk)
         if response.drained:  # the end came with this piece: one message instead of two
             await send({"type": "http.response.body", "body": chunk, "more_body": False})

@@ -18,7 +18,6 @@ from supervisor.dialects.responses.state import stateless
 from supervisor.dialects.responses.tools import Tools, tools_of
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.outline import may_be_cut
-from supervisor.proxy.tolerance import level_of
 
 NAMES: Final = {
     "messages": "input",
@@ -148,6 +147,6 @@ def _reasoning(asked: Asked) -> Json:
         return {}
     effort = one_of(value["effort"], _EFFORTS, "reasoning.effort")
     return {
-        "reasoning_effort": level_of(effort),
+        "reasoning_effort": "low" if effort == "minimal" else effort,  # the least that models with levels know
         "chat_template_kwargs": {"enable_thinking": effort not in _UNTHINKING},
     }

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.errors import UpstreamError
+from tests.support.stream_ends import ended
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
 TOKENS = {
@@ -52,7 +53,7 @@ def chunk(delta=None, finish=None, **fields):
 
 def streamed(*pieces, **fields):
     stream = answers(stream=True, **fields).stream()
-    return b"".join(map(stream.feed, pieces)) + stream.end()
+    return b"".join(map(stream.feed, pieces)) + ended(stream)
 
 
 def events(text):

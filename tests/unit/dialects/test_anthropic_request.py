@@ -180,7 +180,7 @@ class TestConversation:
             (user({"type": "tool_result", "content": "x"}), "tool_use_id"),
             (assistant(CALL | {"input": [1]}), "input"),
             (assistant(CALL | {"id": None}), "id"),
-            ({"role": "system", "content": "x"}, "system"),
+            ({"role": "robot", "content": "x"}, "robot"),
             ({"role": "user", "content": 5}, "content"),
             ({"role": "user"}, "content"),
         ],
@@ -258,11 +258,21 @@ class TestParameters:
     def test_no_tools_are_no_field(self):
         assert "tools" not in mapped(tools=[])[0]
 
-    @pytest.mark.parametrize("kind", ["web_search_20250305", "bash_20250124", "mcp_toolset"])
+    @pytest.mark.parametrize("kind", ["web_search_20250305", "code_execution_20250825", "mcp_toolset", "bash"])
     def test_anthropics_own_tools_are_refused_by_name(self, kind):
         told = refused(tools=[{"type": kind, "name": "x"}])
         assert told.param == "tools"
         assert kind in told.message
+
+    @pytest.mark.parametrize("kind", ["bash_20250124", "text_editor_20250728", "memory_20250818", "computer_20250124"])
+    def test_tools_that_clients_run_are_functions(self, kind):
+        (tool,) = mapped(tools=[{"type": kind, "name": "x", "display_width_px": 100}])[0]["tools"]
+        assert tool["function"]["name"] == "x"
+        assert tool["function"]["parameters"]["properties"]
+
+    def test_what_the_system_says_later(self):
+        asked = mapped(messages=[{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}])[0]
+        assert asked["messages"][-1] == {"role": "system", "content": "Be brief."}
 
     @pytest.mark.parametrize("tool", [{"name": "x"}, {"input_schema": {}}, 5])
     def test_a_tool_that_is_none(self, tool):

@@ -15,6 +15,7 @@ from supervisor.dialects.llm_pool import LLM_POOL, LlmPool, is_llm_pool
 from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.proxy.translation import TargetModel
+from tests.support.stream_ends import ended
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 LLAMA = {"top_k": ("top_k",), "repetition_penalty": ("repeat_penalty",)}
@@ -500,7 +501,13 @@ class TestStream:
     def test_times_by_the_first_piece(self):
         """Also where that is a thought."""
         told = stream(Course(now=[12.5, 14.0]))
-        told.feed(streamed(delta(role="assistant"), delta(reasoning="hm"), delta(content="a")))
+        told.feed(
+            streamed(
+                delta(role="assistant"),
+                delta(reasoning="hm"),
+                {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]},
+            )
+        )
         metrics = read(told.end())[0]["metrics"]
         assert metrics["gpu_time_to_first_token_ms"] == 500
         assert metrics["gpu_decode_after_first_token_ms"] == 1500
@@ -508,14 +515,15 @@ class TestStream:
         assert metrics["engine_tokens_per_second"] is None
 
     def test_one_without_anything(self):
-        events = read(stream().end())
+        told = stream()
+        events = read(told.feed(streamed({"choices": [{"delta": {}, "finish_reason": "stop"}]})) + told.end())
         assert [event["type"] for event in events] == [KINDS[0], *KINDS[-2:]]
         assert events[-1]["response"]["output_text"] == ""
 
     @pytest.mark.parametrize("error", [{"message": "It broke.", "code": "gone"}, "It broke."])
     def test_an_error_ends_it(self, error):
         told = stream()
-        events = read(told.feed(streamed(delta(content="a"), {"error": error}, delta(content="b"))) + told.end())
+        events = read(told.feed(streamed(delta(content="a"), {"error": error}, delta(content="b"))) + ended(told))
         assert [event["type"] for event in events] == [*KINDS[:2], "error"]
         assert events[-1]["message"] == "It broke."
 

@@ -12,6 +12,7 @@ from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import UpstreamError
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.translation import TargetModel
+from tests.support.stream_ends import ended
 
 USAGE = {
     "prompt_tokens": 10,
@@ -70,7 +71,7 @@ def read(stream):
 def streamed(stream, size=None, **fields):
     translation = answers(**fields).stream()
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)] if size else [stream]
-    return read(b"".join([*map(translation.feed, pieces), translation.end()]))
+    return read(b"".join([*map(translation.feed, pieces), ended(translation)]))
 
 
 def kinds(events):
@@ -290,7 +291,9 @@ class TestStream:
     def test_logprobs(self):
         choice = {"delta": {"content": "H"}, "logprobs": {"content": [TOKEN]}}
         nothing = {"delta": {"content": ""}, "logprobs": {"content": [TOKEN]}}
-        events = streamed(framed({"choices": [nothing]}, {"choices": [choice]}, {"choices": [nothing]}))
+        events = streamed(
+            framed({"choices": [nothing]}, {"choices": [choice]}, {"choices": [nothing | {"finish_reason": "stop"}]})
+        )
         assert [event["logprobs"] for event in events if "logprobs" in event] == [[TOKEN], [TOKEN], [TOKEN, TOKEN]]
         assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == [TOKEN, TOKEN]
 
@@ -309,8 +312,12 @@ class TestStream:
             translation.feed(late)
 
     def test_one_that_says_nothing(self):
-        assert kinds(streamed(b"")) == ["created", "in_progress", "completed"]
-        assert kinds(streamed(b"data: [DONE]\n\n")) == ["created", "in_progress", "completed"]
+        assert kinds(streamed(deltas())) == ["created", "in_progress", "completed"]
+
+    @pytest.mark.parametrize("stream", [b"", b"data: [DONE]\n\n", framed({"choices": [{"delta": {"content": "Hel"}}]})])
+    def test_one_that_comes_to_no_end(self, stream):
+        with pytest.raises(UpstreamError, match="without saying that it is complete"):
+            streamed(stream)
 
     def test_what_is_no_chat_completion(self):
         with pytest.raises(UpstreamError):
