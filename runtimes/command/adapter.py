@@ -87,11 +87,16 @@ def _unknown(word: str) -> Iterator[str]:
             yield match[0]
 
 
+def _split(command: list[str] | str) -> list[str]:
+    """Its words; of a text those that a shell reads, without comments. Raises ValueError for an open quote."""
+    return shlex.split(command, comments=True) if isinstance(command, str) else command
+
+
 def _checked_words(value: list[str] | str | None) -> list[str] | str | None:
     """Raises ValueError for a command that can't be split or has unknown placeholders."""
     if value is None:
         return None
-    words = shlex.split(value) if isinstance(value, str) else value  # shlex raises ValueError for an open quote
+    words = _split(value)
     if not words or not words[0]:
         raise ValueError("the command is empty")
     for word in words:
@@ -246,7 +251,7 @@ class CommandAdapter(Adapter[CommandConfig]):
 
 
 def _filled(command: list[str] | str, values: Mapping[str, str]) -> list[str]:
-    words = shlex.split(command) if isinstance(command, str) else command
+    words = _split(command)
     return [_filled_word(word, values) for word in words]
 
 
@@ -268,7 +273,7 @@ def _runnable(key: str, words: list[str], config: CommandConfig) -> tuple[str, .
 
 def _port_problem(config: CommandConfig) -> str | None:
     """Why the program can't know its port; None: cmd or env has the placeholder."""
-    words = shlex.split(config.cmd) if isinstance(config.cmd, str) else config.cmd
+    words = _split(config.cmd)
     if any(match["name"] == "port" for word in (*words, *config.env.values()) for match in _PLACEHOLDER.finditer(word)):
         return None
     fixed = _FIXED_PORT.search(" ".join(words))

@@ -40,6 +40,7 @@ class Look:
     health: ProbeResult
     owner: Ownership | None = None  # of its port; None: unknown now
     progress: Progress | None = None  # of a start; None: not looked at, or unknown now
+    elsewhere: Sequence[int] = ()  # the ports that its processes listen on, of a start with nobody on its own
 
     @property
     def ready(self) -> bool:

@@ -27,7 +27,7 @@ from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io import remains
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
 from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import Ownership, PortRange, exposed, owner_check
+from supervisor.io.ports import Ownership, PortRange, exposed, listens_on, owner_check
 from supervisor.io.probe import check_health, check_ready
 from supervisor.io.process import ProcessExit, WorkerProcess
 from supervisor.io.program import ProgramPool
@@ -144,6 +144,9 @@ class LocalLauncher:
             log_file = self.log_path(worker[0])
             progress = await _read(worker, lambda: read_progress((running.process.shim_pid,), log_file))
             look = replace(look, progress=progress)
+            if answer.status is None:
+                elsewhere = await _read(worker, lambda: listens_on(_leader_first(running.process)))
+                look = replace(look, elsewhere=elsewhere or ())
         return look
 
     def list(self) -> Mapping[WorkerKey, Pids]:

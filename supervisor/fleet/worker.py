@@ -254,7 +254,7 @@ class Worker:
             reason = patience.observe(look.progress, now) if look.progress is not None else None
             if reason is not None:
                 quote = f"{reason}; its health check says: {look.health.detail}"
-                return Crash(CrashClass.START_TIMEOUT, reason, quote=quote)
+                return Crash(CrashClass.START_TIMEOUT, f"{reason}; {_seen(spec, look)}", quote=quote)
             await asyncio.sleep(startup_delay_s(now - self._started_at, spec.health.interval_s))
 
     async def _while_ready(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
@@ -321,6 +321,16 @@ class Worker:
             if steps and steps != before:
                 upstream.works()
                 before = steps
+
+
+def _seen(spec: LaunchSpec, look: Look) -> str:
+    """What the last probe of a start saw, for everybody."""
+    if look.health.status is not None:
+        return f"it answers {spec.health.path} with HTTP {look.health.status}"
+    if look.elsewhere:
+        ports = " and ".join(map(str, look.elsewhere))
+        return f"it listens on port {ports} instead of the one that llmux gave it, {spec.port}"
+    return f"nothing answers on its port, {spec.port}"
 
 
 def _not_started(error: Exception) -> Crash:

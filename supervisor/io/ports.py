@@ -158,6 +158,12 @@ def who_listens(port: int) -> str | None:
     return None
 
 
+def listens_on(pids: Iterable[int]) -> tuple[int, ...]:
+    """The ports on which these processes listen."""
+    ports = {f"socket:[{listening.inode}]": listening.port for listening in _listening()}
+    return tuple(sorted({ports[target] for pid in pids for target in procfs.open_files(pid) if target in ports}))
+
+
 def owner_check(port: int, pids: Iterable[int]) -> Ownership:
     """Do all sockets that listen on the port belong to these processes?
 
