@@ -7,7 +7,7 @@ its `LaunchSpec`; its launcher answers everything else about its processes, by m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
