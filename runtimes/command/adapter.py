@@ -55,6 +55,11 @@ DEFAULT_ENDPOINTS: Final = (
 _DASHES: Final = ("–", "—", "−")
 _CURLY: Final = ("“", "”", "„", "‘", "’")
 _PLACEHOLDER = re.compile(r"(?P<escaped>\$\$\{)|\$\{(?P<name>[^}]*)\}|(?P<open>\$\{)")
+_NO_WORD = (
+    re.compile(  # comments, and line breaks that are escaped; shlex would take a # inside of a word for a comment
+        r"""(?P<kept>'[^']*'|"(?:\\.|[^"\\])*"|\\[^\n])|\\\n|(?<!\S)\#[^\n]*""", re.DOTALL
+    )
+)
 _FIXED_PORT = re.compile(
     r"(?<!\S)((?:--(?:\w+-)*port|-[pP])[= ]|(?:--[\w-]+=)?(?:https?://)?[\w.\[\]-]*:)\d{2,5}(?![\w.])"
 )
@@ -88,8 +93,10 @@ def _unknown(word: str) -> Iterator[str]:
 
 
 def _split(command: list[str] | str) -> list[str]:
-    """Its words; of a text those that a shell reads, without comments. Raises ValueError for an open quote."""
-    return shlex.split(command, comments=True) if isinstance(command, str) else command
+    """Its words; of a text those that a shell reads. Raises ValueError for an open quote."""
+    if not isinstance(command, str):
+        return command
+    return shlex.split(_NO_WORD.sub(lambda found: found["kept"] or "", command))
 
 
 def _checked_words(value: list[str] | str | None) -> list[str] | str | None:

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _one_address(value: object) -> object:
+    """Raises ValueError for what is not one address of the network."""
+    if isinstance(value, list) or (isinstance(value, str) and ("," in value or len(value.split()) > 1)):
+        raise ValueError(
+            "llmux listens on one address; 0.0.0.0 is all of IPv4, and :: all there are, and both need keys"
+        )
+    if not isinstance(value, str):
+        return value
+    if "/" in value or value.startswith(("unix:", "@")):
+        raise ValueError(
+            "llmux listens on an address and a port; a proxy such as nginx or socat can offer it as a Unix socket"
+        )
+    return value.removeprefix("[").removesuffix("]")
+
+
+Address = Annotated[str, BeforeValidator(_one_address), Field(min_length=1)]
 
 OLLAMA: Final = "ollama_port"
 METRICS: Final = "metrics_port"

@@ -19,7 +19,7 @@ from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.catalog.folders import models_dir, runtimes_dir, state_dir
 from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
-from supervisor.catalog.listeners import ListenersConfig, Port
+from supervisor.catalog.listeners import Address, ListenersConfig, Port
 from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.order import OrderConfig
 from supervisor.catalog.picture_limits import PicturesConfig
@@ -58,9 +58,8 @@ class FoldersConfig(Section):
 class ServerConfig(RunnerConfig, ListenersConfig, Section):
     """Where the daemon listens and what it keeps where."""
 
-    host: str = Field(
+    host: Address = Field(
         default="127.0.0.1",
-        min_length=1,
         description="Address to listen on. Any other than loopback needs API keys.",
         examples=["0.0.0.0"],
     )

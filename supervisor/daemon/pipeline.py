@@ -145,7 +145,7 @@ class Pipeline:
                     raise ForDaemonError(wanted, body.fields)
                 body, turn = await context.dialect.turn(context.path, body, self._memory(context))
                 if turn is not None:
-                    scope, send = _uncompressed(scope), turn.observed(send)
+                    send = turn.observed(send)
             # 2.
             profile = self._identify(scope, body, context)
             target = await self._targets.find(scope, body, context, held, profile)
@@ -416,11 +416,6 @@ class Pipeline:
         if left_s <= 0:
             raise BudgetError(f"The budget of {context.budget_s:g} s was over before {context.name} could answer.")
         return replace(demand, budget_s=left_s, answers=self._answers.of(target.model, context.path))
-
-
-def _uncompressed(scope: Scope) -> Scope:
-    """The same request for an answer that can be read."""
-    return {**scope, "headers": [item for item in scope["headers"] if item[0] != b"accept-encoding"]}
 
 
 async def _open(raw: Bytes, scope: Scope) -> Body:

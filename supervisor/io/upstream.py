@@ -4,7 +4,8 @@ A connection goes back to the pool only when its response was read to the end an
 response early closes its connection, which tells the worker that the client left.
 
 No request is sent twice: an idle connection is polled for a pending close just before it is reused, and only a connection
-attempt (no byte written yet) is repeated, once.
+attempt (no byte written yet) is repeated, once. A worker that loses a request on a connection that it had promised to keep
+gets new ones from then on.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class UpstreamPool:
         self._unwritten: list[tuple[asyncio.Transport, bytes]] | None = None  # a list once a turn's first was written
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._keeps = True  # the worker does keep the connections that it says it keeps
         self.last_byte_at = 0.0  # loop time: it was alive then, whatever its health check says
         self.worked_at = 0.0  # loop time; see `works`
 
@@ -150,11 +152,15 @@ class UpstreamPool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request."""
-        if self._closed or connection.idle_s <= 0:
+        if self._closed or not self._keeps or connection.idle_s <= 0:
             connection.abort()
             return
         connection.expires_at = self.loop.time() + connection.idle_s
         self._idle.append(connection)
+
+    def lost_a_request(self, *, reused: bool) -> None:
+        """The worker closed a connection without an answer. `reused`: one that it was to keep for this request."""
+        self._keeps = self._keeps and not reused
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)

@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         self._reset()
         self._promised = False  # the server has said how long it keeps the connection
         self.idle_s = pool.idle_s
+        self._answered = False  # a request before this one
         self.expires_at = 0.0
         self.lost = False
 
@@ -93,6 +94,7 @@ class Connection(asyncio.Protocol):
                     UpstreamError("The worker broke off in the middle of its answer.", code="upstream_broken")
                 )
             else:
+                self._pool.lost_a_request(reused=self._answered)
                 response.fail(UpstreamError("The worker closed the connection without an answer."))
         self._pool.forget(self)
 
@@ -199,6 +201,7 @@ class Connection(asyncio.Protocol):
         self._response = None
         response.finish()
         if self._reusable and self._pump is None:
+            self._answered = True
             self.resume()  # its last read may have paused it
             self._pool.give_back(self)
         else:

@@ -43,9 +43,11 @@ ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
 TAIL_PIECES: Final = 4  # enough for the usage event and `[DONE]`, however reads split them
 
-# The client's credentials are for us; framing fields are written anew; Expect was answered by the server.
+# The client's credentials are for us; framing fields are written anew; Expect was answered by the server. Nobody compresses for
+# us what comes over loopback: it is read on its way.
 _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"host",
+    b"accept-encoding",
     b"content-length",
     b"authorization",
     b"x-api-key",
@@ -177,15 +179,10 @@ async def forward(
     Cancellation closes the worker's connection.
     """
     started_at = upstream.loop.time()
-    is_read = translation is not None or names is not None or completion is not None
     response: UpstreamResponse = await upstream.request(
         scope["method"],
         target,
-        request_headers(
-            scope["headers"],
-            request_id,
-            _dropped(dialect.credential_headers, is_read or tells_cache is not None),
-        ),
+        request_headers(scope["headers"], request_id, _dropped(dialect.credential_headers)),
         body,
         first_byte_s=first_byte_s,
     )
@@ -213,7 +210,7 @@ async def forward(
             own += [item for item in {**dict(tells_cache), **dict(told)}.items() if item[0] not in said]
         if pictures is not None and response.status < 400:
             response = await pictures.linked(response, gathered or Gathered())
-        if is_read and response.status < 400:
+        if response.status < 400 and (translation is not None or names is not None or completion is not None):
             response = await _shaped(
                 response, content_type, outcome, names, completion, translation, gathered or Gathered()
             )
@@ -370,9 +367,9 @@ def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
 
 
 @cache
-def _dropped(credentials: frozenset[bytes], is_read: bool) -> frozenset[bytes]:
-    """The request headers that no worker gets. What is read here must come uncompressed."""
-    return _NOT_FOR_WORKERS | credentials | ({b"accept-encoding"} if is_read else set())
+def _dropped(credentials: frozenset[bytes]) -> frozenset[bytes]:
+    """The request headers that no worker gets."""
+    return _NOT_FOR_WORKERS | credentials
 
 
 def request_headers(headers: Headers, request_id: bytes, dropped: Collection[bytes] = _NOT_FOR_WORKERS) -> Headers:

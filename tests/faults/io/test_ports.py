@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.errors import UnavailableError
 from supervisor.io import ports
-from supervisor.io.ports import Ownership, PortRange, exposed, listeners, owner_check
+from supervisor.io.ports import Ownership, PortRange, exposed, listeners, listens_on, owner_check
 from tests.support.ports import quiet_ports
 from tests.support.trees import FAKE_WORKER, PYTHON, wait_until
 
@@ -126,6 +126,7 @@ class Test13PortTaken:
         worker = workers(port)
         wait_until(lambda: listeners(port))
         assert owner_check(port, [1, worker.pid, 999_999_999]) is Ownership.OURS
+        assert listens_on([worker.pid, 999_999_999]) == (port,)
 
     def test_a_child_of_the_worker(self, source, port, workers):
         worker = workers(port)

@@ -137,6 +137,24 @@ serve: 1
         (problem,) = folder.problems(f"models: {{m: {{cmd: 'cat ${{port}}', vram_mib: {written}}}}}", check_files=False)
         assert problem.endswith(f"; write {meant}")
 
+    @pytest.mark.parametrize(("written", "meant"), [("'[::1]'", "::1"), ("localhost", "localhost")])
+    def test_an_address_to_listen_on(self, folder, written, meant):
+        assert folder.load(f"server: {{host: {written}}}").server.host == meant
+
+    @pytest.mark.parametrize(
+        ("written", "told"),
+        [
+            ("[127.0.0.1, '::1']", "listens on one address"),
+            ("127.0.0.1 ::1", "listens on one address"),
+            ("unix:/run/llmux.sock", "a proxy such as nginx or socat can offer it as a Unix socket"),
+            ("/run/llmux.sock", "a proxy such as nginx or socat can offer it as a Unix socket"),
+        ],
+    )
+    def test_an_address_that_is_none(self, folder, written, told):
+        (problem,) = folder.problems(f"server: {{host: {written}}}")
+        assert problem.startswith("llmux.yaml:1:10 server.host: ")
+        assert told in problem
+
     def test_a_path_that_tells_no_runtime_is_no_misspelt_key(self, folder):
         (problem,) = folder.problems("models: {m: {path: q.bin}}")
         assert problem.endswith("(a path ending in .gguf: llama_server, a cmd: command)")

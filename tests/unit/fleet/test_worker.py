@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -213,7 +214,14 @@ class TestWatched:
         crash = await bench.end()
         assert crash.kind is CrashClass.START_TIMEOUT
         assert crash.told.endswith("its health check says: HTTP 503")
-        assert "HTTP" not in crash.summary, "what a worker says is for operators"
+        assert crash.summary.endswith("; it answers /health with HTTP 503"), "what it says itself is for operators"
+
+    async def test_no_progress_and_a_program_that_listens_on_another_port(self, bench):
+        seen = replace(look(ok=False, progress=Progress(1, 1, 1)), elsewhere=(8188,))
+        bench.launcher.look = replace(seen, health=replace(seen.health, status=None))
+        bench.start(startup_timeout_s=0.01)
+        crash = await bench.end()
+        assert "it listens on port 8188 instead of the one that llmux gave it" in crash.summary
 
     async def test_a_mistake_in_watching(self, bench):
         await bench.start_ready()

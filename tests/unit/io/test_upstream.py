@@ -71,6 +71,20 @@ class TestReuse:
                 assert await get(upstream, "POST", body=b"{}") == (200, b"hi")
                 assert behind.accepted == turn + 1
 
+    async def test_a_worker_that_loses_a_request_on_a_kept_connection_is_asked_on_new_ones(self):
+        async def script(conn: Conn) -> None:
+            await conn.request()
+            await conn.send(ok(b"hi"))
+            await conn.request()  # it doesn't know yet that the connection is closed here
+
+        async with worker(script) as behind, pool(behind.port) as upstream:
+            assert await get(upstream) == (200, b"hi")
+            with pytest.raises(UpstreamError, match="without an answer"):
+                await get(upstream, "POST", body=b"{}")
+            for _ in range(3):
+                assert await get(upstream, "POST", body=b"{}") == (200, b"hi")
+            assert behind.accepted == 4
+
     @pytest.mark.parametrize(("promised", "kept"), [(1, 0), (2, 1), (5, 2.5), (60, 30)])
     async def test_kept_for_less_than_promised(self, promised, kept):
         """The worker began to count before its answer was read here, on a busy machine well before."""

@@ -37,6 +37,23 @@ class TestCommand:
         argv = launch(cmd=f"{sys.executable} -c 'print(1)' ${{model}} | cat").argv
         assert argv[1:] == ("-c", "print(1)", "a model; rm -rf", "|", "cat")
 
+    def test_a_string_is_read_as_a_shell_reads_it(self):
+        cmd = f"""
+            # {{it isn't}} ours
+            {sys.executable}  # serve --port 80
+            --port ${{port}} \\
+            http://a/b#c '# this
+            stays' \\# "\\" # too"
+        """
+        assert launch(cmd=cmd).argv[1:] == (
+            "--port",
+            "18100",
+            "http://a/b#c",
+            "# this\n            stays",
+            "#",
+            '" # too',
+        )
+
     def test_doubled_dollars_stand_for_themselves(self):
         assert launch(cmd=[sys.executable, "$${port}", "$HOME", "${port}$"]).argv[1:] == ("${port}", "$HOME", "18100$")
 
