@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final
@@ -15,6 +16,7 @@ from runtimes.sdk.errors import WorkerError
 
 MAX_BYTES: Final = 2 << 30
 MAX_FIELDS: Final = 64
+_INDEX: Final = re.compile(r"\[\d*\]\Z")  # PHP's clients number the values of a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,9 @@ async def read_form(request: Request, file_field: str, lists: frozenset[str] = f
 async def read_files(
     request: Request, file_fields: Mapping[str, int], lists: frozenset[str] = frozenset()
 ) -> FilesForm:
-    """The form in a request, with files in these fields, at most so many in each: `x[]` is the same as `x`.
+    """The form in a request, with files in these fields, at most so many in each: `x[]` and `x[0]` are the same as `x`.
 
-    A text field named `x[]`, or in `lists`, is a list of all its values; of any other field the last value counts. Empty
+    A text field named so, or in `lists`, is a list of all its values; of any other field the last value counts. Empty
     fields count as missing: browsers send them. Raises WorkerError.
     """
     content_type = request.headers.get("content-type", "")
@@ -84,7 +86,7 @@ def _sorted(parsed: FormData, file_fields: Mapping[str, int], lists: frozenset[s
     values: dict[str, object] = {}
     files: dict[str, list[BinaryIO]] = {}
     for name, value in parsed.multi_items():
-        bare = name.removesuffix("[]")
+        bare = _INDEX.sub("", name)
         if isinstance(value, UploadFile):
             if bare not in file_fields:
                 where = "the field" if len(file_fields) == 1 else "one of the fields"

@@ -52,6 +52,11 @@ from supervisor.proxy.forward import processing_ms
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 
+_NOT_OFFERED = {
+    ("POST", "/v1/responses/compact"): "Send the conversation again with a summary in place of its older items.",
+    ("POST", "/v1/complete"): "Ask /v1/messages.",
+}
+
 
 class Application:
     """The daemon's ASGI application."""
@@ -230,6 +235,8 @@ class Application:
 
     def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
         method, path = scope["method"], scope["path"][:200]
+        if (instead := _NOT_OFFERED.get((method, path))) is not None:
+            return NotFoundError(f"{path} is not offered. {instead}")
         allowed = allowed or ", ".join(self._daemon.pipeline.methods(scope["path"], dialect_of(scope)))
         if allowed:
             return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)

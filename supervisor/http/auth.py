@@ -137,6 +137,8 @@ class Auth:
                 (b"access-control-allow-headers", asked[0] if asked else b"authorization, content-type"),
                 (b"access-control-max-age", b"600"),
             ]
+            if any(name == b"access-control-request-private-network" for name, _ in scope["headers"]):
+                headers.append((b"access-control-allow-private-network", b"true"))
         return headers
 
     def _is_allowed(self, origin: str) -> bool:

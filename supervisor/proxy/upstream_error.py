@@ -29,11 +29,17 @@ _CLIENTS_FAULT: Final = re.compile(
     rb'|(?:image|audio|video) input is not supported|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u]){0,1000})'
 )
 """What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
-_NO_INFILL: Final = b"nfill is not supported"
-_INSERTS_NOTHING: Final = (
-    b'{"error":{"message":"This model does not support insert: it knows no tokens for what is to be filled in. Leave suffix out.",'
-    b'"type":"invalid_request_error","param":"suffix","code":"unsupported_parameter"}}'
+_NAMED: Final = (
+    (
+        501,
+        b"nfill is not supported",
+        "This model does not support insert: it knows no tokens for what is to be filled in. Leave suffix out.",
+        "suffix",
+        "unsupported_parameter",
+    ),
+    (500, b"vector::_M_range_check", "This model has no token with that number.", "tokens", "invalid_request"),
 )
+"""A status and words of llama.cpp's for a mistake of the client: what it is, in which field, and its code."""
 _SENT: Final = re.compile(rb"; (?:tools|messages) = ")
 _TYPES: Final = {
     401: ("authentication_error", "invalid_api_key"),
@@ -58,15 +64,17 @@ class WorkerAnswerError(LlmuxError):
 
 def restated(status: int, data: bytes) -> tuple[int, bytes]:
     """An error response's status and body, with 400 where llama.cpp says 500 for a mistake of the client."""
-    if status == 501 and _NO_INFILL in data:
-        return 400, _INSERTS_NOTHING
+    for theirs, words, message, param, code in _NAMED:
+        if status == theirs and words in data:
+            named = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+            return 400, msgspec.json.encode({"error": named})
     found = _CLIENTS_FAULT.search(data, 0, 4096) if status == 500 else None
     if found is None:
         return status, data
-    message = _SENT.split(found[1], 1)[0].decode("utf-8", "ignore").encode()  # it may end within a character
-    code = _OVERFLOW.encode() if _TOO_LONG.search(message.decode("latin-1")) else b"invalid_request"
-    fields = b'"type":"invalid_request_error","param":null,"code":"%b"' % code
-    return 400, b'{"error":{"message":"%b",%b}}' % (message, fields)
+    told = _SENT.split(found[1], 1)[0].decode("utf-8", "ignore").encode()  # it may end within a character
+    kind = _OVERFLOW.encode() if _TOO_LONG.search(told.decode("latin-1")) else b"invalid_request"
+    fields = b'"type":"invalid_request_error","param":null,"code":"%b"' % kind
+    return 400, b'{"error":{"message":"%b",%b}}' % (told, fields)
 
 
 def is_overflow(error: LlmuxError) -> bool:

@@ -119,6 +119,10 @@ class TestOrigin:
             assert answer.status_code == 204
             assert answer.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
             assert "POST" in answer.headers["access-control-allow-methods"]
+            assert "access-control-allow-private-network" not in answer.headers
+            asked = {"access-control-request-private-network": "true"}
+            answer = client.options("/v1/chat/completions", headers=asked)
+            assert answer.headers["access-control-allow-private-network"] == "true"
             assert client.options("/v1/admin/models").status_code == 403
         assert raw.request(open_site, "OPTIONS /v1/chat/completions HTTP/1.1", HOST).status == 405
 

@@ -96,7 +96,10 @@ _TEXT = frozenset(
 _CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})
 _AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})
 _EMBEDDINGS = frozenset({Endpoint("/v1/embeddings", unheard=(("dimensions", b""),)), Endpoint("/embedding")})
-_RERANK = frozenset(Endpoint(path) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking"))
+_RERANK = frozenset(
+    Endpoint(path, unheard=(("return_documents", b"true"),))
+    for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
+)
 
 
 class LlamaServerAdapter(Adapter[LlamaServerConfig]):

@@ -32,7 +32,8 @@ from supervisor.proxy.translation import StreamTranslation, Translation
 
 _PATH: Final = "/v1/messages"
 _MODELS: Final = "/v1/models"
-_ROOTS: Final = (_PATH, _MODELS)
+_COMPLETE: Final = "/v1/complete"  # not offered; its clients know errors as all of Anthropic's do
+_ROOTS: Final = (_PATH, _MODELS, _COMPLETE)
 _MOST: Final = 1000  # models in one answer
 _SERVING: Final = frozenset({f"POST {_PATH}", f"POST {chat.PATH}"})  # either is enough
 _TRANSLATIONS: Final[Mapping[tuple[str, str], Translation]] = {
@@ -48,11 +49,11 @@ class Anthropic(OpenAI):
     has_openai_errors = False
 
     def owns(self, path: str) -> bool:
-        """`/v1/messages`, the list of models, and below."""
-        return path.startswith(_ROOTS) and (_is_at(path, _PATH) or _is_at(path, _MODELS))
+        """`/v1/messages`, the list of models, and below, and what is not offered."""
+        return path.startswith(_ROOTS) and any(_is_at(path, root) for root in _ROOTS)
 
     def is_spoken_by(self, scope: Scope) -> bool:
-        """On the path of the list, only by its clients."""
+        """On paths that others have too, only by its clients."""
         return _is_at(scope["path"], _PATH) or _names_a_version(scope)
 
     def headers(self, request_id: bytes) -> list[tuple[bytes, bytes]]:

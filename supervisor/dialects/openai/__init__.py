@@ -14,6 +14,7 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import models, pictures, speech
 from supervisor.dialects.openai.embeddings import Embeddings
 from supervisor.dialects.openai.infill import Infill
+from supervisor.dialects.openai.reranking import Reranking
 from supervisor.proxy.body import Bytes
 from supervisor.proxy.dialect import Dialect, ReasoningEvent
 from supervisor.proxy.disconnect import Scope
@@ -22,7 +23,12 @@ from supervisor.proxy.translation import Translation
 
 LATEST: Final = ":latest"
 """What Ollama's clients add to a name without a tag, also when they speak OpenAI's API."""
-_TRANSLATIONS: Final[Mapping[str, Translation]] = {"/completions": Infill(), "/embeddings": Embeddings()}
+_TRANSLATIONS: Final[Mapping[str, Translation]] = {
+    "/completions": Infill(),
+    "/embeddings": Embeddings(),
+    "/rerank": Reranking(),
+    "/reranking": Reranking(),
+}
 _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
 

@@ -49,6 +49,18 @@ class TestRestated:
         assert (status, message.startswith(told)) == (400, True)
         assert len(told) > 200
 
+    @pytest.mark.parametrize(
+        ("status", "said", "param"),
+        [
+            (501, "Infill is not supported by this model", "suffix"),
+            (500, "vector::_M_range_check: __n (which is 99) >= this->size() (which is 9)", "tokens"),
+        ],
+    )
+    def test_one_that_is_named(self, status, said, param):
+        mended, data = restated(status, failure(said))
+        error = json.loads(data)["error"]
+        assert (mended, error["param"], error["type"]) == (400, param, "invalid_request_error")
+
     def test_an_embedding_longer_than_the_context(self):
         said = (
             "input (9000 tokens) is too large to process. increase the physical batch size (current batch size: 8192)"

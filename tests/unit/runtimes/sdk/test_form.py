@@ -55,10 +55,17 @@ async def test_what_does_not_fit_is_refused_by_name(parts, param, said):
 
 
 async def test_one_file_is_the_only_one():
-    form = await read_form(request(part("file", "sound", is_file=True), part("x[]", "1"), part("x[]", "2")), "file")
+    fields = [
+        part("file", "sound", is_file=True),
+        part("x[]", "1"),
+        part("x[]", "2"),
+        part("y[0]", "3"),
+        part("y[1]", "4"),
+    ]
+    form = await read_form(request(*fields), "file")
     with form.file as file:
         assert file.read() == b"sound"
-    assert form.fields.values == {"x": ["1", "2"]}
+    assert form.fields.values == {"x": ["1", "2"], "y": ["3", "4"]}
     assert (await read_form(request(part("language", "de")), "file")).file is None
 
 
