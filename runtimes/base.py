@@ -321,6 +321,10 @@ class Adapter(abc.ABC, Generic[C]):
         """Requests one worker serves well at once; 0: no limit."""
         return config.target_inflight or 0
 
+    def shared_context(self, config: C) -> int:
+        """Tokens that the requests of one worker have together; 0: each has its own context."""
+        return 0
+
     def needs_permission(self, config: C) -> bool:
         """Must a request itself say that it may leave this machine?"""
         return False

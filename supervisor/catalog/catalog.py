@@ -251,6 +251,7 @@ class CatalogModel:
             own_keep_alive_s=config.keep_alive_s if isinstance(config.keep_alive_s, int | float) else 0.0,
             hold_s=config.hold_s,
             target_inflight=self.adapter.target_inflight(config),
+            shared_context=self.adapter.shared_context(config),
             replicas=config.replicas,
             replica_max=config.most_replicas,
             max_queue=config.max_queue,

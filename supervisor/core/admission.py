@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from supervisor.core.demand import LOW, MOST_URGENT, NORMAL
+from supervisor.core.demand import ANY, LOW, MOST_URGENT, NORMAL, Demand
 from supervisor.core.fair_shares import FairShares
 from supervisor.core.limits import Accounts
 from supervisor.core.types import ASKED, Eviction, Limits, ModelId, ModelSpec, Policy, WorkerState
@@ -269,9 +269,17 @@ class AdmissionPolicy:
         """When a request, or a load that an operator asked for, has waited too long."""
         return since + self.limits.queue_wait_s
 
-    def is_full(self, model: ModelState) -> bool:
-        """Has the worker all the requests it gets at once?"""
-        return 0 < model.spec.target_inflight <= len(model.in_flight)
+    def is_full(self, model: ModelState, demand: Demand = ANY) -> bool:
+        """Has the worker all the requests it gets at once, or too little context left for this one beside them?
+
+        Alone it always has a place: the worker says what is too long.
+        """
+        if 0 < model.spec.target_inflight <= len(model.in_flight):
+            return True
+        if not model.spec.shared_context or not demand.tokens or not model.in_flight:
+            return False
+        taken = sum(each.tokens for each in model.in_flight.values())
+        return taken + demand.tokens > model.spec.shared_context
 
     def limits_loaded(self) -> bool:
         """Is the number of loaded models limited, for any type?"""

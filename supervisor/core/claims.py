@@ -66,7 +66,7 @@ def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId 
 def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key) -> bool:
     """Does a request of a higher class than the waiter's wait for the victim itself, and may it still overtake?"""
     queue = state.queue
-    if not queue.count(victim.line) or not victim.answering or state.admission.is_full(victim):
+    if not state.takes_next(victim):
         return False
     if victim.overtakes >= state.limits.overtakes:
         return False

@@ -51,6 +51,7 @@ class Demand:
     prefix: int | None = (
         None  # fingerprint of how its conversation begins; None: its model has one replica, or nobody knows
     )
+    tokens: int = 0  # of a context that its worker's requests share; 0: none, or nobody knows
     weight: float = 1.0  # of its tenant among others of its class: twice as much gets twice the worker-seconds
 
 

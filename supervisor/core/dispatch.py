@@ -15,15 +15,24 @@ MOST_PREFIXES = 4096
 """So many conversations of a model are remembered, each with its replica."""
 
 
-def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Send queued requests to the worker, as many as it takes and its state allows."""
+def dispatch(state: SchedulerState, step: Step, model: ModelState) -> bool:
+    """Send queued requests to the worker, as many as it takes and its state allows. Was there any?"""
+    served = False
     while (
         model.state is WorkerState.READY
-        and model.answering
-        and not state.admission.is_full(model)
+        and state.takes_next(model)
         and (waiting := state.queue.pop(model.line)) is not None
     ):
         assign(state, step, model, waiting.ticket, waiting.demand, waiting.arrived_at)
+        served = True
+    return served
+
+
+def serve_heads(state: SchedulerState, step: Step) -> bool:
+    """The same of all whose requests share a context: whoever is next now may need less of it. Was there any?"""
+    sharing = [line for line in state.queue.models() if state.models[line].spec.shared_context]
+    workers = [worker for line in sharing for worker in state.replicas(state.models[line])]
+    return any(dispatch(state, step, worker) for worker in workers)
 
 
 def assign(

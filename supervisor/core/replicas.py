@@ -75,7 +75,7 @@ def chosen(state: SchedulerState, model: ModelState, demand: Demand) -> ModelSta
     open_ = [
         each
         for each in state.replicas(model)
-        if each.state is WorkerState.READY and each.answering and not state.admission.is_full(each)
+        if each.state is WorkerState.READY and each.answering and not state.admission.is_full(each, demand)
     ]
     if demand.prefix is not None and (known := model.prefixes.get(demand.prefix)) is not None:
         for each in open_:

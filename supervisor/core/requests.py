@@ -49,7 +49,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     worker: ModelState | None = model
     if model.id in state.groups:
         worker = chosen(state, model, event.demand)
-    elif not can_answer or state.admission.is_full(model):
+    elif not can_answer or state.admission.is_full(model, event.demand):
         worker = None
     if worker is not None and state.queue.count(model.id) == 0:
         if accounts:

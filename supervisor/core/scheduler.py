@@ -23,6 +23,7 @@ from typing import assert_never
 
 from supervisor.core import draining, operators, partners, replicas, reports, requests, termination, timers
 from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.dispatch import serve_heads
 from supervisor.core.effects import Effect, Reject
 from supervisor.core.events import (
     ClientsRead,
@@ -81,6 +82,8 @@ class Scheduler:
                 replicas.balance(self.state, step, event, running)
             place_wanted(self.state, step)
             if self.state.groups and replicas.balance(self.state, step, event, running):
+                place_wanted(self.state, step)
+            while len(self.state.queue) and serve_heads(self.state, step):
                 place_wanted(self.state, step)
             for effect in step.effects:
                 if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing

@@ -108,6 +108,11 @@ class SchedulerState:
         names = self.groups.get(model.line)
         return [model] if names is None else [self.models[name] for name in names if name in self.models]
 
+    def takes_next(self, model: ModelState) -> bool:
+        """Does a request wait that this worker has a place for?"""
+        head = self.queue.peek(model.line) if model.answering else None
+        return head is not None and not self.admission.is_full(model, head.demand)
+
     def is_served_elsewhere(self, model: ModelState) -> bool:
         """Does another replica take its requests?"""
         return model.line in self.groups and any(each.serves for each in self.replicas(model) if each is not model)
@@ -196,8 +201,7 @@ class SchedulerState:
     def _check_model(self, model: ModelState) -> Iterator[tuple[bool, str]]:
         state, queued = model.state, self.waiting_for(model)
         if state is WorkerState.READY:
-            served = not (model.answering and self.queue.count(model.line)) or self.admission.is_full(model)
-            yield served, "a queued request could be served"
+            yield not self.takes_next(model), "a queued request could be served"
         if model.has_failed or model.removed or model.stuck or self.shutting_down:
             yield not queued, "a request waits for what can't come"
         yield (model.id in self.wanted) == self.is_wanted(model), "wanted iff it is to be loaded"

@@ -109,6 +109,7 @@ class ModelSpec:
     )
     hold_s: float = 0.0  # no model of equal or lower priority takes its place this long after its last use
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
+    shared_context: int = 0  # tokens that these have together; 0: each has its own context
     replicas: int = 1  # so many workers are loaded when one is, where memory is free
     replica_max: int = 1  # so many workers at most, as many as the queue needs
     replica_of: ModelId | None = None  # set iff it is a further replica of that model

@@ -58,7 +58,9 @@ SHOWN: Final = 3
 
 _UNTIMED: Final = "first load with these settings, no estimate yet"
 # Made once: it is asked for at the end of each request of a worker that others wait for.
-_PLACE: Final = Awaited(WaitKind.PLACE, "a free place: the model answers as many requests as it may at once")
+_PLACE: Final = Awaited(
+    WaitKind.PLACE, "a free place: the model answers as many requests as it may at once, or as its context holds"
+)
 _OWN_MEMORY: Final = Awaited(WaitKind.MEMORY, "the memory of its last worker to come back")
 
 

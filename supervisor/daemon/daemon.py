@@ -14,6 +14,7 @@ from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.batches import Batches
 from supervisor.daemon.caching import Salts
 from supervisor.daemon.clients import Clients
+from supervisor.daemon.context_use import ContextUse
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
@@ -60,6 +61,7 @@ class Daemon:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     salts: Salts = field(default_factory=Salts)
     answers: AnswerLog = field(init=False)
+    contexts: ContextUse = field(default_factory=ContextUse)
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
     steps: Steps = field(init=False)
@@ -81,7 +83,7 @@ class Daemon:
         self.settled.set()
         self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
         self.answers = AnswerLog(self.engine.clock)
-        self.requests.listeners.append(self.answers.observe)
+        self.requests.listeners += [self.answers.observe, self.contexts.observe]
         self.clients = Clients(self)
         self.feed = Feed(self)
         self.steps = Steps(self)
@@ -118,6 +120,7 @@ class Daemon:
             self.salts,
             self.responses,
             self.pictures,
+            self.contexts,
         )
         self.jobs.configure(limits)
         self.batches.line_limit = limits.body_mib << 20

@@ -30,6 +30,7 @@ from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.caching import HEADERS as CACHE_HEADERS
 from supervisor.daemon.caching import CacheWish, Salts, wish_of
 from supervisor.daemon.clients import Clients
+from supervisor.daemon.context_use import ContextUse
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import PRIORITY_HEADER, TENANT_HEADER, identify
 from supervisor.daemon.leaving import HandedOverError
@@ -57,7 +58,7 @@ from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import PictureLinks
 from supervisor.proxy.turn import Memory, Turn
-from supervisor.proxy.upstream_error import is_overflow
+from supervisor.proxy.upstream_error import WorkerAnswerError, is_crowded, is_overflow
 
 PATIENCE_S: Final = 5.0
 """How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
@@ -85,6 +86,7 @@ class Pipeline:
         salts: Salts,
         responses: ResponseStore,
         pictures: PictureStore,
+        contexts: ContextUse,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
@@ -95,7 +97,7 @@ class Pipeline:
         self._responses = responses
         self._pictures = pictures
         self._public_url = catalog.server.public_url
-        self._targets = Targets(engine, catalog, bodies, runtime, salts, pictures)
+        self._targets = Targets(engine, catalog, bodies, runtime, salts, pictures, contexts)
         self._table = self._targets.table
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._keepalive_s = catalog.limits.keepalive_s
@@ -251,6 +253,12 @@ class Pipeline:
         try:
             try:
                 await self._attempt(scope, send, context, target, client, keepalive)
+            except WorkerAnswerError as error:
+                alone = self._targets.shared_contexts.get(target.model, 0) + 1
+                if not is_crowded(error) or target.tokens == alone:
+                    raise
+                target.tokens = alone
+                await self._attempt(scope, send, context, target, client, keepalive)
             except UnreachableError:
                 if context.ticket is None or not await self._engine.may_go_to_another(context.ticket, PATIENCE_S):
                     raise
@@ -305,8 +313,8 @@ class Pipeline:
             # 5.
             await self._forward(scope, send, context, target, ticket, gathered, keepalive)
         except LlmuxError as error:
-            another_may = isinstance(error, UnreachableError) or (target.ladder is not None and is_overflow(error))
-            served = not another_may  # for which alone it is charged
+            is_refused = is_crowded(error) or (target.ladder is not None and is_overflow(error))
+            served = not (is_refused or isinstance(error, UnreachableError))  # whoever answers is charged for it
             raise
         finally:
             # 6.
@@ -355,7 +363,7 @@ class Pipeline:
                     sse_started=keepalive.started,
                     first_byte_s=self._first_byte_s,
                     explain=partial(self._explained, context),
-                    raises_overflow=target.ladder is not None,
+                    raises=is_crowded if target.ladder is None else _is_for_another,
                     mend=mending.mend,
                     end=target.end,
                 )
@@ -406,6 +414,8 @@ class Pipeline:
         demand = context.demand
         if target.prefix is not None:
             demand = replace(demand, prefix=target.prefix)
+        if target.tokens:
+            demand = replace(demand, tokens=target.tokens)
         if target.ladder is not None:
             times = (demand.keep_alive_s, target.ladder.task.config.keep_alive_s)
             longest_s = max((time_s for time_s in times if time_s is not None), default=None)
@@ -416,6 +426,11 @@ class Pipeline:
         if left_s <= 0:
             raise BudgetError(f"The budget of {context.budget_s:g} s was over before {context.name} could answer.")
         return replace(demand, budget_s=left_s, answers=self._answers.of(target.model, context.path))
+
+
+def _is_for_another(error: LlmuxError) -> bool:
+    """May another candidate of the task answer what its worker refused so, or the same worker later?"""
+    return is_overflow(error) or is_crowded(error)
 
 
 async def _open(raw: Bytes, scope: Scope) -> Body:

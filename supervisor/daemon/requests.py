@@ -58,6 +58,7 @@ class RequestContext:
     media: HeldBody | None = None  # what was loaded for its prompt
     name: str | None = None
     stream: bool = False
+    text_bytes: int = 0  # of what its worker got; 0: it has more than text, or nobody asks
     ignored: Sequence[str] = ()  # fields of its body that have no effect
     cache: CacheWish | None = None  # what it says about caches of prompts
     budget_s: float | None = None  # from its arrival

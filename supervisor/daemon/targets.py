@@ -22,6 +22,7 @@ from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.core.types import ModelId, TicketId, WorkerState
 from supervisor.daemon.caching import NO_FIELDS, CacheFields, Salts
+from supervisor.daemon.context_use import ContextUse, measured
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import staying
 from supervisor.daemon.ladder import Ladder
@@ -62,6 +63,9 @@ NAME_LIMIT: Final = 512  # of the name of a model
 _NONE: Final[Mapping[ModelId, Endpoint]] = {}
 
 
+_MOST_TOKENS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+
+
 @dataclass(slots=True)
 class Target:
     """Where a request goes, and what is sent there. Not frozen, as the next: that would cost each request a microsecond."""
@@ -76,6 +80,7 @@ class Target:
     is_known: bool = True  # so that the form of a stream is known before the worker answers
     ladder: Ladder | None = None  # set iff a task was asked: who is asked next
     prefix: int | None = None  # of its conversation, where several replicas could answer
+    tokens: int = 0  # of the context that its worker's requests share
     ignored: Sequence[str] = ()  # fields and headers of the request that have no effect on it
     end: StreamEnd | None = None  # of a stream that passes untranslated
     reuses: bool = True  # may its worker use prompts that it keeps?
@@ -108,6 +113,7 @@ class Targets:
         runtime: RuntimeConfig,
         salts: Salts,
         pictures: PictureStore,
+        contexts: ContextUse,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
@@ -115,6 +121,12 @@ class Targets:
         self._runtime = runtime
         self._salts = salts
         self._pictures = pictures
+        self._contexts = contexts
+        self.shared_contexts = {
+            model.id: tokens
+            for model in catalog.models.values()
+            if (tokens := model.adapter.shared_context(model.config))
+        }
         self._media = MediaLoader(catalog.server.media, bodies)
         self._caches = {model.id: model.adapter.prompt_cache(model.config) for model in catalog.models.values()}
         self._inputs = {model.id: model.inputs for model in catalog.models.values()}
@@ -203,12 +215,14 @@ class Targets:
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name, body.fields, stream=body.stream) if translation is None else None
+        sent = self._kept(asked, await body.rewritten(rewrite, endpoint), ladder)
+        tokens = self._tokens(context, model, sent, rewrite, body) if model in self.shared_contexts else 0
         translated = () if translation is None else translation.ignored
         context.ignored = (*asked.body.unsaid, *translated, *unused, *cached.ignored)
         return Target(
             model,
             upstream_path,
-            self._kept(asked, await body.rewritten(rewrite, endpoint), ladder),
+            sent,
             endpoint,
             translation,
             names,
@@ -216,6 +230,7 @@ class Targets:
             is_known=translation is not None or endpoint.meaning is not OTHER,
             ladder=ladder,
             prefix=prefix,
+            tokens=tokens,
             ignored=context.ignored,
             end=end_of(endpoint.path) if translation is None else None,
             reuses=cached.reuses,
@@ -282,6 +297,14 @@ class Targets:
         held = HeldBody(self._bodies)
         held.keep(data)
         return held
+
+    def _tokens(self, context: RequestContext, model: ModelId, sent: HeldBody, rewrite: Rewrite, body: Body) -> int:
+        """What it will need of the context that its worker's requests share."""
+        text_bytes, pictures = measured(sent)
+        context.text_bytes = 0 if pictures else text_bytes
+        said = (rewrite.value(name, body.raw(name)) for name in _MOST_TOKENS)
+        most = min((int(each) for each in said if each is not None and each.isdigit()), default=None)
+        return self._contexts.needed(model, self.shared_contexts[model], text_bytes, pictures, most)
 
     async def _load(self, asked: Asked, wanted: Sequence[Wanted], body: Body) -> None:
         """Let the body have the media that it refers to. Raises LlmuxError, also where it would be refused afterwards."""

@@ -37,7 +37,7 @@ from supervisor.proxy.translation import (
     called,
     ignored_header,
 )
-from supervisor.proxy.upstream_error import WorkerAnswerError, error_answer, is_overflow, restated, worker_error
+from supervisor.proxy.upstream_error import WorkerAnswerError, error_answer, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
@@ -137,6 +137,10 @@ class Outcome:
         return b"".join(self._tail)
 
 
+def _never(_error: WorkerAnswerError) -> bool:
+    return False
+
+
 async def forward(
     scope: Scope,
     send: Send,
@@ -159,7 +163,7 @@ async def forward(
     sse_started: bool = False,
     first_byte_s: float | None = None,
     explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
-    raises_overflow: bool = False,
+    raises: Callable[[WorkerAnswerError], bool] = _never,
     mend: Callable[[WorkerAnswerError], Awaitable[bool]] | None = None,
     end: StreamEnd | None = None,
 ) -> bool:
@@ -172,10 +176,9 @@ async def forward(
     what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks. `pictures` keeps those whose addresses are
     wanted. `gathered` counts what any of them keeps of the answer, and bounds it.
 
-    While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
-    with `sse_started` the worker's error; with `raises_overflow` also the worker's error that the request is too long for
-    it. Later, see `break_off`. Returns true, and has sent nothing, where the worker refuses the request and `mend` says that it
-    can be sent again, changed.
+    While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, and
+    the worker's error, with `sse_started` or where `raises` says so. Later, see `break_off`. Returns true, and has sent
+    nothing, where the worker refuses the request and `mend` says that it can be sent again, changed.
     Cancellation closes the worker's connection.
     """
     started_at = upstream.loop.time()
@@ -234,7 +237,7 @@ async def forward(
                 outcome,
                 dialect,
                 as_called,
-                raises_overflow=raises_overflow,
+                raises=raises,
                 mend=mend,
             )
         if not sse_started:
@@ -335,7 +338,7 @@ async def _send_error(
     dialect: Dialect,
     as_called: Mapping[str, str],
     *,
-    raises_overflow: bool,
+    raises: Callable[[WorkerAnswerError], bool],
     mend: Callable[[WorkerAnswerError], Awaitable[bool]] | None,
 ) -> bool:
     """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it. True: see `mend`."""
@@ -343,7 +346,7 @@ async def _send_error(
     headers = response_headers(response.headers, own, is_stream=False)
     outcome.status, said = restated(response.status, data)
     error = worker_error(outcome.status, content_type, said)
-    if raises_overflow and is_overflow(error):
+    if raises(error):
         raise error
     if mend is not None and await mend(error):
         return True

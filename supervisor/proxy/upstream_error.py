@@ -29,17 +29,27 @@ _CLIENTS_FAULT: Final = re.compile(
     rb'|(?:image|audio|video) input is not supported|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u]){0,1000})'
 )
 """What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
+_CROWDED: Final = "context_full"
 _NAMED: Final = (
     (
         501,
         b"nfill is not supported",
+        400,
         "This model does not support insert: it knows no tokens for what is to be filled in. Leave suffix out.",
         "suffix",
         "unsupported_parameter",
     ),
-    (500, b"vector::_M_range_check", "This model has no token with that number.", "tokens", "invalid_request"),
+    (500, b"vector::_M_range_check", 400, "This model has no token with that number.", "tokens", "invalid_request"),
+    (
+        500,
+        b"Context size has been exceeded",
+        503,
+        "The requests that this model answers at once filled the context that they share (n_ctx). Try again in a moment.",
+        None,
+        _CROWDED,
+    ),
 )
-"""A status and words of llama.cpp's for a mistake of the client: what it is, in which field, and its code."""
+"""A status and words of llama.cpp's, and what it should have said: status, message, field and code."""
 _SENT: Final = re.compile(rb"; (?:tools|messages) = ")
 _TYPES: Final = {
     401: ("authentication_error", "invalid_api_key"),
@@ -63,23 +73,29 @@ class WorkerAnswerError(LlmuxError):
 
 
 def restated(status: int, data: bytes) -> tuple[int, bytes]:
-    """An error response's status and body, with 400 where llama.cpp says 500 for a mistake of the client."""
-    for theirs, words, message, param, code in _NAMED:
+    """An error response's status and body, with others where llama.cpp blames itself for what its clients did."""
+    for theirs, words, meant, message, param, code in _NAMED:
         if status == theirs and words in data:
-            named = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-            return 400, msgspec.json.encode({"error": named})
+            kind = "invalid_request_error" if meant == HTTPStatus.BAD_REQUEST else "server_error"
+            named = {"message": message, "type": kind, "param": param, "code": code}
+            return meant, msgspec.json.encode({"error": named})
     found = _CLIENTS_FAULT.search(data, 0, 4096) if status == 500 else None
     if found is None:
         return status, data
     told = _SENT.split(found[1], 1)[0].decode("utf-8", "ignore").encode()  # it may end within a character
-    kind = _OVERFLOW.encode() if _TOO_LONG.search(told.decode("latin-1")) else b"invalid_request"
-    fields = b'"type":"invalid_request_error","param":null,"code":"%b"' % kind
+    fault = _OVERFLOW.encode() if _TOO_LONG.search(told.decode("latin-1")) else b"invalid_request"
+    fields = b'"type":"invalid_request_error","param":null,"code":"%b"' % fault
     return 400, b'{"error":{"message":"%b",%b}}' % (told, fields)
 
 
 def is_overflow(error: LlmuxError) -> bool:
     """Does a worker say that the request is too long for its context, so that a larger one may answer it?"""
     return error.status in (400, 413, 422) and (error.code == _OVERFLOW or bool(_TOO_LONG.search(error.message)))
+
+
+def is_crowded(error: LlmuxError) -> bool:
+    """Does a worker say that its requests' shared context is full, so that this one may be answered alone?"""
+    return error.code == _CROWDED
 
 
 def error_answer(

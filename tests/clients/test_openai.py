@@ -271,10 +271,17 @@ class TestOtherDialects:
         assert told.status_code == 400
         assert "/slots?model=NAME" in told.json()["error"]["message"]
 
-    def test_the_workers_own_refusal_comes_through(self, site):
-        told = site.post("/infill", json={"model": "chat", "input_prefix": "a", "input_suffix": "b"})
-        assert told.status_code == 501
-        assert "Infill is not supported" in told.json()["error"]["message"]
+    @pytest.mark.parametrize(
+        ("path", "body", "param"),
+        [
+            ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "suffix"),
+            ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+            ("/detokenize", {"tokens": [-5]}, "tokens"),
+        ],
+    )
+    def test_a_mistake_that_the_worker_blames_itself_for(self, site, path, body, param):
+        told = site.post(path, json={"model": "chat", **body})
+        assert (told.status_code, told.json()["error"]["param"]) == (400, param)
 
 
 class TestMistakes:

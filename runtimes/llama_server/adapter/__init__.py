@@ -252,6 +252,12 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         """One request per slot."""
         return config.target_inflight if config.target_inflight is not None else size.complete(config).parallel or SLOTS
 
+    def shared_context(self, config: LlamaServerConfig) -> int:
+        """What all slots have. A text that is only read holds its part no longer than that takes."""
+        config = size.complete(config)
+        is_shared = config.kv_unified and config.parallel != 1 and serves(config) == "text"
+        return config.n_ctx or 0 if is_shared else 0
+
     def sized(self, config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConfig, Sizing | None]:
         """Context, slots and batches by the file's metadata."""
         return size.sized(config, room)

@@ -52,7 +52,6 @@ def test_a_result_that_is_an_error(site):
     ("field", "value"),
     [
         ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
-        ("tools", [*TOOLS, {"type": "bash_20250124", "name": "bash"}]),
         ("container", "container_1"),
         ("mcp_servers", [{"type": "url", "url": "https://example.com", "name": "mine"}]),
         ("context_management", {"edits": EDITS}),
@@ -62,3 +61,8 @@ def test_what_runs_at_anthropic_is_refused_by_name(site, field, value):
     told = ask(site, **{field: value})
     assert (told.status_code, told.json()["error"]["param"]) == (400, field)
     assert told.json()["error"]["code"] == "unsupported_parameter"
+
+
+def test_a_tool_of_anthropics_that_the_client_runs(site):
+    tools = [*TOOLS, {"type": "bash_20250124", "name": "bash"}]
+    assert called(ask(site, tools=tools, tool_choice={"type": "tool", "name": "get_weather"})) == ["get_weather"]

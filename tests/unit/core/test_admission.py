@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.demand import ANY
 from tests.support.simulation import World, model
 
 
@@ -21,7 +22,7 @@ class LastComeFirstServed(AdmissionPolicy):
 class TwoPerWorker(AdmissionPolicy):
     """A limit that does not come from the configuration."""
 
-    def is_full(self, model):
+    def is_full(self, model, demand=ANY):
         return len(model.in_flight) >= 2
 
 

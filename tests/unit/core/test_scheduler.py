@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.core.demand import HIGH
 from supervisor.core.effects import Alert, Learn, StopWorker
 from supervisor.core.events import (
     Configured,
@@ -76,6 +77,33 @@ class TestColdModel:
         assert list(world.dispatched) == tickets[:2]
         world.finish(tickets[0])
         assert list(world.dispatched) == tickets[1:]
+
+    def test_requests_that_share_a_context_wait_until_they_fit(self, world):
+        world.configure(model("a", 4000, target_inflight=4, shared_context=100))
+        long, second, longest, last = [world.request("a", tokens=tokens) for tokens in (70, 30, 900, 1)]
+        world.run(3)
+        assert list(world.dispatched) == [long, second], "the others would not fit beside them"
+        world.finish(second)
+        assert list(world.dispatched) == [long], "in order: the long one would wait for ever else"
+        world.finish(long)
+        assert list(world.dispatched) == [longest], "alone, however long it is"
+        world.finish(longest)
+        assert list(world.dispatched) == [last]
+
+    def test_who_is_next_when_one_that_does_not_fit_leaves(self, world):
+        world.configure(model("a", 4000, target_inflight=4, shared_context=100))
+        first, large, small = [world.request("a", tokens=tokens) for tokens in (70, 60, 30)]
+        world.run(3)
+        world.finish(large)
+        assert list(world.dispatched) == [first, small]
+
+    def test_one_of_a_higher_class_that_fits_overtakes_one_that_does_not(self, world):
+        world.configure(model("a", 4000, target_inflight=4, shared_context=100))
+        first = world.request("a", tokens=70)
+        world.run(3)
+        world.request("a", tokens=60)
+        urgent = world.request("a", HIGH, tokens=30)
+        assert list(world.dispatched) == [first, urgent]
 
     def test_unknown_model(self, world):
         world.configure(model("a", 4000))

@@ -70,7 +70,8 @@ def small(changed: int, mib: int = 4000, definition: str | None = None) -> Model
     """One worker of it, always two, up to three, or two to three."""
     few, most = [(1, 1), (2, 2), (1, 3), (2, 3)][changed % 4]
     definition = definition or f"small {changed % 2}"
-    return model("small", mib, target_inflight=1 + changed % 3, replicas=few, replica_max=most, definition=definition)
+    shape = {"target_inflight": 1 + changed % 3, "shared_context": 100 if changed % 2 else 0}
+    return model("small", mib, replicas=few, replica_max=most, definition=definition, **shape)
 
 
 def models(changed: int) -> tuple[ModelSpec, ...]:
@@ -142,6 +143,7 @@ class Scheduling(RuleBasedStateMachine):
         accounts=st.sampled_from([(), (PHONE,), (PHONE, ALICE)]),
         keep_alive_s=st.sampled_from([None, 0.0, 30.0]),
         budget_s=st.sampled_from([None, None, 0.5, 8.0]),
+        tokens=st.sampled_from([0, 20, 60, 200]),
     )
     def arrive(
         self,
@@ -150,8 +152,14 @@ class Scheduling(RuleBasedStateMachine):
         accounts: tuple[Account, ...],
         keep_alive_s: float | None,
         budget_s: float | None,
+        tokens: int,
     ) -> None:
-        demand = {"keep_alive_s": keep_alive_s, "budget_s": budget_s, "answers": AnswerTimes(0.3, 1.0)}
+        demand = {
+            "keep_alive_s": keep_alive_s,
+            "budget_s": budget_s,
+            "answers": AnswerTimes(0.3, 1.0),
+            "tokens": tokens,
+        }
         self.world.request(name, priority, accounts, **demand)
 
     @rule(data=st.data(), tokens=st.sampled_from([0, 100]), served=st.booleans())

@@ -45,7 +45,7 @@ class TestAwaited:
         world.run(6)
         assert told(world, B) == (
             WaitKind.PLACE,
-            "a free place: the model answers as many requests as it may at once",
+            "a free place: the model answers as many requests as it may at once, or as its context holds",
             (),
         )
 
