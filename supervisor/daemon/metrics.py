@@ -58,7 +58,7 @@ class Metrics:
         # Counted once by model, tenant, status and result: each request comes here.
         self.requests = FastCounter(
             "llmux_requests",
-            "Requests by their answer's status.",
+            "Requests by their answer's status; of an answer that broke off, its error's.",
             ("model", "status"),
             registry,
             lambda counted: (counted[0], counted[2]),
@@ -152,7 +152,7 @@ class Metrics:
         route = self._daemon.catalog.route(context.name) if context.name is not None else None
         name = context.name if context.name is not None and route is not None else "unknown"
         outcome, ticket = context.outcome, context.ticket
-        status = str(outcome.status or context.failed_status or _NONE)
+        status = str(outcome.error_status or outcome.status or context.failed_status or _NONE)
         is_success = 200 <= outcome.status < 400 and not (outcome.error or context.failure)
         tenant = context.demand.tenant
         label = self._daemon.clients.label(tenant) if tenant else ""

@@ -14,8 +14,8 @@ import msgspec
 
 from supervisor.errors import UpstreamError
 from supervisor.proxy.frames import FrameStream
-from supervisor.proxy.stream_end import INCOMPLETE, StreamFailedError
-from supervisor.proxy.upstream_error import WorkerAnswerError, worker_error
+from supervisor.proxy.stream_end import INCOMPLETE, StreamFailedError, failure
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 PATH: Final = "/v1/chat/completions"
 
@@ -173,7 +173,7 @@ class ChatStream(FrameStream):
         if self._failure is not None:
             raise StreamFailedError(self._failure.message, code=self._failure.code)
         if not self._finished:
-            raise UpstreamError(INCOMPLETE, code="upstream_broken")
+            raise UpstreamError(INCOMPLETE)
         return found + self.over()
 
     def frame(self, data: bytes) -> bytes:
@@ -191,9 +191,7 @@ class ChatStream(FrameStream):
                 self._finished = self._finished or choice.finish_reason is not None
                 self._count(choice.delta.tool_calls or ())
             return self.event(answer)
-        code = answer.error.get("code") if isinstance(answer.error, dict) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500  # llama.cpp and vLLM put it there
-        self._failure = worker_error(status, b"application/json", msgspec.json.encode({"error": answer.error}))
+        self._failure = failure(answer.error)
         return self.failed(self._failure)
 
     def _count(self, pieces: Iterable[ToolCall]) -> None:

@@ -105,6 +105,7 @@ class Outcome:
     first_byte_s: float | None = None  # from sending the request to the first piece of the body
     first_byte_at: float | None = None  # loop time; as well
     error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
+    error_status: int = 0  # of that
     error_message: str | None = None  # of that, or of the worker's error response
     started: bool = False  # the client has the response's head
     stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
@@ -290,7 +291,7 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Di
 
     Raises ResponseBrokenError for everything else, after which nobody may send.
     """
-    outcome.error, outcome.error_message = error.code, error.message
+    outcome.error, outcome.error_status, outcome.error_message = error.code, int(error.status), error.message
     if not outcome.stream_type:
         raise ResponseBrokenError(error.message) from error
     is_told = isinstance(error, StreamFailedError)

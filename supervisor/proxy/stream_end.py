@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from supervisor.errors import LlmuxError, UpstreamError
-from supervisor.proxy.upstream_error import restated, worker_error
+from supervisor.proxy.upstream_error import WorkerAnswerError, restated, worker_error
 
 DONE: Final = b"data: [DONE]\n\n"
 INCOMPLETE: Final = "The worker ended its answer without saying that it is complete."
@@ -26,8 +26,8 @@ _ENDS: Final[Mapping[str, re.Pattern[bytes]]] = {
     "/completion": _STOPPED,
     "/infill": _STOPPED,
 }
-_ERROR: Final = re.compile(
-    rb'(?:\A|\n)(?:event: ?error\b[^\n]*\n(?:data: ?)?|error: ?|data: ?(?=\{\s*"error"\s*:\s*[{"]))'
+_EVENT: Final = re.compile(
+    rb"(?:\A|(?<=\n))(?P<named>event: ?error\b[^\n]*\n)?(?P<field>data|error): ?(?P<data>\{[^\n]*)"
 )
 _FIELDS: Final = msgspec.json.Decoder(dict[str, object]).decode
 
@@ -44,24 +44,33 @@ class StreamEnd:
 
     def error_in(self, piece: bytes) -> tuple[bytes, LlmuxError] | None:
         """A worker's error that is an event of this piece, and what comes before it: it goes on in the client's own words."""
-        if b"error" not in piece or (found := _ERROR.search(piece)) is None:
+        if b"error" not in piece:
             return None
-        data = piece[found.end() :].partition(b"\n")[0]
-        try:
-            fields = _FIELDS(data)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return None
-        inner = fields.get("error", fields)
-        code = inner.get("code") if isinstance(inner, dict) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else 500  # llama.cpp and vLLM put it there
-        body = msgspec.json.encode({"error": inner})
-        return piece[: found.start()], worker_error(status, b"application/json", restated(status, body)[1])
+        for found in _EVENT.finditer(piece):
+            is_error = found["named"] is not None or found["field"] == b"error"
+            if not is_error and b'"error"' not in found["data"]:
+                continue
+            try:
+                fields = _FIELDS(found["data"])
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+                continue
+            if error := fields.get("error") or (fields if is_error else None):
+                return piece[: found.start()], failure(error)
+        return None
 
     def judge(self, tail: bytes) -> LlmuxError | None:
         """What is wrong with a stream that ends so."""
-        if _ERROR.search(tail) is not None:
+        if self.error_in(tail) is not None:
             return StreamFailedError("The worker ended its answer with an error.", code="upstream_error")
-        return None if self._pattern.search(tail) is not None else UpstreamError(INCOMPLETE, code="upstream_broken")
+        return None if self._pattern.search(tail) is not None else UpstreamError(INCOMPLETE)
+
+
+def failure(error: object) -> WorkerAnswerError:
+    """What a worker's stream says of its end, as an error answer would."""
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500  # llama.cpp and vLLM put it there
+    meant, body = restated(status, msgspec.json.encode({"error": error}))
+    return worker_error(meant, b"application/json", body)
 
 
 _BY_PATH: Final[Mapping[str, StreamEnd]] = {path: StreamEnd(pattern) for path, pattern in _ENDS.items()}

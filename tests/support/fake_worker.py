@@ -18,7 +18,8 @@ The usual suspects:
   ignores SIGTERM and keeps our stdout open), `--respawn` (that grandchild forks away from whoever looks at it);
   `--leader-exits-after 1` leaves them behind; `--thread-outlives` ends the main thread only (state Z, not dead)
 - `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
-- `--die-after 2`: SIGKILL itself after two SSE chunks; `--break-after 2`: close that connection alone;
+- `--die-after 2`: SIGKILL itself after two SSE chunks; `--break-after 2`: close that connection alone; `--end-after 2`: end as if
+  nothing were missing;
   `--hang`: accept requests but never answer them;
   `--hang-up`: close the connection instead; `--hang-while FILE`: answer once that file is gone
 - `--one-at-a-time`: another request waits
@@ -68,6 +69,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--log-env", action="store_true", help="print the environment as JSON at start")
     flags.add_argument("--die-after", type=int, default=-1, help="SIGKILL itself after this many SSE chunks")
     flags.add_argument("--break-after", type=int, default=-1, help="close the connection after this many SSE chunks")
+    flags.add_argument(
+        "--end-after", type=int, default=-1, help="end the stream so, without saying that it is complete"
+    )
     flags.add_argument("--hang", action="store_true")
     flags.add_argument("--hang-up", action="store_true", help="close the connection instead of an answer")
     flags.add_argument("--hang-while", help="answer once this file is gone")
@@ -275,6 +279,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
         for i, word in enumerate(() if options.deltas else words):
             if i == options.die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if i == options.end_after:
+                self.chunk(b"")
+                return
             if i == options.break_after:
                 raise ConnectionResetError
             self.event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})

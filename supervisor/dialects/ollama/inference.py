@@ -122,7 +122,8 @@ class Raw:
         for name in ("images", "template", "context"):
             refuse(fields, name, "leave it out where the prompt goes to the model as it is.")
         mapped, unused = common(fields)
-        unused += [name for name in ("think", "system") if fields.get(name) not in (None, b'""', b"false")]
+        unused += ["think"] if fields.get("think") not in (None, b"false") else []
+        unused += ["system"] if text(fields, "system") else []
         for name in ("reasoning_effort", "chat_template_kwargs"):
             mapped.pop(name, None)
         mapped["prompt"] = raw(text(fields, "prompt"))
