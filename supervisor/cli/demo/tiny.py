@@ -35,6 +35,7 @@ THOUGHT: Final = "pondering"
 TOOL_CALL: Final[Mapping[str, object]] = {"name": "get_weather", "arguments": {"city": "Paris"}}
 
 CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|plan|>")
+INSERTING: Final = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 MARKS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _NORMAL_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE = 1, 3, 4
 _SIGNS: Final = bytes.maketrans(b"01", b"\xff\x01")  # as signed bytes: -1 and 1
@@ -57,6 +58,7 @@ class Tiny:
     head: int = 64  # values of a head; reading a long prompt takes time in proportion
     feed_forward: int = 128
     seed: int = 0
+    inserts: bool = False  # has it tokens for what is filled in between two texts?
     size_mib: int = 0
 
 
@@ -121,7 +123,8 @@ def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[
     think = [_NEWLINE, "<think>", *_words(tiny.thought), "</think>", _NEWLINE * 2]
     chains = [think, answer, ["<|plan|>", "<tool_call>", call, "</tool_call>", "<|im_end|>"]]
     tokens = dict.fromkeys(_byte_alphabet())
-    special = {*CONTROL, *MARKS}
+    control = (*CONTROL, *(INSERTING if tiny.inserts else ()))
+    special = {*control, *MARKS}
     scripted = {token for chain in chains for token in chain} - special - set(tokens)
     merges = [f"{_NEWLINE} {_NEWLINE}"]
     for merge in MERGES:
@@ -130,8 +133,8 @@ def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[
             merges.append(merge)
             tokens[left + right] = None
     tokens |= dict.fromkeys(sorted(scripted))
-    types = [_NORMAL_TYPE] * len(tokens) + [_CONTROL_TYPE] * len(CONTROL) + [_USER_DEFINED_TYPE] * len(MARKS)
-    return [*tokens, *CONTROL, *MARKS], types, merges, chains
+    types = [_NORMAL_TYPE] * len(tokens) + [_CONTROL_TYPE] * len(control) + [_USER_DEFINED_TYPE] * len(MARKS)
+    return [*tokens, *control, *MARKS], types, merges, chains
 
 
 def _follows(tokens: list[str], chains: list[list[str]]) -> dict[int, list[int]]:

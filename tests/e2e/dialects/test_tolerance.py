@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 
@@ -43,6 +44,7 @@ def site(tmp_path_factory):
     config = {
         "models": {
             "chat": gguf(),
+            "code": gguf(tiny.model(name="tiny-code", inserts=True)),
             "strict": gguf(chat_template_file=str(folder / "strict.jinja")),
             "embed": gguf(type="embedding"),
             "rank": gguf(rerank=True),
@@ -173,6 +175,24 @@ class TestRaw:
         told = site.post(path, json={"model": "chat", "prompt": "def f(", "suffix": "return", **fields})
         assert told.status_code == 400
         assert "does not support insert" in told.text
+
+    def test_a_model_that_can(self, site):
+        asked = {"model": "code", "prompt": "def f(", "suffix": "return"}
+        whole = site.post("/v1/completions", json={**asked, "max_tokens": 4}).json()
+        assert (whole["object"], whole["usage"]["completion_tokens"]) == ("text_completion", 4)
+        streamed = site.post("/v1/completions", json={**asked, "max_tokens": 4, "stream": True}).text
+        assert streamed.endswith("data: [DONE]\n\n")
+        told = site.post("/api/generate", json={**asked, "stream": False, "options": {"num_predict": 4}}).json()
+        assert (
+            told["response"]
+            == whole["choices"][0]["text"]
+            == "".join(
+                json.loads(line[6:])["choices"][0]["text"]
+                for line in streamed.splitlines()
+                if line.startswith("data: {")
+            )
+        )
+        assert (told["done"], told["done_reason"], told["eval_count"]) == (True, "length", 4)
 
 
 def test_codex(site):
