@@ -155,11 +155,12 @@ class ProgramSpec:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
-    """A public path that a runtime's workers serve. Exact match; every other path is refused."""
+    """A public path, or a pattern of some (see `path_pattern`), that a runtime's workers serve. Every other is refused."""
 
     path: str
     method: Literal["POST", "GET"] = "POST"
     upstream_path: str | None = None  # where it differs from the public path
+    loads: bool = field(default=False, compare=False)  # of a GET: it loads its model, and is a use of it
     meaning: Meaning = field(default=OTHER, compare=False)  # known by itself for a well-known path
     unheard: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
     """Fields that its workers pass over, or take wrongly, where their JSON isn't null and contains this: the request is
@@ -168,6 +169,11 @@ class Endpoint:
     def __post_init__(self) -> None:
         if self.meaning is OTHER:
             object.__setattr__(self, "meaning", meaning_of(self.path))
+
+    @property
+    def only_looks(self) -> bool:
+        """Does a request only say what a worker does now? Then it neither loads the model nor keeps it."""
+        return self.method == "GET" and not self.loads
 
 
 @dataclass(frozen=True, slots=True)

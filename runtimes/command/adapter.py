@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -31,6 +32,7 @@ from runtimes.base import (
 from runtimes.command import containers
 from runtimes.estimate import Estimate
 from runtimes.model_config import ModelConfig
+from runtimes.path_pattern import pattern_of
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
 _SAMPLE: Final = {"port": "8100", "host": "127.0.0.1", "model": "model", "parts": "1"}
@@ -72,6 +74,7 @@ def _endpoint(text: str) -> Endpoint:
     if match is None:
         raise ValueError(f"{text!r} is not 'METHOD /path' or '/path'")
     path = match["path"]
+    pattern_of(path)
     if match["method"] in (None, "POST"):
         return Endpoint(path)
     if match["method"] == "GET":
@@ -154,7 +157,10 @@ class CommandConfig(ModelConfig):
     cwd: Annotated[Path, Field(strict=False)] | None = Field(default=None, description="Where the program is run.")
     endpoints: list[Annotated[str, AfterValidator(_checked_endpoint)]] = Field(
         default_factory=lambda: list(DEFAULT_ENDPOINTS),
-        description="Paths it serves: '/path' or 'METHOD /path'. Default: OpenAI's inference paths.",
+        description="Paths it serves: '/path' or 'METHOD /path'; '/a/{name}' is any part, '/a/*' the rest. Default: OpenAI's inference paths.",
+    )
+    loads: bool = Field(
+        default=False, description="A GET loads the model and counts as its use, as WebSockets and other requests do."
     )
     auth: Literal["none", "bearer"] = Field(
         default="none",
@@ -225,7 +231,7 @@ class CommandAdapter(Adapter[CommandConfig]):
 
     def endpoints(self, config: CommandConfig) -> frozenset[Endpoint]:
         """What the configuration lists."""
-        return frozenset(_endpoint(text) for text in config.endpoints)
+        return frozenset(replace(_endpoint(text), loads=config.loads) for text in config.endpoints)
 
     def estimate(self, config: CommandConfig) -> Estimate | None:
         """The size of `files` and a third; None without any."""

@@ -316,6 +316,19 @@ class Engine(Operating):
         del self._tickets[ticket_id]
         raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection, asked or model)
 
+    def look(self, ticket_id: TicketId, model: ModelId) -> Ticket | None:
+        """For a request that only looks at what a worker does: it waits for nobody, and nobody counts it. None: no worker answers.
+
+        It isn't finished.
+        """
+        found = self._scheduler.state.models.get(model)
+        for each in () if found is None else self._scheduler.state.replicas(found):
+            if each.answering:
+                now = self.clock()
+                upstream = self._fleet.upstream(each.id, each.generation)
+                return Ticket(ticket_id, each.id, now, each.generation, upstream, admitted=now)
+        return None
+
     async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
         """Does it turn out, now or within that time, that the ticket's worker takes no more requests?
 

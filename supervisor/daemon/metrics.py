@@ -153,7 +153,7 @@ class Metrics:
         name = context.name if context.name is not None and route is not None else "unknown"
         outcome, ticket = context.outcome, context.ticket
         status = str(outcome.error_status or outcome.status or context.failed_status or _NONE)
-        is_success = 200 <= outcome.status < 400 and not (outcome.error or context.failure)
+        is_success = 0 < outcome.status < 400 and not (outcome.error or context.failure)
         tenant = context.demand.tenant
         label = self._daemon.clients.label(tenant) if tenant else ""
         self.requests.add((name, label, status, SUCCESS if is_success else ERROR))

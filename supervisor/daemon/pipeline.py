@@ -42,7 +42,7 @@ from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.targets import Target, Targets
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait
-from supervisor.errors import BudgetError, LlmuxError, UnreachableError, UpstreamError
+from supervisor.errors import BudgetError, InvalidRequestError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, Gathered, HeldBody
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.response_store import ResponseStore
@@ -57,6 +57,7 @@ from supervisor.proxy.json_body import open_json
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import PictureLinks
+from supervisor.proxy.tunnel import client_of, tunnel
 from supervisor.proxy.turn import Memory, Turn
 from supervisor.proxy.upstream_error import WorkerAnswerError, is_crowded, is_overflow
 
@@ -118,6 +119,10 @@ class Pipeline:
         route = None if name is None else self._catalog.route(name)
         serving = self._table.get((method, path), {})
         return bool(serving) if route is None else route.model.id in serving
+
+    def pattern(self, method: str, raw_path: bytes) -> str | None:
+        """See `Targets`."""
+        return self._targets.pattern(method, raw_path)
 
     def methods(self, path: str, dialect: Dialect) -> tuple[str, ...]:
         """The methods this path is served with; for error messages."""
@@ -305,6 +310,9 @@ class Pipeline:
         keepalive: Keepalive,
     ) -> None:
         # 4.
+        if target.endpoint.only_looks and client_of(scope) is None:
+            await self._look(scope, send, context, target, keepalive)
+            return
         ticket = context.ticket = await self._admitted(context, target, client, keepalive)
         assert ticket.upstream is not None
         gathered = Gathered(self._bodies, self._body_limit)
@@ -321,6 +329,21 @@ class Pipeline:
             gathered.release()
             self._engine.finish(ticket, tokens_of(context.demand.accounts, context.outcome), served=served)
 
+    async def _look(
+        self, scope: Scope, send: Send, context: RequestContext, target: Target, keepalive: Keepalive
+    ) -> None:
+        """Let a worker that is there say what it does. Raises InvalidRequestError where none is."""
+        assert context.ticket_id is not None
+        context.ticket = self._engine.look(context.ticket_id, target.model)
+        if context.ticket is None:
+            message = f"{context.name} is not loaded, and GET {context.path} loads no model. Load it first: llmux load {context.name}"
+            raise InvalidRequestError(message, code="model_not_loaded")
+        gathered = Gathered(self._bodies, self._body_limit)
+        try:
+            await self._forward(scope, send, context, target, context.ticket, gathered, keepalive)
+        finally:
+            gathered.release()
+
     async def _forward(
         self,
         scope: Scope,
@@ -333,6 +356,17 @@ class Pipeline:
     ) -> None:
         """Once, and again where the worker refuses what can be put right."""
         assert ticket.upstream is not None
+        if (tunnelled := client_of(scope)) is not None:
+            await tunnel(
+                scope,
+                tunnelled,
+                context.outcome,
+                upstream=ticket.upstream,
+                target=target.path,
+                credentials=context.dialect.credential_headers,
+                request_id=context.request_id,
+                first_byte_s=self._first_byte_s,
+            )
         mending = self._targets.mending(target)
         refused = True
         try:

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs
 
 from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER, aliases_of
+from runtimes.path_pattern import leaves_its_folder, pattern_of
 from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.rewrite import Rewrite
@@ -137,6 +138,16 @@ class Targets:
         self._with_replicas = {model.id for model in catalog.models.values() if model.config.most_replicas > 1}
         self._strict: set[ModelId] = set()  # see `Mending`
         self.table = endpoint_table(catalog)
+        found = ((method, path, pattern_of(path)) for method, path in self.table)
+        wild = [(method, path, pattern) for method, path, pattern in found if pattern is not None]
+        self._patterns = sorted(wild, key=lambda one: (one[1].endswith("*"), one[1].count("{"), -len(one[1])))
+
+    def pattern(self, method: str, raw_path: bytes) -> str | None:
+        """The most particular of the paths with patterns that a request's path, as it came, fits."""
+        for its_method, path, pattern in self._patterns:
+            if its_method == method and pattern.fullmatch(raw_path) and not leaves_its_folder(raw_path):
+                return path
+        return None
 
     async def find(
         self, scope: Scope, body: Body, context: RequestContext, held: HeldBody, profile: ClientConfig
@@ -271,6 +282,8 @@ class Targets:
     def _upstream_path(self, asked: Asked, endpoint: Endpoint, model: ModelId) -> bytes:
         """The worker's path and query."""
         path = (endpoint.upstream_path or endpoint.path).encode()
+        if self._patterns and pattern_of(endpoint.path) is not None:
+            path = asked.scope["raw_path"]
         query: bytes = asked.scope["query_string"]
         if not query:
             return path

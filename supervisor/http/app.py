@@ -7,6 +7,7 @@ here. Bugs go to the server protocol, which logs them and responds if nothing wa
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Mapping
 
 from starlette.applications import Starlette
@@ -49,9 +50,12 @@ from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import Message, Receive, Scope, Send
 from supervisor.proxy.error_response import error_body, error_event, error_headers
 from supervisor.proxy.forward import processing_ms
+from supervisor.proxy.tunnel import client_of
+from supervisor.proxy.tunnel import refuse as refuse_tunnel
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 
+_SLASHES = re.compile("/{2,}")
 _NOT_OFFERED = {
     ("POST", "/v1/responses/compact"): "Send the conversation again with a summary in place of its older items.",
     ("POST", "/v1/complete"): "Ask /v1/messages.",
@@ -120,6 +124,8 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         assert scope["type"] == "http"
+        if "//" in scope["path"]:  # of a base URL that ends with one
+            scope["path"] = _SLASHES.sub("/", scope["path"])
         dialect = dialect_of(scope)
         request_id = scope["state"][STATE_KEY]
         own = dialect.headers(request_id)
@@ -139,6 +145,12 @@ class Application:
             pipeline = self._daemon.pipeline
             method, path = scope["method"], scope["path"]
             is_inference = pipeline.serves(method, path, dialect)
+            if not is_inference and (pattern := pipeline.pattern(method, scope["raw_path"])) is not None:
+                is_inference = not self._has_route(scope)
+                if is_inference:
+                    path = scope["path"] = pattern  # the worker gets the one that came
+            if not is_inference and client_of(scope) is not None:
+                raise refuse_tunnel(path)
             if is_inference and not dialect.is_for_daemon(method, path, scope["query_string"]):
                 if self._parks:
                     await self._relay(scope, receive, send, context)
@@ -217,9 +229,8 @@ class Application:
                 raise HandedOverError
             if not _is_upload(scope):
                 receive = _keeping(receive, context)
-        # Starlette's patterns ignore one at a path's end: it would serve another path than the authorised one.
-        if "\n" in scope["path"]:
-            raise self._nothing_at(scope)
+        # Starlette's patterns end at one, and ignore it at a path's end: it would serve another path than the authorised one.
+        scope["path"] = scope["path"].replace("\n", "\u2424")
         await self._others(scope, receive, send)
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
@@ -232,6 +243,10 @@ class Application:
                 methods |= route.methods or set()
         refused = self._nothing_at(request.scope, ", ".join(sorted(methods)))
         return error_response(refused, dialect_of(request.scope), headers)
+
+    def _has_route(self, scope: Scope) -> bool:
+        """Does the daemon answer it itself?"""
+        return any(route.matches(scope)[0] is Match.FULL for route in self._others.routes)
 
     def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
         method, path = scope["method"], scope["path"][:200]

@@ -36,8 +36,10 @@ from supervisor.http.request_head import headers_too_large, refused_head, split_
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
 from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, read_while_held_up, resume_reading
+from supervisor.http.tunnelled import TunnelledClient
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseOverError, Scope
 from supervisor.proxy.error_response import error_body, error_headers
+from supervisor.proxy.tunnel import EXTENSION as TUNNEL
 
 log = structlog.get_logger("llmux.http")
 
@@ -81,8 +83,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._serving: ResponseCycle | None = None
         self._refusal: LlmuxError | None = None
         self._upgrading = False
+        self._wants_tunnel = False
+        self._tunnelled: TunnelledClient | None = None
         self._disconnect: Disconnect
-        self._extensions: dict[str, Disconnect]
+        self._extensions: dict[str, object]
         self.cycle: ResponseCycle
         self.pipeline: deque[tuple[ResponseCycle, Any]]  # type: ignore[assignment]  # all our cycles are ResponseCycles
 
@@ -99,7 +103,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._disconnect = Disconnect(
             partial(resume_reading, self.flow, transport),
-            partial(read_while_held_up, self.flow, transport),
+            self._read_while_held_up,
             self._give_away,
         )
         self._extensions = {EXTENSION: self._disconnect}
@@ -114,8 +118,16 @@ class GuardedProtocol(HttpToolsProtocol):
         """See `Disconnect`."""
         return not self._in_message and not self.pipeline and given_away(self.transport, give)
 
+    def _read_while_held_up(self) -> int | None:
+        """See `Disconnect`."""
+        if self._tunnelled is not None and self._tunnelled.is_silent():
+            return 0  # it holds the worker up, as one that reads nothing
+        return read_while_held_up(self.flow, self.transport)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._tunnelled is not None:
+            self._tunnelled.received.feed_eof()
         self._unset_keepalive_if_required()
         if self._receive_timer is not None:
             self._receive_timer.cancel()
@@ -129,6 +141,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
         """True keeps the connection for the answer that is still to come; see `half_closed`."""
+        if self._tunnelled is not None:
+            self._tunnelled.received.feed_eof()
+            return True
         serving = self._serving
         if serving is None or serving.response_complete:
             return False
@@ -141,6 +156,9 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._half_closed.is_alive()
 
     def data_received(self, data: bytes) -> None:
+        if self._tunnelled is not None:
+            self._tunnelled.came(data)
+            return
         if self._linger_left is not None:
             self._linger_left -= len(data)
             if self._linger_left < 0:
@@ -251,6 +269,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._bodiless_bytes = 0
         if self.parser.should_upgrade():
             self._upgrading = True
+            offered = [value.lower() for name, value in self.headers if name == b"upgrade"]
+            self._wants_tunnel = self.parser.get_method() == b"GET" and offered == [b"websocket"]
             return
         raw_path, query = split_url(self.url)
         path = raw_path.decode("ascii")
@@ -270,6 +290,9 @@ class GuardedProtocol(HttpToolsProtocol):
             "state": {STATE_KEY: request_id_of(self.headers)},
             "extensions": self._extensions,  # type: ignore[typeddict-item]  # uvicorn types none of its own
         }
+        if self._wants_tunnel:
+            self._wants_tunnel = False
+            self.scope["extensions"] = {**self._extensions, TUNNEL: self}  # type: ignore[dict-item]  # the same
         self.headers = []  # trailers go there, not into the scope
         earlier, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
         self.cycle = ResponseCycle(self, keep_alive=keep_alive)
@@ -311,6 +334,25 @@ class GuardedProtocol(HttpToolsProtocol):
             lines += (name, b": ", value, b"\r\n")
         self.transport.write(b"".join((*lines, b"\r\n", body)))
         self._linger()
+
+    # WebSockets: see `proxy.tunnel.Client`
+
+    def begin(self, head: bytes) -> asyncio.StreamReader:
+        """From now on its bytes are the worker's."""
+        self._unset_keepalive_if_required()
+        self._tunnelled = TunnelledClient(self.loop, self.transport)
+        self.flow.resume_reading()
+        self.transport.write(head)
+        self.cycle.response_started = True
+        return self._tunnelled.received
+
+    async def write(self, data: bytes) -> None:
+        """Send it, once the client has taken what came before."""
+        assert self._tunnelled is not None
+        self._tunnelled.last_at = self.loop.time()
+        if self.flow.write_paused:
+            await self.flow.drain()
+        self.transport.write(data)
 
     # application
 

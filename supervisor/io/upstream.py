@@ -122,6 +122,17 @@ class UpstreamPool:
             raise
         return response
 
+    async def open(self, target: bytes, headers: Headers) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of its own, on which a GET was sent; it is the caller's. Raises UnreachableError."""
+        lines = [b"GET ", target, self._own_fields, *(b"%b: %b\r\n" % field for field in headers), b"\r\n"]
+        try:
+            async with asyncio.timeout(self._connect_s):
+                reader, writer = await asyncio.open_connection(*self._address)
+        except (TimeoutError, OSError) as error:
+            raise UnreachableError(f"The worker can't be reached ({error}).") from error
+        writer.writelines(lines)
+        return reader, writer
+
     def close(self) -> None:
         """Close idle connections; busy ones close when their response ends."""
         self._closed = True

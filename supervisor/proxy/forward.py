@@ -186,7 +186,7 @@ async def forward(
     response: UpstreamResponse = await upstream.request(
         scope["method"],
         target,
-        request_headers(scope["headers"], request_id, _dropped(dialect.credential_headers)),
+        request_headers(scope["headers"], request_id, not_for_workers(dialect.credential_headers)),
         body,
         first_byte_s=first_byte_s,
     )
@@ -371,13 +371,16 @@ def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
 
 
 @cache
-def _dropped(credentials: frozenset[bytes]) -> frozenset[bytes]:
+def not_for_workers(credentials: frozenset[bytes]) -> frozenset[bytes]:
     """The request headers that no worker gets."""
     return _NOT_FOR_WORKERS | credentials
 
 
 def request_headers(headers: Headers, request_id: bytes, dropped: Collection[bytes] = _NOT_FOR_WORKERS) -> Headers:
-    """The client's headers (lowercase names) as the worker gets them: end-to-end fields without credentials."""
+    """The client's headers (lowercase names) as the worker gets them: end-to-end fields without credentials.
+
+    `dropped`: see `not_for_workers`.
+    """
     kept = []
     for item in headers:
         if item[0] not in dropped:

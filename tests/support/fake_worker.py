@@ -1,6 +1,6 @@
 """A worker without a model: a real process with switches for everything a real one can do wrong. Standard library only.
 
-Serves GET /health, /stats and /env, POST /v1/chat/completions (JSON, with what was `received` in it, and SSE),
+Serves GET /health, /stats, /env, /files/… and a WebSocket at /ws, POST /v1/chat/completions (JSON, with what was `received` in it, and SSE),
 /v1/completions, /v1/embeddings, /v1/audio/transcriptions, /v1/images/generations and /echo; the last three send back the
 body as it came, the headers it came with in X-Echo-Headers, and the response headers asked for by
 `{"fake": {"headers": [[name, value], …]}}`.
@@ -33,7 +33,9 @@ The usual suspects:
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
+import hashlib
 import http.server
 import json
 import os
@@ -165,6 +167,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 self.send_json(503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
             else:
                 self.send_json(200, {"status": "ok"})
+        elif path == "/ws" and self.headers.get("Upgrade") == "websocket":
+            self.echo_frames()
+        elif path.startswith("/files/"):
+            self.send_json(200, {"path": self.path, "model": self.options.name})
         elif path == "/stats":
             self.send_json(200, self.stats.as_json())
         elif path == "/env":
@@ -173,6 +179,31 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.send_json(200, {"object": "list", "data": [{"id": self.options.name, "object": "model"}]})
         else:
             self.send_json(404, {"error": {"message": "no such path", "type": "invalid_request_error"}})
+
+    def echo_frames(self) -> None:
+        """A WebSocket that sends back what it gets, and says goodbye after a close frame or the text `end`; `die` kills it."""
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        if chosen := self.headers.get("Sec-WebSocket-Protocol"):
+            self.send_header("Sec-WebSocket-Protocol", chosen.split(",")[0].strip())
+        self.end_headers()
+        self.close_connection = True
+        while head := self.rfile.read(2):
+            size = head[1] & 127
+            size = int.from_bytes(self.rfile.read(2)) if size == 126 else size
+            mask = self.rfile.read(4)
+            data = bytes(byte ^ mask[i % 4] for i, byte in enumerate(self.rfile.read(size)))
+            if data == b"die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if data == b"end":
+                head, data = b"\x88\x00", (4001).to_bytes(2) + b"as told"
+            length = len(data).to_bytes(1) if len(data) < 126 else b"\x7e" + len(data).to_bytes(2)
+            self.wfile.write(head[:1] + length + data)
+            if head[0] == 0x88:
+                return
 
     def body(self) -> bytes:
         if "chunked" in (self.headers.get("Transfer-Encoding") or ""):
