@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -68,17 +67,17 @@ _FIXED_PORT = re.compile(
 _ENDPOINT = re.compile(r"(?:(?P<method>[A-Z]+) +)?(?P<path>/[^\s?#]*)")
 
 
-def _endpoint(text: str) -> Endpoint:
+def _endpoint(text: str, loads: bool | None = None) -> Endpoint:
     """Raises ValueError, saying what is expected."""
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not 'METHOD /path' or '/path'")
     path = match["path"]
-    pattern_of(path)
+    names_a_thing = pattern_of(path) is not None
     if match["method"] in (None, "POST"):
         return Endpoint(path)
     if match["method"] == "GET":
-        return Endpoint(path, "GET")
+        return Endpoint(path, "GET", loads=names_a_thing if loads is None else loads)
     raise ValueError(f"{text!r}: the method is {match['method']}, but must be GET or POST")
 
 
@@ -159,8 +158,10 @@ class CommandConfig(ModelConfig):
         default_factory=lambda: list(DEFAULT_ENDPOINTS),
         description="Paths it serves: '/path' or 'METHOD /path'; '/a/{name}' is any part, '/a/*' the rest. Default: OpenAI's inference paths.",
     )
-    loads: bool = Field(
-        default=False, description="A GET loads the model and counts as its use, as WebSockets and other requests do."
+    loads: bool | None = Field(
+        default=None,
+        description="Whether a GET loads the model and counts as its use, as every other request does. Default: of a path that "
+        "names a thing ('/files/*', '/a%2Fb'); of any other, such as /slots, it only says what a loaded model does.",
     )
     auth: Literal["none", "bearer"] = Field(
         default="none",
@@ -231,7 +232,7 @@ class CommandAdapter(Adapter[CommandConfig]):
 
     def endpoints(self, config: CommandConfig) -> frozenset[Endpoint]:
         """What the configuration lists."""
-        return frozenset(replace(_endpoint(text), loads=config.loads) for text in config.endpoints)
+        return frozenset(_endpoint(text, config.loads) for text in config.endpoints)
 
     def estimate(self, config: CommandConfig) -> Estimate | None:
         """The size of `files` and a third; None without any."""

@@ -120,9 +120,9 @@ class Pipeline:
         serving = self._table.get((method, path), {})
         return bool(serving) if route is None else route.model.id in serving
 
-    def pattern(self, method: str, raw_path: bytes) -> str | None:
+    def pattern(self, scope: Scope) -> str | None:
         """See `Targets`."""
-        return self._targets.pattern(method, raw_path)
+        return self._targets.pattern(scope)
 
     def methods(self, path: str, dialect: Dialect) -> tuple[str, ...]:
         """The methods this path is served with; for error messages."""

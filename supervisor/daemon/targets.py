@@ -142,12 +142,16 @@ class Targets:
         wild = [(method, path, pattern) for method, path, pattern in found if pattern is not None]
         self._patterns = sorted(wild, key=lambda one: (one[1].endswith("*"), one[1].count("{"), -len(one[1])))
 
-    def pattern(self, method: str, raw_path: bytes) -> str | None:
-        """The most particular of the paths with patterns that a request's path, as it came, fits."""
-        for its_method, path, pattern in self._patterns:
-            if its_method == method and pattern.fullmatch(raw_path) and not leaves_its_folder(raw_path):
-                return path
-        return None
+    def pattern(self, scope: Scope) -> str | None:
+        """The most particular path with a pattern that a request's path fits as it came, and that the model in its query serves."""
+        method, raw_path = scope["method"], scope["raw_path"]
+        fitting = [path for its, path, pattern in self._patterns if its == method and pattern.fullmatch(raw_path)]
+        if not fitting or leaves_its_folder(raw_path):
+            return None
+        named = parse_qs(scope["query_string"].decode("latin-1")).get("model")
+        route = self._catalog.route(named[0]) if named else None
+        served = (path for path in fitting if route is not None and route.model.id in self.table[method, path])
+        return next(served, fitting[0])
 
     async def find(
         self, scope: Scope, body: Body, context: RequestContext, held: HeldBody, profile: ClientConfig

@@ -145,7 +145,7 @@ class Application:
             pipeline = self._daemon.pipeline
             method, path = scope["method"], scope["path"]
             is_inference = pipeline.serves(method, path, dialect)
-            if not is_inference and (pattern := pipeline.pattern(method, scope["raw_path"])) is not None:
+            if not is_inference and (pattern := pipeline.pattern(scope)) is not None:
                 is_inference = not self._has_route(scope)
                 if is_inference:
                     path = scope["path"] = pattern  # the worker gets the one that came

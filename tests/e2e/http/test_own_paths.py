@@ -16,11 +16,12 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    endpoints = [CHAT, "GET /ws", "GET /stats", "GET /files/a%2Fb.json", "GET /files/{name}/x", "GET /files/deep/*"]
+    files = ["GET /files/a%2Fb.json", "GET /files/{name}/x", "GET /files/deep/*"]
+    endpoints = [CHAT, "GET /ws", "GET /stats", *files]
     config = {
         "models": {
             "a": fake(endpoints=endpoints, loads=True, vram_mib=800),
-            "b": fake(endpoints=[CHAT, "GET /stats"], vram_mib=800),
+            "b": fake(endpoints=[CHAT, "GET /stats", "GET /files/*"], vram_mib=800),
             "c": fake(endpoints=[CHAT], vram_mib=800),
         },
         "devices": [{"kind": "host", "budget_mib": 1000, "margin_mib": 0}],
@@ -40,24 +41,26 @@ class TestPaths:
             "/files/a%2Fb/x?model=a",
             "/files/deep/er/and%20deeper?model=a",
             "/files/deep/?model=a",
+            "/files/deep/one?model=b",
         ],
     )
     def test_as_it_came(self, site, path):
-        assert site.get(path).json() == {"path": path, "model": "a"}
+        assert site.get(path).json() == {"path": path, "model": path[-1]}
 
     @pytest.mark.parametrize(
         "path",
         [
-            "/files/a/b.json?model=a",
-            "/files/one/two/x?model=a",
             "/files/deep/../secret?model=a",
             "/files/deep/%2e%2e/secret?model=a",
             "/files/deep/a%2F..%2F..%2Fsecret?model=a",
-            "/files/?model=a",
+            "/files?model=a",
         ],
     )
     def test_what_fits_none(self, site, path):
         assert raw.request(site, f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{site.port}").status == 404
+
+    def test_what_another_model_has(self, site):
+        assert site.get("/files/one/two/x?model=a").json()["error"]["code"] == "endpoint_not_supported"
 
     def test_the_log_has_the_pattern(self, site):
         mine = site.get("/files/deep/one?model=a").headers["x-request-id"]
@@ -92,6 +95,11 @@ class TestLooking:
         time.sleep(0.3)
         assert site.get("/stats?model=b").json()["requests"] == 1
         assert site.model("b")["idle_s"] > before + 0.2
+
+    def test_a_thing_is_not_looked_at(self, site):
+        """A path with a pattern is the name of something that only the model has."""
+        assert site.chat("c").status_code == 200
+        assert site.get("/files/one?model=b").json()["model"] == "b"
 
     def test_unless_its_entry_says_so(self, site):
         assert site.chat("c").status_code == 200
@@ -142,7 +150,7 @@ class TestWebSocket:
         with WebSocket(site.port, "/ws?model=a") as ws:
             ws.send(b"hello")
             ws.receive()
-            site.post("/v1/admin/models/a/unload", json={"force": True})
+            site.post("/v1/admin/models/a/unload", params={"force": "true"})
             with pytest.raises((EOFError, ConnectionResetError)):
                 ws.receive()
 

@@ -290,7 +290,14 @@ class TestEndpoints:
         endpoints = ADAPTER.endpoints(config(endpoints=["/v1/x", "GET /voices", "POST /y"]))
         assert endpoints == {Endpoint("/v1/x"), Endpoint("/voices", "GET"), Endpoint("/y")}
 
-    @pytest.mark.parametrize("text", ["v1/x", "DELETE /x", "/x?y=1", ""])
+    @pytest.mark.parametrize(
+        ("loads", "plain", "pattern"), [(None, True, False), (True, False, False), (False, True, True)]
+    )
+    def test_looking(self, loads, plain, pattern):
+        found = ADAPTER.endpoints(config(endpoints=["GET /slots", "GET /files/*", "/x"], loads=loads))
+        assert {each.path: each.only_looks for each in found} == {"/slots": plain, "/files/*": pattern, "/x": False}
+
+    @pytest.mark.parametrize("text", ["v1/x", "DELETE /x", "/x?y=1", "", "/a/*/b", "GET /{}"])
     def test_refused(self, text):
         with pytest.raises(ValidationError, match="endpoints"):
             config(endpoints=[text])
