@@ -55,7 +55,7 @@ from supervisor.proxy.tunnel import refuse as refuse_tunnel
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 
-_SLASHES = re.compile("/{2,}")
+_BASE = re.compile("^/+((?:(?:v1|v2|api)(?=/))?)(?:/+(?=/))?")
 _NOT_OFFERED = {
     ("POST", "/v1/responses/compact"): "Send the conversation again with a summary in place of its older items.",
     ("POST", "/v1/complete"): "Ask /v1/messages.",
@@ -124,8 +124,8 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         assert scope["type"] == "http"
-        if "//" in scope["path"]:  # of a base URL that ends with one
-            scope["path"] = _SLASHES.sub("/", scope["path"])
+        if b"//" in scope["raw_path"]:  # of a base URL that ends with one, or has two
+            scope["path"] = _BASE.sub(r"/\1", scope["path"], count=1)
         dialect = dialect_of(scope)
         request_id = scope["state"][STATE_KEY]
         own = dialect.headers(request_id)
