@@ -125,6 +125,11 @@ class ServerConfig(RunnerConfig, ListenersConfig, Section):
         le=86_400,
         description="How long a lease there outlives its last renewal. Workers are stopped where theirs can't be renewed in time.",
     )
+    traces: bool = Field(
+        default=False,
+        description="Send spans of requests by OTLP, to where OTEL_EXPORTER_OTLP_ENDPOINT says, by default "
+        "http://localhost:4318. Needs llmux-supervisor[otel].",
+    )
     media: MediaConfig | None = Field(
         default=None, description="What is loaded for prompts that refer to media. Default: nothing."
     )

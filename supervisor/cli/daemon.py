@@ -309,6 +309,8 @@ async def _until_stopped(
     server.end()
     await serving
     await daemon.responses.close()
+    if daemon.tracing is not None:
+        await daemon.tracing.close()
     if not handover.done.is_set():  # else they are the successor's
         await asyncio.to_thread(daemon.pictures.clear)
     if is_restart:

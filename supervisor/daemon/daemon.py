@@ -30,6 +30,7 @@ from supervisor.daemon.requests import InFlight
 from supervisor.daemon.runner_metrics import RunnerMetrics
 from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.steps import Steps
+from supervisor.daemon.tracing import Tracing
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
@@ -62,6 +63,7 @@ class Daemon:
     salts: Salts = field(default_factory=Salts)
     answers: AnswerLog = field(init=False)
     contexts: ContextUse = field(default_factory=ContextUse)
+    tracing: Tracing | None = None
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
     steps: Steps = field(init=False)
@@ -84,6 +86,9 @@ class Daemon:
         self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
         self.answers = AnswerLog(self.engine.clock)
         self.requests.listeners += [self.answers.observe, self.contexts.observe]
+        if self.catalog.server.traces:
+            self.tracing = Tracing(self.wall_time(0.0))
+            self.requests.listeners.append(self.tracing.observe)
         self.clients = Clients(self)
         self.feed = Feed(self)
         self.steps = Steps(self)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -57,6 +58,8 @@ from supervisor.proxy.json_body import open_json
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import PictureLinks
+from supervisor.proxy.trace_context import HEADER as TRACE_HEADER
+from supervisor.proxy.trace_context import begun, trace_of
 from supervisor.proxy.tunnel import client_of, tunnel
 from supervisor.proxy.turn import Memory, Turn
 from supervisor.proxy.upstream_error import WorkerAnswerError, is_crowded, is_overflow
@@ -65,7 +68,7 @@ PATIENCE_S: Final = 5.0
 """How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
 can be sent again."""
 
-_OWN_HEADERS: Final = frozenset({PRIORITY_HEADER, TENANT_HEADER, budget.HEADER, *CACHE_HEADERS})
+_OWN_HEADERS: Final = frozenset({PRIORITY_HEADER, TENANT_HEADER, budget.HEADER, TRACE_HEADER, *CACHE_HEADERS})
 
 WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
 
@@ -98,6 +101,7 @@ class Pipeline:
         self._responses = responses
         self._pictures = pictures
         self._public_url = catalog.server.public_url
+        self._traces = catalog.server.traces
         self._targets = Targets(engine, catalog, bodies, runtime, salts, pictures, contexts)
         self._table = self._targets.table
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
@@ -202,6 +206,11 @@ class Pipeline:
         """
         own = [header for header in scope["headers"] if header[0] in _OWN_HEADERS]  # mostly none
         context.demand, profile, is_lowered = identify(own, body, context.key, self._catalog)
+        for name, value in own:
+            if name == TRACE_HEADER:
+                context.trace = trace_of(value)
+        if self._traces:
+            context.trace, context.span_id = context.trace or begun(), secrets.token_hex(8)
         context.cache = (wish_of(own) if own else None) or self._cache_wish
         context.budget_s = budget.budget_s(own, body.said(BUDGET))
         if is_lowered:
@@ -356,6 +365,9 @@ class Pipeline:
     ) -> None:
         """Once, and again where the worker refuses what can be put right."""
         assert ticket.upstream is not None
+        if context.span_id and context.trace is not None:
+            kept = [field for field in scope["headers"] if field[0] != TRACE_HEADER]
+            scope = {**scope, "headers": [*kept, (TRACE_HEADER, context.trace.header(context.span_id))]}
         if (tunnelled := client_of(scope)) is not None:
             await tunnel(
                 scope,

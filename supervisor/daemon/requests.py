@@ -32,6 +32,7 @@ from supervisor.io.upstream import Headers
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.forward import NO_USAGE, Outcome, Usage
+from supervisor.proxy.trace_context import TraceContext
 from supervisor.proxy.translation import shown
 
 logger = structlog.get_logger("llmux.request")
@@ -64,6 +65,8 @@ class RequestContext:
     budget_s: float | None = None  # from its arrival
     ticket_id: TicketId | None = None  # once it is entered
     entered_at: float | None = None  # loop time; as is the next
+    trace: TraceContext | None = None  # that it belongs to
+    span_id: str = ""  # of what its worker does for it; set iff spans are made
     model: ModelId | None = None
     ticket: Ticket | None = None  # once it is admitted
     step: Step | None = None  # as last told by its worker, see `steps`
@@ -129,6 +132,7 @@ class RequestContext:
             "prompt_tokens": self.usage.prompt,
             "completion_tokens": self.usage.completion,
             **unusual,
+            **({} if self.trace is None else {"trace_id": self.trace.trace_id}),
             **({"ignored": shown((*self.ignored, *outcome.ignored))} if self.ignored or outcome.ignored else {}),
         }
 

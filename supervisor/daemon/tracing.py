@@ -1,0 +1,125 @@
+"""Spans of requests for OpenTelemetry, the extra `otel`: the request, its wait, its model's load, and the worker's answer.
+
+They are made once a request has ended, from what is known of it anyway, and exported by a thread of OpenTelemetry's own. Where
+to, and much else, its own variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, `OTEL_BSP_…`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from supervisor.core.waiting import WaitKind
+from supervisor.daemon.requests import RequestContext
+from supervisor.errors import ConfigError
+from supervisor.proxy.trace_context import TraceContext
+
+FLUSH_S: Final = 3.0
+_NAME: Final = "OTEL_SERVICE_NAME"
+
+Span = tuple[str, str, str | None, float, float]
+"""Name, id, its parent's id, and loop times of begin and end."""
+
+
+class Tracing:
+    """Exports spans until it is closed. Times of requests are loop times; `epoch` is their zero, in Unix seconds."""
+
+    def __init__(self, epoch: float) -> None:
+        """Raises ConfigError where OpenTelemetry isn't installed."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # an extra
+            from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        except ImportError as error:
+            remedy = "OpenTelemetry isn't installed; pip install 'llmux-supervisor[otel]'"
+            raise ConfigError((f"server.traces: {remedy}",)) from error
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a collector that is away is no news each time
+        self._epoch = epoch
+        self._resource = Resource.create({} if _NAME in os.environ else {"service.name": "llmux"})
+        self._processor = BatchSpanProcessor(OTLPSpanExporter())
+
+    def observe(self, context: RequestContext, _total_s: float) -> None:
+        """A request ended. See `InFlight.listeners`."""
+        from opentelemetry.sdk.trace import Event, ReadableSpan  # noqa: PLC0415
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags  # noqa: PLC0415
+
+        trace = context.trace
+        if trace is None or not trace.is_sampled:
+            return
+        outcome = context.outcome
+        failed = outcome.error or context.failure
+        for name, span_id, parent_id, begin, end in spans(context, trace):
+            is_request, is_forward = parent_id == trace.parent_id, name == "forward"
+            first_at = outcome.first_byte_at if is_forward else None
+            self._processor.on_end(
+                ReadableSpan(
+                    name,
+                    SpanContext(int(trace.trace_id, 16), int(span_id, 16), False, TraceFlags(1)),
+                    None
+                    if parent_id is None
+                    else SpanContext(int(trace.trace_id, 16), int(parent_id, 16), is_request, TraceFlags(1)),
+                    self._resource,
+                    _attributes(context) if is_request else {},
+                    () if first_at is None else (Event("first_token", timestamp=self._ns(first_at)),),
+                    kind=SpanKind.SERVER if is_request else SpanKind.CLIENT if is_forward else SpanKind.INTERNAL,
+                    status=Status(StatusCode.ERROR, failed) if failed and is_request else Status(),
+                    start_time=self._ns(begin),
+                    end_time=self._ns(end),
+                )
+            )
+
+    async def close(self) -> None:
+        """Send what is left, for a moment."""
+        loop, is_sent = asyncio.get_running_loop(), asyncio.Event()
+
+        def flush() -> None:
+            self._processor.force_flush(int(FLUSH_S * 1000))
+            with contextlib.suppress(RuntimeError):  # the loop didn't wait for it
+                loop.call_soon_threadsafe(is_sent.set)
+
+        threading.Thread(target=flush, daemon=True).start()  # an executor's would keep the process
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await is_sent.wait()
+
+    def _ns(self, at: float) -> int:
+        return int((at + self._epoch) * 1e9)
+
+
+def spans(context: RequestContext, trace: TraceContext) -> Iterator[Span]:
+    """Of a request that has ended; the request's own first."""
+    own = secrets.token_hex(8)
+    yield "request", own, trace.parent_id, context.arrived_at, context.ended_at
+    ticket = context.ticket
+    for wait in context.waits:
+        queue, at = secrets.token_hex(8), wait.since
+        yield "queue", queue, own, at, context.ended_at if wait.until is None else wait.until
+        for awaited, seconds in wait.parts(context.ended_at):
+            if awaited.kind is WaitKind.LOAD:
+                yield "load", secrets.token_hex(8), queue, at, at + seconds
+            at += seconds
+    if ticket is not None:
+        yield "forward", context.span_id, own, ticket.admitted, context.ended_at
+
+
+def _attributes(context: RequestContext) -> Mapping[str, str | int]:
+    """By OpenTelemetry's conventions for HTTP and for generative AI."""
+    outcome, usage = context.outcome, context.usage
+    found = {
+        "url.path": context.path,
+        "http.response.status_code": outcome.status or context.failed_status or None,
+        "error.type": outcome.error or context.failure,
+        "gen_ai.request.model": context.name,
+        "gen_ai.response.model": context.model,
+        "gen_ai.usage.input_tokens": usage.prompt,
+        "gen_ai.usage.output_tokens": usage.completion,
+        "llmux.request_id": context.request_id.decode("latin-1"),
+        "llmux.tenant": context.demand.tenant or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
