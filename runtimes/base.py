@@ -265,6 +265,9 @@ class Adapter(abc.ABC, Generic[C]):
     divides: ClassVar[bool] = False  # in unequal parts, too: `gpus: auto`
     offload_key: ClassVar[str] = ""  # moves a part of a model from the GPU to the main memory
     remote: ClassVar[bool] = False  # do others run its models?
+    converts_pictures: ClassVar[frozenset[str]] = frozenset(
+        {"heic"}
+    )  # forms that its workers don't open: webp, heic, avif
     heeds_max_tokens: ClassVar[bool] = True  # may a chat's answer be cut short?
     overridable_keys: ClassVar[
         tuple[str, ...]

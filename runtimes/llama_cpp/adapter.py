@@ -92,6 +92,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
     """One process per model."""
 
     name = "llama_cpp"
+    converts_pictures = frozenset({"webp", "heic", "avif"})
     summary = "GGUF models on llama-cpp-python: llama.cpp in the worker's process, text only."
     all_endpoints = chat_workers.ENDPOINTS
     requirements = Path(__file__).parent / "requirements.lock"

@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
 
+import msgspec
+
 from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER, aliases_of
+from runtimes.model_config import Modality
 from runtimes.path_pattern import leaves_its_folder, pattern_of
 from supervisor.catalog import Catalog, Route, Task
 from supervisor.catalog.clients import ClientConfig
@@ -33,15 +37,18 @@ from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.thinking import thinking_modes
 from supervisor.daemon.ticket import rejection
 from supervisor.errors import BudgetError, InvalidRequestError
+from supervisor.io.convert import Converter
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.picture_store import PictureStore
 from supervisor.proxy import permission
+from supervisor.proxy.attachments import documents, may_have_any, without_pictures
 from supervisor.proxy.body import RESPONSE_FORMAT, Body, Bytes
 from supervisor.proxy.counting import CHAT, COUNT, Counting, by_answer, is_by_answer
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
+from supervisor.proxy.picture_form import replaced, unreadable
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import refuse_links
 from supervisor.proxy.prompts import Completions
@@ -101,6 +108,7 @@ class Asked:
     profile: ClientConfig  # its client's
     is_permitted: bool  # by its body, to leave this machine
     loading: Loading  # of the media that it refers to
+    unseen: Sequence[str] = ()  # parts of it that the model can't take, of which it is told that they were there
 
 
 class Targets:
@@ -137,6 +145,7 @@ class Targets:
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
         self._with_replicas = {model.id for model in catalog.models.values() if model.config.most_replicas > 1}
         self._strict: set[ModelId] = set()  # see `Mending`
+        self._converter = Converter()
         self.table = endpoint_table(catalog)
         found = ((method, path, pattern_of(path)) for method, path in self.table)
         wild = [(method, path, pattern) for method, path, pattern in found if pattern is not None]
@@ -196,6 +205,7 @@ class Targets:
         context, name, model = asked.context, asked.name, route.model.id
         path = context.path if asked.required is None else asked.required.path
         endpoint = self.table.get((asked.scope["method"], path), _NONE).get(model)
+        asked = await self._readable(asked, model)
         body: Body = asked.body
         translation: AnswerTranslation | None = None
         unused: Sequence[str] = ()
@@ -230,10 +240,11 @@ class Targets:
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name, body.fields, stream=body.stream) if translation is None else None
-        sent = self._kept(asked, await body.rewritten(rewrite, endpoint), ladder)
+        data = await self._with_pictures(await body.rewritten(rewrite, endpoint), route)
+        sent = self._kept(asked, data, ladder)
         tokens = self._tokens(context, model, sent, rewrite, body) if model in self.shared_contexts else 0
         translated = () if translation is None else translation.ignored
-        context.ignored = (*asked.body.unsaid, *translated, *unused, *cached.ignored)
+        context.ignored = (*asked.body.unsaid, *asked.unseen, *translated, *unused, *cached.ignored)
         return Target(
             model,
             upstream_path,
@@ -250,6 +261,42 @@ class Targets:
             end=end_of(endpoint.path) if translation is None else None,
             reuses=cached.reuses,
         )
+
+    async def _readable(self, asked: Asked, model: ModelId) -> Asked:
+        """With text for pictures and documents of its conversation that the model can't take. Raises InvalidRequestError."""
+        body, inputs = asked.body, self._inputs[model]
+        field = "messages" if body.raw("messages") is not None else "input"
+        raw = body.raw(field)
+        if inputs is None or raw is None or not isinstance(body, JsonBody) or not may_have_any(raw):
+            return asked
+        try:
+            messages = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return asked  # whoever reads it says so
+        if not isinstance(messages, list):
+            return asked
+        found = await documents(messages, field, partial(body.whole_text, most=sys.maxsize))
+        texts = await self._converter.convert([("pdf", each.data) for each in found if each.data is not None])
+        for each in found:
+            each.read(texts.pop(0).decode() if each.text is None else each.text)
+        named = [] if "image" in inputs else without_pictures(messages, field, self._blind(asked.name, inputs))
+        if not found and not named:
+            return asked
+        return replace(asked, body=body.changed({field: msgspec.json.encode(messages)}), unseen=named)
+
+    def _blind(self, name: str, inputs: frozenset[Modality]) -> str:
+        seeing = [each for each, takes in self._inputs.items() if takes is not None and "image" in takes]
+        hint = f" Models that see: {', '.join(seeing[:5])}." if seeing else ""
+        return f"{name} takes {', '.join(sorted(inputs))}, no images.{hint}"
+
+    async def _with_pictures(self, data: Bytes, route: Route) -> Bytes:
+        """With pictures as its worker can open them. Raises InvalidRequestError."""
+        if "image" not in (self._inputs[route.model.id] or ()):
+            return data
+        found = unreadable(data, route.model.adapter.converts_pictures)
+        if not found:
+            return data
+        return replaced(data, found, await self._converter.convert([("picture", each.data) for each in found]))
 
     async def _translated(
         self, asked: Asked, route: Route, endpoint: Endpoint | None

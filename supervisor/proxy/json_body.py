@@ -217,7 +217,7 @@ class JsonBody(Body):
             if found is None:
                 await asyncio.sleep(0)
             else:
-                text = await self._whole_text(found.text) if loading.is_on else found.text
+                text = await self.whole_text(found.text) if loading.is_on else found.text
                 wanted.append(loading.wanted(found, text, len(wanted)))
         if types:
             refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
@@ -236,7 +236,7 @@ class JsonBody(Body):
                 await asyncio.sleep(0)
                 continue
             field, place, index, key = each
-            text = await self._whole_text(place[index], sys.maxsize)
+            text = await self.whole_text(place[index], sys.maxsize)
             for found in texts.found(field, place, index, key, text):
                 if found is None:
                     await asyncio.sleep(0)
@@ -254,7 +254,7 @@ class JsonBody(Body):
             self._fields[field] = msgspec.Raw(_encode(self._decoded[field]))
         self._decoded, self._is_changed = {}, True
 
-    async def _whole_text(self, text: str, most: int = 2 * LONGEST) -> str:
+    async def whole_text(self, text: str, most: int = 2 * LONGEST) -> str:
         """With what an outline lacks of it; nothing, where that is too much for an address, or numbers."""
         if self._outline is None or not text.endswith(("-", "-:")):  # as marks end
             return text

@@ -106,6 +106,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     """llama.cpp's server, one process per model."""
 
     name = "llama_server"
+    converts_pictures = frozenset({"webp", "heic", "avif"})
     summary = "GGUF models on llama.cpp's server: a llama-server binary, or the embedded one."
     all_endpoints = _ALWAYS | _TEXT | _AUDIO | _EMBEDDINGS | _RERANK
     requirements = HERE / "requirements.lock"

@@ -1,0 +1,89 @@
+"""Opens what clients send: text out of PDFs, and pictures as PNG. A process of its own with limits, run as a script.
+
+Such files can hold anything, so nothing of them is opened in the daemon. Reads a line of JSON, `[[kind, bytes], …]`, and the items
+one after the other; writes a line, `[[error or null, bytes], …]`, and what became of them. It ends with its parent, or after its
+limits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+MEMORY_BYTES: Final = 1 << 30
+CPU_S: Final = 20
+PIXELS: Final = 40_000_000
+PAGES: Final = 500
+TEXT: Final = 1_000_000  # characters of one document
+PR_SET_PDEATHSIG: Final = 1
+MISSING: Final = "missing"
+
+
+def text_of(data: bytes) -> bytes:
+    """What a PDF's pages say."""
+    from pypdf import PdfReader  # noqa: PLC0415  # of the extra `media`; only what is asked for is loaded
+
+    found: list[str] = []
+    for page in PdfReader(io.BytesIO(data)).pages[:PAGES]:
+        found.append(page.extract_text())
+        if sum(map(len, found)) > TEXT:
+            break
+    return "\n\n".join(filter(None, map(str.strip, found)))[:TEXT].encode("utf-8", "replace")
+
+
+def png_of(data: bytes) -> bytes:
+    """A picture of any kind, upright, as PNG."""
+    from PIL import Image, ImageOps  # noqa: PLC0415
+
+    if data[4:8] == b"ftyp":  # HEIC; newer versions of Pillow know AVIF by themselves
+        try:
+            from pillow_heif import register_heif_opener  # noqa: PLC0415
+        except ImportError:
+            if data[8:12] not in (b"avif", b"avis"):
+                raise
+        else:
+            register_heif_opener()
+    Image.MAX_IMAGE_PIXELS = PIXELS
+    with Image.open(io.BytesIO(data)) as picture:
+        if picture.width * picture.height > PIXELS:
+            raise ValueError(f"it has more than {PIXELS} pixels")
+        upright = ImageOps.exif_transpose(picture)
+        out = io.BytesIO()
+        upright.convert("RGBA" if "A" in upright.getbands() else "RGB").save(out, "PNG", compress_level=1)
+    return out.getvalue()
+
+
+KINDS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"pdf": text_of, "picture": png_of}
+
+
+def converted(kind: str, data: bytes) -> tuple[str | None, bytes]:
+    """What is wrong with it, and what became of it."""
+    try:
+        return None, KINDS[kind](data)
+    except ImportError:
+        return MISSING, b""
+    except MemoryError:
+        return "it takes too much memory", b""
+    except Exception as error:  # noqa: BLE001  # libraries raise whatever a file makes them
+        return f"{type(error).__name__}: {error}"[:300], b""
+
+
+def main() -> None:
+    """See the module."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    asked = json.loads(sys.stdin.buffer.readline())
+    found = [converted(kind, sys.stdin.buffer.read(size)) for kind, size in asked]
+    head = json.dumps([(error, len(data)) for error, data in found]).encode()
+    sys.stdout.buffer.write(b"\n".join((head, b"".join(data for _, data in found))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Pictures and documents within a conversation that its model can't take, as it can: as text.
+
+Agents read files by a tool, and what they have read stays in the conversation: a picture that a model refuses would be refused
+with every turn to come. So one that isn't the user's last word becomes a short text, and a document becomes its own text.
+Looks at conversations as clients send them, in any API's shape, before they are translated.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from supervisor.errors import InvalidRequestError
+
+Json = dict[str, Any]
+Whole = Callable[[str], Awaitable[str]]
+"""All of a text of which an outline may have a mark alone."""
+
+PICTURES: Final = frozenset({"image_url", "input_image", "image"})
+DOCUMENTS: Final = frozenset({"document", "file", "input_file"})
+UNSEEN: Final = "[image: this model takes text only]"
+_HINTS: Final = tuple(f'"{kind}"'.encode() for kind in (*sorted(PICTURES | DOCUMENTS), "images"))
+_NO_TEXT: Final = "(This PDF has no text: its pages are pictures.)"
+_ELSEWHERE: Final = "send the document itself, in base64; llmux opens no address and keeps no files of its kind."
+
+
+def may_have_any(conversation: bytes) -> bool:
+    """Is it worth being decoded? Nearly never."""
+    return (b'"type"' in conversation and any(hint in conversation for hint in _HINTS)) or b'"images"' in conversation
+
+
+@dataclass(slots=True)
+class Place:
+    """A part of a message: `content[index]`."""
+
+    content: list[Any]
+    index: int
+    name: str  # such as `messages[3].content[1]`
+    is_last_word: bool  # it is the user's, and nobody has answered it yet
+    text_type: str  # of a part that is a text there
+
+    @property
+    def part(self) -> Json:
+        """As it is."""
+        part: Json = self.content[self.index]
+        return part
+
+    def say(self, text: str) -> None:
+        """Put a text there."""
+        self.content[self.index] = {"type": self.text_type, "text": text}
+
+
+def places(messages: Sequence[Any], field: str) -> Iterator[Place]:
+    """The parts of all messages, or items, also those within results of tools."""
+    last = max((at for at, message in enumerate(messages) if _is_said(message)), default=-1)
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict):
+            continue
+        is_result = message.get("role") == "tool" or str(message.get("type")).endswith("_output")
+        for key in ("content", "output"):
+            text_type = "input_text" if field == "input" else "text"
+            for place in _parts(message.get(key), f"{field}[{at}].{key}", text_type):
+                place.is_last_word = place.is_last_word and at == last and not is_result
+                yield place
+
+
+def _parts(content: object, name: str, text_type: str) -> Iterator[Place]:
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(part, dict):
+            continue
+        if part.get("type") == "tool_result":
+            for place in _parts(part.get("content"), f"{name}[{at}].content", text_type):
+                place.is_last_word = False
+                yield place
+        else:
+            assert isinstance(content, list)
+            yield Place(content, at, f"{name}[{at}]", is_last_word=True, text_type=text_type)
+
+
+def _is_said(message: object) -> bool:
+    """Does the user say something, other than what tools have found?"""
+    if not isinstance(message, dict) or message.get("role") != "user":
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [None]
+    return any(not isinstance(part, dict) or part.get("type") != "tool_result" for part in parts)
+
+
+def without_pictures(messages: Sequence[Any], field: str, refusal: str) -> list[str]:
+    """Say in place of each picture that there was one. Returns their names; raises InvalidRequestError for the user's last word."""
+    named: list[str] = []
+    for place in places(messages, field):
+        if place.part.get("type") in PICTURES:
+            _refuse_last_word(field, refusal, is_last_word=place.is_last_word)
+            place.say(UNSEEN)
+            named.append(place.name)
+    last = max((at for at, message in enumerate(messages) if _is_said(message)), default=-1)
+    for at, message in enumerate(messages):
+        if isinstance(message, dict) and isinstance(message.get("images"), list) and message["images"]:  # Ollama's
+            _refuse_last_word(field, refusal, is_last_word=at == last)
+            del message["images"]
+            message["content"] = "\n".join(filter(None, (str(message.get("content") or ""), UNSEEN)))
+            named.append(f"{field}[{at}].images")
+    return named
+
+
+def _refuse_last_word(field: str, refusal: str, *, is_last_word: bool) -> None:
+    if is_last_word:
+        raise InvalidRequestError(f"Could not process image: {refusal}", code="modality_unsupported", param=field)
+
+
+# ----------------------------------------------------------------------------------------------------------- documents
+
+
+@dataclass(slots=True)
+class Document:
+    """One that is to become text. Exactly one of `text` and `data` is set."""
+
+    place: Place
+    title: str
+    text: str | None = None
+    data: bytes | None = None
+
+    def read(self, text: str) -> None:
+        """It says this."""
+        self.place.say(f"Document: {self.title}\n\n{text or _NO_TEXT}")
+
+
+async def documents(messages: Sequence[Any], field: str, whole: Whole) -> list[Document]:
+    """All of them. Raises InvalidRequestError for one that isn't there, or that no text is made of."""
+    return [await _document(place, whole) for place in places(messages, field) if place.part.get("type") in DOCUMENTS]
+
+
+async def _document(place: Place, whole: Whole) -> Document:
+    part = place.part
+    source = part.get("source") if part["type"] == "document" else part.get("file", part)
+    if not isinstance(source, dict):
+        raise _refused(place, _ELSEWHERE)
+    title = str(part.get("title") or source.get("filename") or part.get("filename") or "without a name")[:200]
+    if source.get("type") == "content":
+        blocks = source.get("content")
+        texts = (
+            [block.get("text") for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else [blocks]
+        )
+        return Document(place, title, text="\n\n".join(text for text in texts if isinstance(text, str)))
+    sent = source.get("data", source.get("file_data"))
+    if not isinstance(sent, str):
+        raise _refused(place, _ELSEWHERE)
+    sent = await whole(sent)
+    if source.get("type") == "text":
+        return Document(place, title, text=sent)
+    try:
+        data = base64.b64decode(sent.partition(",")[2] if sent.startswith("data:") else sent, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _refused(place, "its data is no base64.") from error
+    if data[:1024].lstrip().startswith(b"%PDF"):
+        return Document(place, title, data=data)
+    try:
+        return Document(place, title, text=data.decode())
+    except UnicodeDecodeError as error:
+        raise _refused(place, "it is neither a PDF nor text in UTF-8.") from error
+
+
+def _refused(place: Place, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Could not process document: {why}", code="modality_unsupported", param=place.name)

@@ -1,0 +1,51 @@
+"""Pictures within a JSON body that its worker can't open, found by how their base64 begins, whatever the client calls them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WEBP: Final = "webp"
+HEIC: Final = "heic"
+AVIF: Final = "avif"
+_HINTS: Final = (b"UklGR", b"Z0eXB")  # RIFF, and the `ftyp` of ISO's media files
+_BEGIN: Final = re.compile(rb'(?<=[",])(?:UklGR.{6}XRUJQ|AAAA..Z0eXB.)[A-Za-z0-9+/\\]*={0,2}')
+_BRANDS: Final = {
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), HEIC),
+    **dict.fromkeys((b"avif", b"avis"), AVIF),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where its base64 is, and itself."""
+
+    begin: int
+    end: int
+    data: bytes
+
+
+def unreadable(body: bytes | bytearray, forms: frozenset[str]) -> list[Found]:
+    """The pictures of these forms."""
+    if not any(hint in body for hint in _HINTS):
+        return []
+    found: list[Found] = []
+    for match in _BEGIN.finditer(body):
+        data = base64.b64decode(match[0].replace(b"\\", b""))  # some escape each slash
+        form = WEBP if data[8:12] == b"WEBP" else _BRANDS.get(data[8:12])
+        if form in forms:
+            found.append(Found(match.start(), match.end(), data))
+    return found
+
+
+def replaced(body: bytes | bytearray, found: Sequence[Found], by: Sequence[bytes]) -> bytes:
+    """The body with these pictures instead."""
+    parts: list[bytes] = []
+    at = 0
+    for place, data in zip(found, by, strict=True):
+        parts += (bytes(body[at : place.begin]), base64.b64encode(data))
+        at = place.end
+    return b"".join((*parts, bytes(body[at:])))
