@@ -58,6 +58,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         for _ in range(count):
             time.sleep(self.token_s)
             yield event({"choices": [{"delta": {"content": "two tokens "}}]})
+        yield event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
         yield event({"choices": [], "usage": {"completion_tokens": 2 * count}})
         yield b"data: [DONE]\n\n"
 

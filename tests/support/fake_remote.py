@@ -179,8 +179,9 @@ class _Handler(BaseHTTPRequestHandler):
             if number == 1:
                 self.server.streaming.set()
                 self._wait()
-            event = {"choices": [{"index": 0, "delta": {"content": word}}], "model": MODEL}
-            self._chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
+            reason = "stop" if word == " afar" else None
+            choice = {"index": 0, "delta": {"content": word}, "finish_reason": reason}
+            self._chunk(b"data: " + json.dumps({"choices": [choice], "model": MODEL}).encode() + b"\n\n")
         self._chunk(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 

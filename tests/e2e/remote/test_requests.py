@@ -87,7 +87,7 @@ class TestPasses:
     def test_its_own_name_comes_back_as_the_asked_one(self, served, secure, stream):
         """A remote that answers by a more exact name keeps that."""
         name = f'{{"model": "{MODEL}", "choices": []}}'.encode()
-        exact = f'{{"model": "{MODEL}-2026-01-01", "choices": []}}'.encode()
+        exact = f'{{"model": "{MODEL}-2026-01-01", "choices": [{{"finish_reason": "stop"}}]}}'.encode()
         body, kind = name + b"\n" + exact, "application/json"
         if stream:
             body, kind = b"data: " + name + b"\n\ndata: " + exact + b"\n\ndata: [DONE]\n\n", "text/event-stream"
