@@ -308,15 +308,7 @@ class TestMistakes:
             ("responses", {"input": "x", "tools": [{"type": "function", "parameters": {}}]}),
             (
                 "responses",
-                {
-                    "input": [
-                        {
-                            "type": "function_call_output",
-                            "call_id": "1",
-                            "output": [{"type": "input_image", "image_url": PICTURE}],
-                        }
-                    ]
-                },
+                {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": PICTURE}]}]},
             ),
             ("messages", {"max_tokens": 5}),
             ("messages/count_tokens", {}),

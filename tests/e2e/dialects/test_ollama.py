@@ -108,7 +108,8 @@ class TestInference:
         message = {"role": "user", "content": "what?", "images": ["iVBORw0KGgo="]}
         assert ask(site, "chat", model="resting", messages=[message], stream=False).status_code == 200
         refused = ask(site, "chat", model="broken", messages=[message], stream=False)
-        assert (refused.status_code, refused.json()) == (400, {"error": "broken takes text, no images."})
+        said = "Could not process image: broken takes text, no images. Models that see: resting."
+        assert (refused.status_code, refused.json()) == (400, {"error": said})
 
 
 class TestLife:

@@ -282,7 +282,9 @@ class TestRequests:
         for name, value in fields.items():
             told_without, without = asked(path, **{key: each for key, each in given_fields.items() if key != name})
             is_default = (
-                (name == "stream" and value is True) or name in base or (name == "input" and path == "/api/embed")
+                (name in {"stream", "truncate"} and value is True)
+                or name in base
+                or (name == "input" and path == "/api/embed")
             )
             ignored = {each.partition(".")[0] for each in answers.ignored}
             is_done_here = name == "dimensions" and getattr(answers, name, None) == value
