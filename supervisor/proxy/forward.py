@@ -111,11 +111,14 @@ class Outcome:
     stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
     ignored: Sequence[str] = ()  # fields of the request that have no effect, as who answers says
     canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
+    _head: bytes = b""  # of the body: Anthropic's streams begin with the prompt's tokens
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
     def usage(self) -> Usage:
         """The usage at the end of the response. Each call searches for it."""
         tail = self.tail() if self.canonical is None else b"".join(self.canonical)
+        if self.bytes_sent > len(tail) and _TOKENS in self._head:
+            tail = self._head + tail
         start = tail.find(_TOKENS)
         if start < 0:
             return _timed(tail)
@@ -130,6 +133,8 @@ class Outcome:
     def keep(self, chunk: bytes) -> None:
         """Count a piece of the body, and remember its end."""
         size = len(chunk)
+        if not self.bytes_sent:
+            self._head = chunk[:TAIL_BYTES]
         self.bytes_sent += size
         self._tail.append(chunk if size <= TAIL_BYTES else chunk[-TAIL_BYTES:])
 

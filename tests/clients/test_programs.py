@@ -14,6 +14,7 @@ CALLED = [tiny.TOOL_CALL["name"], tiny.TOOL_CALL["arguments"]]
 SDK = {**SAID, "models": ["quick"], "vectors": [True, True], **RESPONSES}
 
 EXPECTED = {
+    "ai_sdk.mjs": {"said": [tiny.ANSWER] * 5, "called": [CALLED[1]] * 5, "messages": 22},
     "anthropic_sdk.py": {
         **SAID,
         "models": ["quick", "quick"],

@@ -70,6 +70,23 @@ def node() -> tuple[str, Path]:
     return program, place
 
 
+@cache
+def agent(program: str) -> Path:
+    """A program of `agents/`, by npm; its own download is some hundred MB."""
+    _, npm = shutil.which("node"), shutil.which("npm")
+    if npm is None:
+        pytest.skip("needs node and npm (on Debian: apt-get install nodejs npm)")
+    packages = ("agents/package.json", "agents/package-lock.json")
+    place = _place("agents", *packages)
+    with _turn(place) as is_first:
+        if is_first:
+            place.mkdir(exist_ok=True)
+            for name in packages:
+                shutil.copy(CLIENTS / name, place)
+            subprocess.run([npm, "ci", "--silent"], cwd=place, check=True)
+    return place / "node_modules" / ".bin" / program
+
+
 def run(program: str, *words: str) -> Any:
     """What a program says with these arguments, the address first: its last line, as JSON."""
     if program.endswith(".mjs"):
