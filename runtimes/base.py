@@ -166,6 +166,9 @@ class Endpoint:
     """Fields that its workers pass over, or take wrongly, where their JSON isn't null and contains this: the request is
     translated then, if it can be."""
 
+    passed_over: frozenset[str] = field(default=frozenset(), compare=False)
+    """Fields of its API that its workers know nothing of, and don't say so."""
+
     def __post_init__(self) -> None:
         if self.meaning is OTHER:
             object.__setattr__(self, "meaning", meaning_of(self.path))

@@ -55,6 +55,7 @@ from supervisor.proxy.prompts import Completions
 from supervisor.proxy.stream_end import StreamEnd, end_of
 from supervisor.proxy.tolerance import put_right
 from supervisor.proxy.translation import (
+    CANONICAL,
     Adapted,
     AnswerTranslation,
     Chained,
@@ -62,6 +63,7 @@ from supervisor.proxy.translation import (
     TargetedTranslation,
     TargetModel,
     Translation,
+    called,
 )
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
@@ -243,6 +245,9 @@ class Targets:
         data = await self._with_pictures(await body.rewritten(rewrite, endpoint), route)
         sent = self._kept(asked, data, ladder)
         tokens = self._tokens(context, model, sent, rewrite, body) if model in self.shared_contexts else 0
+        if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
+            passed = [name for name in body.fields if name in endpoint.passed_over and body.raw(name) != b"null"]
+            unused = (*unused, *called(passed, CANONICAL if translation is None else translation.names))
         translated = () if translation is None else translation.ignored
         context.ignored = (*asked.body.unsaid, *asked.unseen, *translated, *unused, *cached.ignored)
         return Target(
@@ -265,9 +270,9 @@ class Targets:
     async def _readable(self, asked: Asked, model: ModelId) -> Asked:
         """With text for pictures and documents of its conversation that the model can't take. Raises InvalidRequestError."""
         body, inputs = asked.body, self._inputs[model]
-        field = "messages" if body.raw("messages") is not None else "input"
-        raw = body.raw(field)
-        if inputs is None or raw is None or not isinstance(body, JsonBody) or not may_have_any(raw):
+        field = "messages" if "messages" in body.fields else "input"
+        given = body.fields.get(field)
+        if inputs is None or given is None or not isinstance(body, JsonBody) or not may_have_any(raw := bytes(given)):
             return asked
         try:
             messages = msgspec.json.decode(raw)
@@ -432,6 +437,9 @@ class Targets:
         config = route.model.config
         others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
         hint = f" Models that do: {', '.join(others[:5])}." if others else ""
+        if asked.required is not None and asked.required.path == "/infill":
+            message = f"{asked.name} does not support insert: it knows nothing of a suffix. Leave that out.{hint}"
+            return InvalidRequestError(message, code="endpoint_not_supported", param="suffix")
         why = ""
         path = asked.context.path
         is_count = COUNT in (path, None if asked.translation is None else asked.translation.path)

@@ -78,10 +78,13 @@ _UNHEARD = (
     ("context_management", b'"compact_'),
     ("mcp_servers", b"{"),
 )
+_TOLD = frozenset(("user", "store", "metadata", "service_tier", "safety_identifier", "moderation"))
+_CHATS = _TOLD | frozenset(
+    ["audio", "functions", "function_call", "modalities", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "verbosity", "web_search_options"]
+)
 _TEXT = frozenset(
     Endpoint(path)
     for path in (
-        "/v1/chat/completions",
         "/v1/chat/completions/input_tokens",
         "/v1/chat/completions/control",
         "/v1/messages/count_tokens",
@@ -90,12 +93,15 @@ _TEXT = frozenset(
         "/apply-template",
     )
 ) | {
+    Endpoint("/v1/chat/completions", passed_over=_CHATS),
     Endpoint("/v1/messages", unheard=_UNHEARD),
-    Endpoint("/v1/completions", unheard=(("suffix", b""),)),
+    Endpoint("/v1/completions", unheard=(("suffix", b""),), passed_over=_TOLD | {"best_of", "echo"}),
 }
 _CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})
 _AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})
-_EMBEDDINGS = frozenset({Endpoint("/v1/embeddings", unheard=(("dimensions", b""),)), Endpoint("/embedding")})
+_EMBEDDINGS = frozenset(
+    {Endpoint("/v1/embeddings", unheard=(("dimensions", b""),), passed_over=_TOLD), Endpoint("/embedding")}
+)
 _RERANK = frozenset(
     Endpoint(path, unheard=(("return_documents", b"true"),))
     for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
