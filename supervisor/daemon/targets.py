@@ -41,7 +41,7 @@ from supervisor.io.convert import Converter
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.picture_store import PictureStore
 from supervisor.proxy import permission
-from supervisor.proxy.attachments import documents, may_have_any, without_pictures
+from supervisor.proxy.attachments import may_have_any, read_documents, without_pictures
 from supervisor.proxy.body import RESPONSE_FORMAT, Body, Bytes
 from supervisor.proxy.counting import CHAT, COUNT, Counting, by_answer, is_by_answer
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
@@ -280,14 +280,15 @@ class Targets:
             return asked  # whoever reads it says so
         if not isinstance(messages, list):
             return asked
-        found = await documents(messages, field, partial(body.whole_text, most=sys.maxsize))
-        texts = await self._converter.convert([("pdf", each.data) for each in found if each.data is not None])
-        for each in found:
-            each.read(texts.pop(0).decode() if each.text is None else each.text)
+        whole = partial(body.whole_text, most=sys.maxsize)
+        is_read = await read_documents(messages, field, whole, self._text_of)
         named = [] if "image" in inputs else without_pictures(messages, field, self._blind(asked.name, inputs))
-        if not found and not named:
+        if not is_read and not named:
             return asked
         return replace(asked, body=body.changed({field: msgspec.json.encode(messages)}), unseen=named)
+
+    async def _text_of(self, pdf: bytes) -> str:
+        return (await self._converter.convert("pdf", pdf)).decode()
 
     def _blind(self, name: str, inputs: frozenset[Modality]) -> str:
         seeing = [each for each, takes in self._inputs.items() if takes is not None and "image" in takes]
@@ -301,7 +302,7 @@ class Targets:
         found = unreadable(data, route.model.adapter.converts_pictures)
         if not found:
             return data
-        return replaced(data, found, await self._converter.convert([("picture", each.data) for each in found]))
+        return replaced(data, found, [await self._converter.convert("picture", each.data) for each in found])
 
     async def _translated(
         self, asked: Asked, route: Route, endpoint: Endpoint | None

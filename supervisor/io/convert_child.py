@@ -1,15 +1,13 @@
 """Opens what clients send: text out of PDFs, and pictures as PNG. A process of its own with limits, run as a script.
 
-Such files can hold anything, so nothing of them is opened in the daemon. Reads a line of JSON, `[[kind, bytes], …]`, and the items
-one after the other; writes a line, `[[error or null, bytes], …]`, and what became of them. It ends with its parent, or after its
-limits.
+Such files can hold anything, so nothing of them is opened in the daemon. Takes a kind as its word and the file as its input; says what
+became of it, or, with the exit code `REFUSED` or `MISSING`, on standard error why nothing did. It ends with its parent, or after its limits.
 """
 
 from __future__ import annotations
 
 import ctypes
 import io
-import json
 import resource
 import signal
 import sys
@@ -22,7 +20,8 @@ PIXELS: Final = 40_000_000
 PAGES: Final = 500
 TEXT: Final = 1_000_000  # characters of one document
 PR_SET_PDEATHSIG: Final = 1
-MISSING: Final = "missing"
+REFUSED: Final = 3
+MISSING: Final = 4  # what opens such files isn't installed
 
 
 def text_of(data: bytes) -> bytes:
@@ -62,28 +61,23 @@ def png_of(data: bytes) -> bytes:
 KINDS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"pdf": text_of, "picture": png_of}
 
 
-def converted(kind: str, data: bytes) -> tuple[str | None, bytes]:
-    """What is wrong with it, and what became of it."""
-    try:
-        return None, KINDS[kind](data)
-    except ImportError:
-        return MISSING, b""
-    except MemoryError:
-        return "it takes too much memory", b""
-    except Exception as error:  # noqa: BLE001  # libraries raise whatever a file makes them
-        return f"{type(error).__name__}: {error}"[:300], b""
-
-
-def main() -> None:
+def main() -> int:
     """See the module."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    asked = json.loads(sys.stdin.buffer.readline())
-    found = [converted(kind, sys.stdin.buffer.read(size)) for kind, size in asked]
-    head = json.dumps([(error, len(data)) for error, data in found]).encode()
-    sys.stdout.buffer.write(b"\n".join((head, b"".join(data for _, data in found))))
+    try:
+        sys.stdout.buffer.write(KINDS[sys.argv[1]](sys.stdin.buffer.read()))
+    except ImportError:
+        return MISSING
+    except MemoryError:
+        sys.stderr.write("it takes too much memory")
+        return REFUSED
+    except Exception as error:  # noqa: BLE001  # libraries raise whatever a file makes them
+        sys.stderr.write(f"{type(error).__name__}: {error}"[:300])
+        return REFUSED
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -18,6 +18,8 @@ from supervisor.errors import InvalidRequestError
 Json = dict[str, Any]
 Whole = Callable[[str], Awaitable[str]]
 """All of a text of which an outline may have a mark alone."""
+TextOf = Callable[[bytes], Awaitable[str]]
+"""What a PDF says. Raises InvalidRequestError."""
 
 PICTURES: Final = frozenset({"image_url", "input_image", "image"})
 DOCUMENTS: Final = frozenset({"document", "file", "input_file"})
@@ -117,11 +119,11 @@ def _refuse_last_word(field: str, refusal: str, *, is_last_word: bool) -> None:
 
 @dataclass(slots=True)
 class Document:
-    """One that is to become text. Exactly one of `text` and `data` is set."""
+    """One that is to become text: `text`, or what the PDF in `data` says."""
 
     place: Place
     title: str
-    text: str | None = None
+    text: str = ""
     data: bytes | None = None
 
     def read(self, text: str) -> None:
@@ -129,9 +131,21 @@ class Document:
         self.place.say(f"Document: {self.title}\n\n{text or _NO_TEXT}")
 
 
-async def documents(messages: Sequence[Any], field: str, whole: Whole) -> list[Document]:
-    """All of them. Raises InvalidRequestError for one that isn't there, or that no text is made of."""
-    return [await _document(place, whole) for place in places(messages, field) if place.part.get("type") in DOCUMENTS]
+async def read_documents(messages: Sequence[Any], field: str, whole: Whole, text_of: TextOf) -> bool:
+    """Put their texts in place of all documents. Was there any?
+
+    Raises InvalidRequestError for one that can't be read and is the user's last word; of another the conversation says so.
+    """
+    found = [place for place in places(messages, field) if place.part.get("type") in DOCUMENTS]
+    for place in found:
+        try:
+            document = await _document(place, whole)
+            document.read(document.text if document.data is None else await text_of(document.data))
+        except InvalidRequestError as error:
+            if place.is_last_word:
+                raise
+            place.say(f"[document: {error.message}]")
+    return bool(found)
 
 
 async def _document(place: Place, whole: Whole) -> Document:

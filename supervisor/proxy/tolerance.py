@@ -67,7 +67,8 @@ def put_right(
                 tool[name] = _without_booleans(tool[name])
     if not changes and not changed():
         if _OF_SCHEMAS.search(refusal):
-            ignored += [f"tools[{tool.get('name')}]" for tool in tools if _unbind(tool)]
+            loose = (tool for tool in tools if tool.get("strict") is not True)
+            ignored += [f"tools[{tool.get('name')}]" for tool in loose if _unbind(tool)]
         elif talks and _OF_SYSTEM.search(refusal):
             _put_in_order(values, apart=meaning.prompt == "system", takes_system=False)
     return changes | changed(), ignored

@@ -219,6 +219,14 @@ class TestDocuments:
         assert said in told.json()["error"]["message"]
 
 
+def test_a_broken_document_in_an_earlier_turn_is_told(site):
+    """Its conversation goes on."""
+    part = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQ="}}
+    messages = [user(part, TEXT), SAID, user(TEXT)]
+    told = site.post("/v1/messages", json={"model": "blind", "max_tokens": 4, "messages": messages})
+    assert told.status_code == 200, told.text
+
+
 @pytest.mark.parametrize(("model", "sees"), [("blind", False), ("eyes", True)])
 def test_what_a_model_sees_is_told(site, model, sees):
     told = site.get(f"/v1/models/{model}").json()

@@ -46,7 +46,7 @@ class TestPictures:
 
     @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
     async def test_any_mode(self, mode):
-        (found,) = await Converter().convert([("picture", picture(form="GIF" if mode == "P" else "WEBP", mode=mode))])
+        found = await Converter().convert("picture", picture(form="GIF" if mode == "P" else "WEBP", mode=mode))
         assert Image.open(io.BytesIO(found)).size == (8, 8)
 
     async def test_as_it_stands(self):
@@ -55,12 +55,12 @@ class TestPictures:
         turned = Image.Exif()
         turned[0x0112] = 6
         Image.new("RGB", (8, 4)).save(out, "WEBP", exif=turned)
-        (found,) = await Converter().convert([("picture", out.getvalue())])
+        found = await Converter().convert("picture", out.getvalue())
         assert Image.open(io.BytesIO(found)).size == (4, 8)
 
     async def test_one_that_is_too_large(self):
         with pytest.raises(InvalidRequestError, match=r"Could not process image: .*pixels"):
-            await Converter().convert([("picture", picture((8000, 6000), "PNG", "1"))])
+            await Converter().convert("picture", picture((8000, 6000), "PNG", "1"))
 
 
 class TestProcess:
@@ -69,34 +69,37 @@ class TestProcess:
     async def test_what_was_opened_is_kept(self, child):
         converter = Converter()
         data = picture()
-        first = await converter.convert([("picture", data), ("picture", data)])
+        first = await converter.convert("picture", data)
         child("raise SystemExit(1)")
-        assert await converter.convert([("picture", data)]) == first[:1] == first[1:]
+        assert await converter.convert("picture", data) == first
         with pytest.raises(InvalidRequestError, match="too long, or too much memory"):
-            await converter.convert([("picture", picture((4, 4)))])
+            await converter.convert("picture", picture((4, 4)))
+        child("print(1)")
+        with pytest.raises(InvalidRequestError, match="too long, or too much memory"):
+            await converter.convert("picture", picture((4, 4)))
 
     async def test_no_more_is_kept_than_may_be(self, monkeypatch):
         monkeypatch.setattr(convert, "KEPT_BYTES", 300)
         converter = Converter()
         for size in range(1, 9):
-            await converter.convert([("picture", picture((size, size)))])
+            await converter.convert("picture", picture((size, size)))
         assert sum(map(len, converter._kept.values())) == converter._kept_bytes <= 300
 
     async def test_it_hangs(self, child, monkeypatch):
         child("import time; time.sleep(600)")
         monkeypatch.setattr(convert, "LIMIT_S", 0.5)
         with pytest.raises(InvalidRequestError, match="it takes more than"):
-            await Converter().convert([("pdf", b"%PDF")])
+            await Converter().convert("pdf", b"%PDF")
 
     async def test_what_opens_them_is_missing(self, child):
-        child("""print('[["missing", 0]]')""")
-        with pytest.raises(InvalidRequestError, match=r"pip install 'llmux-supervisor\[media\]'"):
-            await Converter().convert([("pdf", b"%PDF")])
+        child("raise SystemExit(4)")
+        with pytest.raises(InvalidRequestError, match="pip install 'llmux-supervisor"):
+            await Converter().convert("pdf", b"%PDF")
 
     async def test_its_request_is_cancelled(self, child, tmp_path):
         note = tmp_path / "pid"
         child(f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
-        task = asyncio.create_task(Converter().convert([("pdf", b"%PDF")]))
+        task = asyncio.create_task(Converter().convert("pdf", b"%PDF"))
         while not (note.exists() and note.read_text()):
             await asyncio.sleep(0.02)
         task.cancel()
@@ -112,8 +115,8 @@ def test_it_ends_with_the_daemon(tmp_path):
         from supervisor.io import convert
         async def main():
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", str(convert._CHILD), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
-            process.stdin.write(b'[["pdf", 9]]\\n')
+                sys.executable, "-I", str(convert._CHILD), "pdf", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+            process.stdin.write(b'%PDF')
             await process.stdin.drain()
             await asyncio.sleep(1)
             print(process.pid, flush=True)
