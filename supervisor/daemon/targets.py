@@ -152,6 +152,7 @@ class Targets:
         found = ((method, path, pattern_of(path)) for method, path in self.table)
         wild = [(method, path, pattern) for method, path, pattern in found if pattern is not None]
         self._patterns = sorted(wild, key=lambda one: (one[1].endswith("*"), one[1].count("{"), -len(one[1])))
+        self._wild = {path for _, path, _ in wild}
 
     def pattern(self, scope: Scope) -> str | None:
         """The most particular path with a pattern that a request's path fits as it came, and that the model in its query serves."""
@@ -339,7 +340,7 @@ class Targets:
     def _upstream_path(self, asked: Asked, endpoint: Endpoint, model: ModelId) -> bytes:
         """The worker's path and query."""
         path = (endpoint.upstream_path or endpoint.path).encode()
-        if self._patterns and pattern_of(endpoint.path) is not None:
+        if endpoint.path in self._wild:
             path = asked.scope["raw_path"]
         query: bytes = asked.scope["query_string"]
         if not query:
@@ -373,7 +374,7 @@ class Targets:
         text_bytes, pictures = measured(sent)
         context.text_bytes = 0 if pictures else text_bytes
         said = (rewrite.value(name, body.raw(name)) for name in _MOST_TOKENS)
-        most = min((int(each) for each in said if each is not None and each.isdigit()), default=None)
+        most = min((int(each) for each in said if each is not None and each.isdigit() and len(each) < 10), default=None)
         return self._contexts.needed(model, self.shared_contexts[model], text_bytes, pictures, most)
 
     async def _load(self, asked: Asked, wanted: Sequence[Wanted], body: Body) -> None:
