@@ -41,8 +41,8 @@ class Place:
     content: list[Any]
     index: int
     name: str  # such as `messages[3].content[1]`
-    is_last_word: bool  # it is the user's, and nobody has answered it yet
     text_type: str  # of a part that is a text there
+    is_last_word: bool = False  # it is the user's, and nobody has answered it yet
 
     @property
     def part(self) -> Json:
@@ -57,15 +57,14 @@ class Place:
 
 def places(messages: Sequence[Any], field: str) -> Iterator[Place]:
     """The parts of all messages, or items, also those within results of tools."""
-    last = max((at for at, message in enumerate(messages) if _is_said(message)), default=-1)
+    last = _last_word(messages)
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             continue
-        is_result = message.get("role") == "tool" or str(message.get("type")).endswith("_output")
         for key in ("content", "output"):
             text_type = "input_text" if field == "input" else "text"
             for place in _parts(message.get(key), f"{field}[{at}].{key}", text_type):
-                place.is_last_word = place.is_last_word and at == last and not is_result
+                place.is_last_word = at == last
                 yield place
 
 
@@ -74,21 +73,27 @@ def _parts(content: object, name: str, text_type: str) -> Iterator[Place]:
         if not isinstance(part, dict):
             continue
         if part.get("type") == "tool_result":
-            for place in _parts(part.get("content"), f"{name}[{at}].content", text_type):
-                place.is_last_word = False
-                yield place
+            yield from _parts(part.get("content"), f"{name}[{at}].content", text_type)
         else:
             assert isinstance(content, list)
-            yield Place(content, at, f"{name}[{at}]", is_last_word=True, text_type=text_type)
+            yield Place(content, at, f"{name}[{at}]", text_type)
 
 
-def _is_said(message: object) -> bool:
-    """Does the user say something, other than what tools have found?"""
-    if not isinstance(message, dict) or message.get("role") != "user":
-        return False
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [None]
-    return any(not isinstance(part, dict) or part.get("type") != "tool_result" for part in parts)
+def _last_word(messages: Sequence[Any]) -> int:
+    """Where the user has spoken, and nobody has answered; -1: nowhere. What stands behind a tool's result belongs to that."""
+    last = len(messages) - 1
+    while last >= 0 and isinstance(messages[last], dict) and messages[last].get("role") in ("system", "developer"):
+        last -= 1
+    if last < 0 or not isinstance(messages[last], dict) or messages[last].get("role") != "user":
+        return -1
+    content, before = messages[last].get("content"), messages[last - 1] if last else None
+    parts = content if isinstance(content, list) else []
+    if any(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts):
+        return -1
+    is_result = isinstance(before, dict) and (
+        before.get("role") == "tool" or str(before.get("type")).endswith("_output")
+    )
+    return -1 if is_result else last
 
 
 def without_pictures(messages: Sequence[Any], field: str, refusal: str) -> list[str]:
@@ -99,7 +104,7 @@ def without_pictures(messages: Sequence[Any], field: str, refusal: str) -> list[
             _refuse_last_word(field, refusal, is_last_word=place.is_last_word)
             place.say(UNSEEN)
             named.append(place.name)
-    last = max((at for at, message in enumerate(messages) if _is_said(message)), default=-1)
+    last = _last_word(messages)
     for at, message in enumerate(messages):
         if isinstance(message, dict) and isinstance(message.get("images"), list) and message["images"]:  # Ollama's
             _refuse_last_word(field, refusal, is_last_word=at == last)

@@ -71,6 +71,22 @@ EARLIER = {
         {"max_tokens": 9, "tools": TOOLS, "messages": [user(TEXT), CALL, user(READ)]},
         "messages[2].content[0].content[1]",
     ),
+    "behind a result": (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                user(TEXT),
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "c", "content": "read"},
+                user(OPENAI),
+            ]
+        },
+        "messages[3].content[0]",
+    ),
     "count": (
         "/v1/messages/count_tokens",
         {"messages": [user(TEXT, ANTHROPIC), SAID, user(TEXT)]},
