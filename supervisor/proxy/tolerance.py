@@ -85,8 +85,8 @@ def level_of(effort: str) -> str:
 
 
 def document_text(document: object) -> object:
-    """A document to be ranked: Cohere's and Jina's clients send objects."""
-    text = document.get("text") if isinstance(document, dict) else None
+    """A document to be ranked: Cohere's and Jina's clients send objects. What else is in one would be lost, so the worker judges it."""
+    text = document.get("text") if isinstance(document, dict) and len(document) == 1 else None
     return text if isinstance(text, str) else document
 
 
