@@ -80,7 +80,18 @@ _UNHEARD = (
 )
 _TOLD = frozenset(("user", "store", "metadata", "service_tier", "safety_identifier", "moderation"))
 _CHATS = _TOLD | frozenset(
-    ["audio", "functions", "function_call", "modalities", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "verbosity", "web_search_options"]
+    [
+        "audio",
+        "functions",
+        "function_call",
+        "modalities",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "verbosity",
+        "web_search_options",
+    ]
 )
 _TEXT = frozenset(
     Endpoint(path)
