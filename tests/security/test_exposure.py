@@ -128,13 +128,12 @@ class TestOrigin:
 
 
 class TestPaths:
-    """A path is authorised and served exactly as written; nothing else reaches a worker."""
+    """A path is authorised and served as written, but for the slashes that a base URL doubles; nothing else reaches a worker."""
 
     @pytest.mark.parametrize(
         "path",
         [
             "/v1/../echo",
-            "//echo",
             "/echo/",
             "/./echo",
             "/v1/..%2fecho",
@@ -145,7 +144,6 @@ class TestPaths:
             "/echo;x",
             "/Echo",
             "/v1/chat/completions/",
-            "/v1//chat/completions",
             "/v1/chat/../../v1/chat/completions",
             # what workers have of their own
             "/stats",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-import struct
+from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -44,8 +44,7 @@ class Embeddings:
         def complete(answer: dict[str, Any]) -> None:
             for row in answer["data"]:
                 kept = cut(row["embedding"], size)
-                packed = struct.pack(f"<{len(kept)}f", *kept) if is_packed else b""
-                row["embedding"] = base64.b64encode(packed).decode() if is_packed else kept
+                row["embedding"] = base64.b64encode(array("f", kept)).decode() if is_packed else kept
 
         kept = {name: raw for name, raw in fields.items() if name != "dimensions"}
         return kept | {"encoding_format": msgspec.Raw(b'"float"')}, Completed(complete, "list of embeddings")

@@ -31,7 +31,7 @@ class Completed:
         try:
             found = _object(body)
             self.complete(found)
-        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise UpstreamError(f"The worker's answer is no {self.noun}.") from error
         return _encode(found)
 
