@@ -223,7 +223,7 @@ class TestModalities:
         site.post("/v1/admin/models/chat/unload")
         part = {"type": "image_url", "image_url": {"url": self.IMAGE}}
         error = refused(self.chat(site, "quick", part), 400, "modality_unsupported")
-        assert error["message"] == "quick takes text, no images."
+        assert error["message"] == "Could not process image: quick takes text, no images. Models that see: seer."
         assert site.model("chat")["state"] == "stopped"
 
     def test_is_refused_in_responses(self, site):

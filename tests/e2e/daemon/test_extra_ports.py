@@ -85,9 +85,7 @@ class TestMetrics:
     def test_open_to_all(self, site, path):
         assert ask(site.metrics, path).status_code == 200
 
-    @pytest.mark.parametrize(
-        "path", ["/", "/ui/", "/v1/models", "/api/tags", "/v1/admin/models", "/metrics/", "//metrics"]
-    )
+    @pytest.mark.parametrize("path", ["/", "/ui/", "/v1/models", "/api/tags", "/v1/admin/models", "/metrics/"])
     def test_nothing_else(self, site, path):
         told = ask(site.metrics, path, headers=site.mine)
         assert (told.status_code, "server.metrics_port" in told.text) == (404, True)
