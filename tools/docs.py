@@ -330,6 +330,21 @@ def costs_of_tests() -> str:
     return table(("Folder", "Tests", "Seconds", "CPU seconds"), [*rows, ("all", *total)])
 
 
+def request_fields() -> str:
+    """What `make golden` noted of each field that an SDK knows."""
+    found = json.loads((ROOT / "tests" / "golden" / "request_fields.json").read_text(encoding="utf-8"))
+    runtimes = ("llama_server", "transformers", "command")
+    parts = []
+    for path, fields in found.items():
+        rows = [
+            (f"`{name}`", f"`{json.dumps(row['value'])}`", *(row.get(runtime, "–") for runtime in runtimes))
+            for name, row in fields.items()
+        ]
+        head = ("Field", "Tried with", *(f"`{runtime}`" for runtime in runtimes))
+        parts.append(f"## `{path}`\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
 def faults() -> str:
     """What llmux promises for each fault, and how that is known."""
     rows = table(("Fault", "Promise", "Mechanism, in `supervisor/`", "Tests", "Last measured"), reliability.faults())
@@ -363,6 +378,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         **{name: partial(api_blocks().__getitem__, name) for name in api_blocks()},
         "costs of tests": costs_of_tests,
         "gpu figures": gpu_figures.tables,
+        "request fields": request_fields,
         "faults": faults,
         "soak": reliability.soak,
         "attacks": attacks,

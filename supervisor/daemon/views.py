@@ -19,6 +19,7 @@ from supervisor.core.decisions import Decision
 from supervisor.core.types import DeviceId, Footprint, ModelId
 from supervisor.daemon.status import DeviceStatus, ModelStatus
 from supervisor.daemon.thinking import thinking_modes
+from supervisor.io.convert import documents
 from supervisor.io.memory import DeviceInfo
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ def capabilities(model: CatalogModel, route: Route) -> Json | None:
         return None
     return {
         "modalities": list(known.modalities),
+        "documents": list(documents()) if model.config.type == "llm" and model.inputs is not None else [],
         "tools": known.tools,
         "thinking": known.thinking,
         "thinking_modes": list(thinking_modes(route, model)),

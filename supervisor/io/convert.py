@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
+from functools import cache
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,6 +24,12 @@ KEPT_BYTES: Final = 32 << 20
 _CHILD: Final = Path(convert_child.__file__)
 _EXTRA: Final = "media,heif"
 _NAMES: Final = {"pdf": "document", "picture": "image"}  # Claude Code goes on without what couldn't be processed
+
+
+@cache
+def documents() -> tuple[str, ...]:
+    """The kinds of documents that become text here, as media types. Plain text needs nothing; the rest is an extra."""
+    return ("text/plain", "application/pdf") if find_spec("pypdf") else ("text/plain",)
 
 
 class Converter:

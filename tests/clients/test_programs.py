@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients import test_ollama
+from tests.clients import test_agents, test_ollama
 from tests.e2e.http.conftest import site as site  # a fixture
 from tests.support import client_programs, tiny
 
@@ -14,7 +14,6 @@ CALLED = [tiny.TOOL_CALL["name"], tiny.TOOL_CALL["arguments"]]
 SDK = {**SAID, "models": ["quick"], "vectors": [True, True], **RESPONSES}
 
 EXPECTED = {
-    "ai_sdk.mjs": {"said": [tiny.ANSWER] * 5, "called": [CALLED[1]] * 5, "messages": 22},
     "anthropic_sdk.py": {
         **SAID,
         "models": ["quick", "quick"],
@@ -41,7 +40,7 @@ EXPECTED = {
 
 def test_every_program_is_run():
     programs = {path.name for path in client_programs.PROGRAMS.iterdir() if path.suffix in {".py", ".mjs"}}
-    assert programs == {*EXPECTED, *test_ollama.EXPECTED}
+    assert programs == {*EXPECTED, *test_ollama.EXPECTED, *test_agents.PROGRAMS}
 
 
 @pytest.mark.parametrize("program", EXPECTED)

@@ -1,13 +1,16 @@
 """Each field that the SDKs of OpenAI, Anthropic and Ollama know is used, refused by name, or named as ignored; none is a 500.
 
-The fields and their kinds are read from the SDKs themselves, so that a new one is asked about here.
+The fields and their kinds are read from the SDKs themselves, so that a new one is asked about here. What became of each is kept
+in tests/golden/request_fields.json (`make golden` writes it anew), of which `make docs` makes docs/request-fields.md.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -29,23 +32,14 @@ BASE = {
 }
 TYPICAL = {"int": 2, "float": 0.5, "str": "x", "bool": True, "list": ["x"], "object": {"a": "x"}}
 ODD = [{"a": [1]}, [{"a": 1}], [["x"]], -1, 1e300, "", "\u0000", False]
+LLMUX_OWN = {"background", "store", "previous_response_id"}  # no worker needs to know of them
 OWN = {  # where a value of just any kind is a mistake
     "tools": {"/v1/messages": [TOOL], "/v1/messages/count_tokens": [TOOL]},
     "input": dict.fromkeys(BASE, "hi"),
     "messages": dict.fromkeys(BASE, TALK),
     "options": {path: {"seed": 3} for path in BASE},
 }
-# What llama.cpp's server does something with. A field that is new in an SDK belongs here, or to what its adapter says is passed over.
-USED = {
-    "/v1/chat/completions": (
-        "messages model frequency_penalty logit_bias logprobs max_completion_tokens max_tokens n parallel_tool_calls presence_penalty "
-        "reasoning_effort response_format seed stop stream_options temperature tool_choice tools top_logprobs top_p"
-    ),
-    "/v1/completions": (
-        "model prompt frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream_options suffix temperature top_p"
-    ),
-    "/v1/embeddings": "input model dimensions encoding_format",
-}
+GOLDEN = Path(__file__).parents[1] / "golden" / "request_fields.json"
 
 
 @cache
@@ -60,10 +54,10 @@ def site(tmp_path_factory):
     stub = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
     config = {
         "models": {
-            "llama": gguf(),
-            "llama-embed": gguf(type="embedding"),
+            "llama_server": gguf(),
+            "llama_server-embed": gguf(type="embedding"),
             "transformers": {"runtime": "transformers", "path": str(tiny_language.model()), "threads": 1},
-            "stub": fake(endpoints=stub),
+            "command": fake(endpoints=stub),
         }
     }
     with running(tmp_path_factory.mktemp("fields"), config) as daemon:
@@ -77,19 +71,20 @@ def typical(path, name, kinds):
     return literal if literal is not None else next(TYPICAL[kind] for kind in kinds if kind in TYPICAL)
 
 
-def model_for(name, path):
-    if name == "transformers" and path in {"/v1/embeddings", "/api/embed"}:
+def model_for(runtime, path):
+    is_embedding = path in {"/v1/embeddings", "/api/embed"}
+    if runtime == "transformers" and is_embedding:
         pytest.skip("a language model has no embeddings")
-    return "llama-embed" if name == "llama" and path in {"/v1/embeddings", "/api/embed"} else name
+    return "llama_server-embed" if runtime == "llama_server" and is_embedding else runtime
 
 
 @pytest.mark.parametrize("path", BASE)
-@pytest.mark.parametrize("name", ["llama", "transformers", "stub"])
+@pytest.mark.parametrize("runtime", ["llama_server", "transformers", "command"])
 class TestFields:
     """On real workers, and on one that says what it got."""
 
-    def test_nothing_is_an_internal_error(self, site, name, path):
-        model = model_for(name, path)
+    def test_nothing_is_an_internal_error(self, site, runtime, path):
+        model = model_for(runtime, path)
         for field, kinds in fields()[path].items():
             for value in [None, typical(path, field, kinds), *ODD]:
                 asked = {"model": model, **BASE[path], field: value}
@@ -100,33 +95,35 @@ class TestFields:
                 if value is None and field not in {"model", *BASE[path]}:
                     assert told.status_code == 200, (field, told.text)
 
-    def test_a_typical_value_is_used_or_named(self, site, name, path):
-        model = model_for(name, path)
-        plain = received(site.post(path, json={"model": model, **BASE[path]}))
+    def test_a_typical_value_is_used_refused_or_named(self, site, runtime, path):
+        """What isn't named must be used: look that up for a field that is new in the golden file."""
+        plain, found = site.post(path, json={"model": (model := model_for(runtime, path)), **BASE[path]}), {}
         for field, kinds in fields()[path].items():
-            if field in {"model", "background", "store", "previous_response_id", *BASE[path]}:
+            if field in {"model", *BASE[path]}:
                 continue
-            told = site.post(path, json={"model": model, **BASE[path], field: typical(path, field, kinds)})
-            ignored = told.headers.get("x-llmux-ignored", "")
-            if told.status_code == 400:
-                assert field in told.text or "image" in told.text or "unsupported" in told.text, (field, told.text)
-            elif name == "stub" and plain is not None and field not in ignored:
-                assert received(told) != plain or told.json() != plain, field
-
-
-def received(told):
-    """What the stub says that it got."""
-    return told.json().get("received") if told.status_code == 200 else None
-
-
-@pytest.mark.parametrize("path", USED)
-def test_llama_cpp_uses_the_rest(site, path):
-    model = model_for("llama", path)
-    for field, kinds in fields()[path].items():
-        told = (
-            site.post(path, json={"model": model, **BASE[path], field: typical(path, field, kinds)})
-            if field != "model"
-            else None
+            value = typical(path, field, kinds)
+            told = site.post(path, json={"model": model, **BASE[path], field: value})
+            outcome = became(field, told)
+            if runtime == "command" and outcome == "used" and "received" in plain.json() and field not in LLMUX_OWN:
+                assert told.json() != plain.json(), field
+            found[field] = {"value": value, runtime: outcome}
+        golden = json.loads(GOLDEN.read_text())
+        if os.environ.get("LLMUX_GOLDEN") == "update":
+            known = golden.get(path, {})
+            golden[path] = {field: {**known.get(field, {}), **row} for field, row in found.items()}
+            GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+        columns = ("value", runtime)
+        assert {field: {name: row[name] for name in columns} for field, row in golden[path].items()} == found, (
+            "see make golden"
         )
-        is_named = told is not None and field in told.headers.get("x-llmux-ignored", "").split(", ")
-        assert is_named != (field in USED[path].split()), field
+
+
+def became(field, told):
+    """What became of it, as docs/request-fields.md calls that."""
+    named = told.headers.get("x-llmux-ignored", "").split(", ")
+    if any(name == field or name.startswith((f"{field}.", f"{field}[")) for name in named):
+        return "ignored"
+    if told.status_code == 400:
+        assert any(word in told.text for word in (field, "image", "unsupported")), (field, told.text)
+        return "refused"
+    return "used"

@@ -1,12 +1,12 @@
 // Vercel's AI SDK: five turns with a tool, and a picture in the first of them that the model can't see.
-// usage: node ai_sdk.mjs URL
+// usage: node ai_sdk.mjs URL MODEL
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
 const PNG =
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==";
-const model = createOpenAICompatible({ name: "llmux", baseURL: `${process.argv[2]}/v1`, includeUsage: true })("quick");
+const model = createOpenAICompatible({ name: "llmux", baseURL: `${process.argv[2]}/v1`, includeUsage: true })(process.argv[3]);
 const called = [];
 const tools = {
   get_weather: tool({

@@ -32,6 +32,7 @@ class TestView:
         found = site.model("chat")["capabilities"]
         assert "POST /v1/chat/completions" in found.pop("endpoints")
         assert found.pop("thinking_modes") == ["default", "enabled", "disabled"]
+        assert found.pop("documents") == ["text/plain", "application/pdf"]
         expected = {"modalities": ["text"], "tools": True, "thinking": True, "multi_turn": True, "context": 2048}
         assert expected == found
 

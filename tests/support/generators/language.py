@@ -40,6 +40,7 @@ TAGGED = r"""
 {{- '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
 {%- set calls = tools and messages[-1].role == 'user' and 'steps' not in (messages[-1].content | string) %}
+{%- if messages | length > 1 and messages[-2].role == 'tool' %}{% set calls = false %}{% endif %}
 {%- if (enable_thinking is defined and enable_thinking is false) or (calls and '@open@') %}{{ '<think>\n\n</think>\n\n' }}{% else %}{{ '@open@' }}{% endif %}
 {%- if calls %}{{ '<|plans|>' if tools | length > 1 else '<|plan|>' }}{% endif %}{% endif %}"""
 
@@ -94,7 +95,7 @@ def spelt(text: str) -> str:
     )
 
 
-def scripts(kind: str, *, endless: bool) -> list[list[str]]:
+def scripts(kind: str, *, endless: bool, tool_call: dict | None = None) -> list[list[str]]:
     """Chains of tokens, each following the one before it wherever it stands."""
     smile = [spelt("🙂")[i] for i in range(4)]  # one token a byte
     words = [spelt(word) for word in ("Hello", " from", " a", " tiny", " model")]
@@ -123,6 +124,9 @@ def scripts(kind: str, *, endless: bool) -> list[list[str]]:
             ["<|plans|>", *both, end],
         ]
     after = ["</think>", NEWLINE * 2, *answer]
+    if tool_call is not None:
+        call = ["<tool_call>", spelt(f"\n{json.dumps(tool_call)}\n"), "</tool_call>", end]
+        return [[NEWLINE, "<think>", *thought, *after], ["<|plan|>", *call], ["<|plans|>", *call]]
     if kind == "qwen3":
         arguments = [spelt(' {"city":'), spelt(' "Paris"}'), spelt("}\n"), "</tool_call>", end]
         call = ["<tool_call>", spelt('\n{"name":'), spelt(' "get_weather",'), spelt(' "arguments":'), *arguments]
@@ -144,15 +148,19 @@ def scripts(kind: str, *, endless: bool) -> list[list[str]]:
     ]
 
 
-def tokenizer(kind: str, chains: list[list[str]]) -> transformers.PreTrainedTokenizerFast:
-    """Byte-level BPE with one merge: the 256 bytes, the scripts' words, and the special tokens."""
+def tokenizer(kind: str, chains: list[list[str]], merges: list[str]) -> transformers.PreTrainedTokenizerFast:
+    """Byte-level BPE: the 256 bytes, what is merged of them, the scripts' words, and the special tokens."""
     special = [*SPECIAL, *VISION, *HARMONY, *(TURNS if kind == "turns" else [])]
     added = [*MARKS, "assistant", "commentary"] if kind == "gpt_oss" else MARKS
     words = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words += sorted(
-        {NEWLINE * 2, *(token for chain in chains for token in chain)} - set(special) - set(added) - set(words)
-    )
-    model = models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[(NEWLINE, NEWLINE)])
+    scripted = {NEWLINE * 2, *(token for chain in chains for token in chain)} - set(special) - set(added) - set(words)
+    words += sorted(scripted)
+    pairs, known = [(NEWLINE, NEWLINE)], dict.fromkeys(words)
+    for left, right in (merge.split(" ") for merge in merges):
+        if {left, right} <= known.keys() and left + right not in scripted:  # a prompt has no scripted token
+            pairs.append((left, right))
+            known[left + right] = None
+    model = models.BPE(vocab={word: i for i, word in enumerate(known)}, merges=pairs)
     tokens = Tokenizer(model)
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokens.decoder = decoders.ByteLevel()
@@ -286,12 +294,14 @@ def write(
     seed: int = 0,
     dtype: str = "float32",
     quantised: str | None = None,
+    tool_call: dict | None = None,
+    merges: list[str] = [],  # of JSON
     **sizes: int,
 ) -> None:
-    """The whole model folder."""
+    """The whole model folder. `tool_call` is what it calls instead of `get_weather`; of kind `qwen3`."""
     torch.manual_seed(seed)
-    chains = scripts(kind, endless=endless)
-    fast = tokenizer(kind, chains)
+    chains = scripts(kind, endless=endless, tool_call=tool_call)
+    fast = tokenizer(kind, chains, merges)
     model = build(kind, fast, sizes)
     if random:
         with torch.no_grad():

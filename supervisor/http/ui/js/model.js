@@ -39,7 +39,7 @@ function Facts({ model }) {
     ["Load time", model.load_s === null ? "" : `${model.load_s.toFixed(1)} s`],
     ["Context", model.sizing?.text.replace(/^context /, "") ?? (model.capabilities?.context ? `${model.capabilities.context} tokens` : "")],
     ["Overrides", Object.entries(model.overrides ?? {}).map(([name, value]) => `${name} ${value}`).join(", ")],
-    ["Takes", model.capabilities?.modalities?.join(", ") ?? ""],
+    ["Takes", [...(model.capabilities?.modalities ?? []), ...(model.capabilities?.documents ?? [])].join(", ")],
     ["Can", ["tools", "thinking", "multi_turn"].filter((name) => model.capabilities?.[name]).join(", ").replace("multi_turn", "multi-turn")],
     ["Serves", model.capabilities?.endpoints?.join("\n") ?? ""],
   ];
