@@ -20,7 +20,7 @@ _MOST: Final = 4
 
 
 class Mending:
-    """Of one request to one worker. `release` it at the end."""
+    """Of one request that its worker has refused. `end` it."""
 
     __slots__ = ("_bodies", "_strict", "_talks", "_target", "_tries", "body", "ignored")
 
@@ -51,17 +51,17 @@ class Mending:
             mended.keep(await body.changed(changes).rewritten(NO_REWRITE, target.endpoint))
         except LlmuxError:  # it is no JSON, or there is no room for another one
             return False
-        self.release()
+        self._release()
         self.body, self.ignored = mended, (*self.ignored, *ignored)
         self._talks |= "messages" in changes
         return True
 
-    def ended(self, status: int) -> None:
-        """The worker has answered with this status."""
+    def end(self, status: int) -> None:
+        """Its worker's last answer has this status. Lets go of what was changed."""
         if self._talks and status < 400:
             self._strict.add(self._target.model)
+        self._release()
 
-    def release(self) -> None:
-        """Let go of what was changed."""
+    def _release(self) -> None:
         if self.body is not self._target.body:
             self.body.release()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -319,7 +320,7 @@ class Pipeline:
         keepalive: Keepalive,
     ) -> None:
         # 4.
-        if target.endpoint.only_looks and client_of(scope) is None:
+        if scope["method"] == "GET" and target.endpoint.only_looks and client_of(scope) is None:
             await self._look(scope, send, context, target, keepalive)
             return
         ticket = context.ticket = await self._admitted(context, target, client, keepalive)
@@ -328,7 +329,8 @@ class Pipeline:
         served = True
         try:
             # 5.
-            await self._forward(scope, send, context, target, ticket, gathered, keepalive)
+            while await self._forward(scope, send, context, target, ticket, gathered, keepalive):
+                pass
         except LlmuxError as error:
             is_refused = is_crowded(error) or (target.ladder is not None and is_overflow(error))
             served = not (is_refused or isinstance(error, UnreachableError))  # whoever answers is charged for it
@@ -336,6 +338,9 @@ class Pipeline:
         finally:
             # 6.
             gathered.release()
+            if target.mending is not None:
+                target.mending.end(context.outcome.status)
+                target.mending = None
             self._engine.finish(ticket, tokens_of(context.demand.accounts, context.outcome), served=served)
 
     async def _look(
@@ -353,7 +358,7 @@ class Pipeline:
         finally:
             gathered.release()
 
-    async def _forward(
+    def _forward(
         self,
         scope: Scope,
         send: Send,
@@ -362,14 +367,14 @@ class Pipeline:
         ticket: Ticket,
         gathered: Gathered,
         keepalive: Keepalive,
-    ) -> None:
-        """Once, and again where the worker refuses what can be put right."""
+    ) -> Awaitable[bool]:
+        """Send it. True: its worker refuses it, and it can be sent again, changed."""
         assert ticket.upstream is not None
         if context.span_id and context.trace is not None:
             kept = [field for field in scope["headers"] if field[0] != TRACE_HEADER]
             scope = {**scope, "headers": [*kept, (TRACE_HEADER, context.trace.header(context.span_id))]}
-        if (tunnelled := client_of(scope)) is not None:
-            await tunnel(
+        if scope["method"] == "GET" and (tunnelled := client_of(scope)) is not None:
+            return tunnel(
                 scope,
                 tunnelled,
                 context.outcome,
@@ -379,43 +384,37 @@ class Pipeline:
                 request_id=context.request_id,
                 first_byte_s=self._first_byte_s,
             )
-        mending = self._targets.mending(target)
-        refused = True
-        try:
-            while refused:
-                refused = await forward(
-                    scope,
-                    send,
-                    context.outcome,
-                    upstream=ticket.upstream,
-                    target=target.path,
-                    body=mending.body,
-                    dialect=context.dialect,
-                    translation=target.translation,
-                    names=target.names,
-                    completion=target.completion,
-                    pictures=self._links(scope) if context.path in PICTURE_PATHS else None,
-                    gathered=gathered,
-                    request_id=context.request_id,
-                    extra_headers=[
-                        (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
-                        *(() if target.ladder is None else target.ladder.headers),
-                        *(() if context.cache is None or target.reuses else NOTHING_REUSED),
-                        *context.extra,
-                    ],
-                    ignored=mending.ignored,
-                    arrived_at=context.arrived_at,
-                    tells_cache=None if context.cache is None else self._cache_headers,
-                    sse_started=keepalive.started,
-                    first_byte_s=self._first_byte_s,
-                    explain=partial(self._explained, context),
-                    raises=is_crowded if target.ladder is None else _is_for_another,
-                    mend=mending.mend,
-                    end=target.end,
-                )
-            mending.ended(context.outcome.status)
-        finally:
-            mending.release()
+        sent = target if target.mending is None else target.mending
+        return forward(
+            scope,
+            send,
+            context.outcome,
+            upstream=ticket.upstream,
+            target=target.path,
+            body=sent.body,
+            dialect=context.dialect,
+            translation=target.translation,
+            names=target.names,
+            completion=target.completion,
+            pictures=self._links(scope) if context.path in PICTURE_PATHS else None,
+            gathered=gathered,
+            request_id=context.request_id,
+            extra_headers=[
+                (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
+                *(() if target.ladder is None else target.ladder.headers),
+                *(() if context.cache is None or target.reuses else NOTHING_REUSED),
+                *context.extra,
+            ],
+            ignored=sent.ignored,
+            arrived_at=context.arrived_at,
+            tells_cache=None if context.cache is None else self._cache_headers,
+            sse_started=keepalive.started,
+            first_byte_s=self._first_byte_s,
+            explain=partial(self._explained, context),
+            raises=is_crowded if target.ladder is None else _is_for_another,
+            mend=partial(self._targets.mend, target),
+            end=target.end,
+        )
 
     def _links(self, scope: Scope) -> PictureLinks:
         return PictureLinks(self._pictures, scope, self._public_url)

@@ -52,7 +52,7 @@ from supervisor.proxy.picture_form import replaced, unreadable
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import refuse_links
 from supervisor.proxy.prompts import Completions
-from supervisor.proxy.stream_end import StreamEnd, end_of
+from supervisor.proxy.stream_end import END_OF, StreamEnd
 from supervisor.proxy.tolerance import put_right
 from supervisor.proxy.translation import (
     CANONICAL,
@@ -65,6 +65,7 @@ from supervisor.proxy.translation import (
     Translation,
     called,
 )
+from supervisor.proxy.upstream_error import WorkerAnswerError
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
@@ -94,6 +95,7 @@ class Target:
     ignored: Sequence[str] = ()  # fields and headers of the request that have no effect on it
     end: StreamEnd | None = None  # of a stream that passes untranslated
     reuses: bool = True  # may its worker use prompts that it keeps?
+    mending: Mending | None = None  # set iff its worker refused it, in this try
 
 
 @dataclass(slots=True)
@@ -199,16 +201,20 @@ class Targets:
             route, self._engine, build, allow_cloud_fallback=self._runtime.allow_cloud_fallback
         ).target()
 
-    def mending(self, target: Target) -> Mending:
-        """For one try to send it."""
-        return Mending(target, self._bodies, self._strict)
+    async def mend(self, target: Target, error: WorkerAnswerError) -> bool:
+        """Can what its worker refused with this be sent again, changed? Then the target has the change, until `Mending.end`."""
+        if target.mending is None:
+            target.mending = Mending(target, self._bodies, self._strict)
+        return await target.mending.mend(error)
 
     async def _target(self, asked: Asked, route: Route, ladder: Ladder | None = None) -> Target:
         """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
         context, name, model = asked.context, asked.name, route.model.id
         path = context.path if asked.required is None else asked.required.path
         endpoint = self.table.get((asked.scope["method"], path), _NONE).get(model)
-        asked = await self._readable(asked, model)
+        inputs = self._inputs[model]
+        if inputs is not None and may_have_any(asked.body.fields):
+            asked = await self._readable(asked, inputs)
         body: Body = asked.body
         translation: AnswerTranslation | None = None
         unused: Sequence[str] = ()
@@ -224,7 +230,7 @@ class Targets:
             changes, _ = put_right(body.fields, endpoint.meaning, "")
             body = body.changed(changes) if changes else body
         prefix = body.prefix() if model in self._with_replicas else None
-        wanted = await body.check(name, self._inputs[model], endpoint, asked.loading, self._texts[model])
+        wanted = await body.check(name, inputs, endpoint, asked.loading, self._texts[model])
         upstream_path = self._upstream_path(asked, endpoint, model)
         if wanted:
             await self._load(asked, wanted, body)
@@ -243,7 +249,9 @@ class Targets:
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name, body.fields, stream=body.stream) if translation is None else None
-        data = await self._with_pictures(await body.rewritten(rewrite, endpoint), route)
+        data = await body.rewritten(rewrite, endpoint)
+        if inputs is not None and "image" in inputs:
+            data = await self._with_pictures(data, route)
         sent = self._kept(asked, data, ladder)
         tokens = self._tokens(context, model, sent, rewrite, body) if model in self.shared_contexts else 0
         if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
@@ -264,19 +272,17 @@ class Targets:
             prefix=prefix,
             tokens=tokens,
             ignored=context.ignored,
-            end=end_of(endpoint.path) if translation is None else None,
+            end=END_OF.get(endpoint.path) if translation is None else None,
             reuses=cached.reuses,
         )
 
-    async def _readable(self, asked: Asked, model: ModelId) -> Asked:
+    async def _readable(self, asked: Asked, inputs: frozenset[Modality]) -> Asked:
         """With text for pictures and documents of its conversation that the model can't take. Raises InvalidRequestError."""
-        body, inputs = asked.body, self._inputs[model]
+        body = asked.body
+        assert isinstance(body, JsonBody)  # no other has fields
         field = "messages" if "messages" in body.fields else "input"
-        given = body.fields.get(field)
-        if inputs is None or given is None or not isinstance(body, JsonBody) or not may_have_any(raw := bytes(given)):
-            return asked
         try:
-            messages = msgspec.json.decode(raw)
+            messages = msgspec.json.decode(body.fields[field])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return asked  # whoever reads it says so
         if not isinstance(messages, list):
@@ -298,8 +304,6 @@ class Targets:
 
     async def _with_pictures(self, data: Bytes, route: Route) -> Bytes:
         """With pictures as its worker can open them. Raises InvalidRequestError."""
-        if "image" not in (self._inputs[route.model.id] or ()):
-            return data
         found = unreadable(data, route.model.adapter.converts_pictures)
         if not found:
             return data

@@ -104,7 +104,7 @@ class HeldBody:
 
     def __init__(self, budget: BodyBudget = _UNBOUNDED, data: Bytes = b"") -> None:
         self._budget = budget
-        self._data: Bytes | None = data
+        self.data: Bytes | None = data  # all of it, where it is in memory and nobody has let go of it
         self.size = len(data)
 
     def expect(self, size: int) -> None:
@@ -122,13 +122,13 @@ class HeldBody:
     def keep(self, data: Bytes) -> None:
         """Make `data` the body."""
         self.size = size = len(data)
-        self._data = data
+        self.data = data
         if size > ALWAYS_TAKEN or self._counted:
             self._count(size)
 
     def changed(self, data: Bytes) -> HeldBody:
         """What `data`, made of this body, is held in."""
-        if data is self._data:
+        if data is self.data:
             return self
         held = HeldBody(self._budget)
         held.keep(data)
@@ -137,7 +137,7 @@ class HeldBody:
 
     def take(self) -> Bytes:
         """All of it, and let go of it. For a small one, which is never on disk."""
-        data = self._data
+        data = self.data
         assert data is not None, "sent or released before"
         self.release()
         return data
@@ -147,14 +147,9 @@ class HeldBody:
         if self.size > SPILL_ABOVE:
             self.release()
 
-    @property
-    def data(self) -> Bytes | None:
-        """All of it, where it is in memory and nobody has let go of it."""
-        return self._data
-
     def release(self) -> None:
         """Let go of it. Does nothing the second time."""
-        self._data = None
+        self.data = None
         if self._counted or self._on_disk:
             self.run()
             self._count(0)
@@ -183,8 +178,8 @@ class HeldBody:
                 start += len(piece)
                 yield piece
             return
-        assert self._data is not None, "sent or released before"
-        whole = memoryview(self._data)
+        assert self.data is not None, "sent or released before"
+        whole = memoryview(self.data)
         for start in range(0, self.size, SLICE):
             if start:
                 await asyncio.sleep(0)
@@ -194,8 +189,8 @@ class HeldBody:
         """What begins there, wherever it is now. Raises UnavailableError if it can't be read back from disk."""
         if (file := self._file) is not None:
             return await asyncio.to_thread(file.read, start)
-        assert self._data is not None, "sent or released before"
-        return bytes(memoryview(self._data)[start : start + SLICE])
+        assert self.data is not None, "sent or released before"
+        return bytes(memoryview(self.data)[start : start + SLICE])
 
     # while its request waits
 
@@ -229,18 +224,18 @@ class HeldBody:
 
     async def _spill(self) -> None:
         budget = self._budget
-        if self._data is None or self._on_disk or budget.disk_used + self.size > budget.disk_limit:
+        if self.data is None or self._on_disk or budget.disk_used + self.size > budget.disk_limit:
             return
         self._on_disk = self.size
         budget.disk_used += self._on_disk
         file = None
         try:
-            file = await asyncio.get_running_loop().run_in_executor(budget.writer, self._written, self._data)
+            file = await asyncio.get_running_loop().run_in_executor(budget.writer, self._written, self.data)
         except OSError as error:
             budget.tell_disk(error)
         if file is not None and self._waits:
             budget.tell_disk(None)
-            self._file, self._data = file, None
+            self._file, self.data = file, None
             self._count(0)
         else:
             budget.disk_used -= self._on_disk

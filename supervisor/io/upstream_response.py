@@ -114,7 +114,7 @@ class WorkerResponse(UpstreamResponse):
     @property
     def waiting(self) -> bool:
         """The consumer waits for the worker, not the worker for the consumer."""
-        return self._waiter is not None
+        return self._waiter is not None and not self._waiter.done()
 
     def start(self, status: int, headers: Headers) -> None:
         self.status = status
@@ -139,9 +139,8 @@ class WorkerResponse(UpstreamResponse):
         self.wake()
 
     def wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _failure(self) -> Exception:
         """The error, once: kept here, it would keep the frames that it passes, and they the request's body."""
@@ -151,10 +150,8 @@ class WorkerResponse(UpstreamResponse):
         finally:
             self._error = UpstreamError("The response has failed before.")
 
-    async def _wait(self) -> None:
-        assert self._waiter is None, "one consumer"
+    def _wait(self) -> asyncio.Future[None]:
+        """Until something comes. No coroutine: each piece of a stream would pass through one more."""
+        assert not self.waiting, "one consumer"
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 
 Json = dict[str, Any]
@@ -29,8 +30,12 @@ _NO_TEXT: Final = "(This PDF has no text: its pages are pictures.)"
 _ELSEWHERE: Final = "send the document itself, in base64; llmux opens no address and keeps no files of its kind."
 
 
-def may_have_any(conversation: bytes) -> bool:
-    """Is it worth being decoded? Nearly never."""
+def may_have_any(fields: Fields) -> bool:
+    """Is a request's conversation worth being decoded? Nearly never."""
+    given = fields.get("messages", fields.get("input"))
+    if given is None:
+        return False
+    conversation = bytes(given)
     return (b'"type"' in conversation and any(hint in conversation for hint in _HINTS)) or b'"images"' in conversation
 
 

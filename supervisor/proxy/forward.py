@@ -316,11 +316,12 @@ async def _send_body(
     outcome.first_byte_at = upstream.loop.time()
     outcome.first_byte_s = outcome.first_byte_at - started_at
     while True:
-        if end is not None:
+        is_last = response.drained
+        if end is not None and (is_last or b"error" in chunk or chunk.endswith(DONE)):
             error = None
             if (found := end.error_in(chunk)) is not None:
                 chunk, error = found
-            elif response.drained or chunk.endswith(DONE):
+            elif is_last or chunk.endswith(DONE):
                 error = end.judge(outcome.tail() + chunk)
             if error is not None:
                 if chunk := chunk.removesuffix(DONE):
@@ -328,7 +329,7 @@ async def _send_body(
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 raise error
         outcome.keep(chunk)
-        if response.drained:  # the end came with this piece: one message instead of two
+        if is_last:  # the end came with this piece: one message instead of two
             await send({"type": "http.response.body", "body": chunk, "more_body": False})
             return
         await send({"type": "http.response.body", "body": chunk, "more_body": True})

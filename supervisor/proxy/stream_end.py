@@ -73,9 +73,7 @@ def failure(error: object) -> WorkerAnswerError:
     return worker_error(meant, b"application/json", body)
 
 
-_BY_PATH: Final[Mapping[str, StreamEnd]] = {path: StreamEnd(pattern) for path, pattern in _ENDS.items()}
-
-
-def end_of(path: str) -> StreamEnd | None:
-    """How streams of this path end. None: nobody knows."""
-    return _BY_PATH.get(path.removeprefix("/v1"))
+END_OF: Final[Mapping[str, StreamEnd]] = {
+    version + path: StreamEnd(pattern) for path, pattern in _ENDS.items() for version in ("", "/v1")
+}
+"""How streams of a path end, where that is known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.io.upstream import Headers, Upstream, UpstreamPool
@@ -58,7 +58,7 @@ async def tunnel(
     credentials: frozenset[bytes],
     request_id: bytes,
     first_byte_s: float,
-) -> None:
+) -> NoReturn:
     """Connect both until one of them ends it. Raises LlmuxError while the client has no answer, then ResponseOverError.
 
     Cancellation closes the worker's connection.

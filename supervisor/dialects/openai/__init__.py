@@ -24,10 +24,14 @@ from supervisor.proxy.translation import Translation
 LATEST: Final = ":latest"
 """What Ollama's clients add to a name without a tag, also when they speak OpenAI's API."""
 _TRANSLATIONS: Final[Mapping[str, Translation]] = {
-    "/completions": Infill(),
-    "/embeddings": Embeddings(),
-    "/rerank": Reranking(),
-    "/reranking": Reranking(),
+    version + path: translation
+    for path, translation in (
+        ("/completions", Infill()),
+        ("/embeddings", Embeddings()),
+        ("/rerank", Reranking()),
+        ("/reranking", Reranking()),
+    )
+    for version in ("", "/v1")
 }
 _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
@@ -52,7 +56,7 @@ class OpenAI(Dialect):
 
     def translation(self, method: str, path: str) -> Translation | None:
         """See Dialect: for what some workers pass over, see `Endpoint.unheard`."""
-        return _TRANSLATIONS.get(path.removeprefix("/v1")) if method == "POST" else None
+        return _TRANSLATIONS.get(path) if method == "POST" else None
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
         """Of chats."""

@@ -47,7 +47,9 @@ CAPABILITIES: Final = named(
     record(
         {
             "modalities": array(None, "What it takes: `text`, `image`, `audio` …"),
-            "documents": array(None, "What becomes text for it: `text/plain`, and `application/pdf` with the extra `media`."),
+            "documents": array(
+                None, "What becomes text for it: `text/plain`, and `application/pdf` with the extra `media`."
+            ),
             "tools": flag(null=True),
             "thinking": flag(null=True),
             "thinking_modes": array(choice("default", "enabled", "disabled"), "What a request may choose."),
