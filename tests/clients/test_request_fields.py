@@ -18,7 +18,6 @@ from tests.support import client_programs, tiny_language
 from tests.support.daemon import fake, gguf, running
 
 TALK = [{"role": "user", "content": "hi"}]
-TOOL = {"name": "f", "input_schema": {"type": "object"}}
 BASE = {
     "/v1/chat/completions": {"messages": TALK, "max_tokens": 2},
     "/v1/completions": {"prompt": "hi", "max_tokens": 2},
@@ -33,11 +32,33 @@ BASE = {
 TYPICAL = {"int": 2, "float": 0.5, "str": "x", "bool": True, "list": ["x"], "object": {"a": "x"}}
 ODD = [{"a": [1]}, [{"a": 1}], [["x"]], -1, 1e300, "", "\u0000", False]
 LLMUX_OWN = {"background", "store", "previous_response_id"}  # no worker needs to know of them
+TOOL = {"name": "f", "parameters": {"type": "object"}}
+FUNCTION = {"type": "function", "function": TOOL}
 OWN = {  # where a value of just any kind is a mistake
-    "tools": {"/v1/messages": [TOOL], "/v1/messages/count_tokens": [TOOL]},
-    "input": dict.fromkeys(BASE, "hi"),
-    "messages": dict.fromkeys(BASE, TALK),
-    "options": {path: {"seed": 3} for path in BASE},
+    "audio": {"voice": "alloy", "format": "wav"},
+    "cache_control": {"type": "ephemeral"},
+    "format": "json",
+    "functions": [TOOL],
+    "input": "hi",
+    "logit_bias": {"5": 1},
+    "messages": TALK,
+    "modalities": ["text"],
+    "options": {"seed": 3},
+    "output_config": {"effort": "low"},
+    "reasoning": {"effort": "low"},
+    "response_format": {"type": "text"},
+    "stream_options": {"include_usage": True},
+    "system": "x",
+    "text": {"verbosity": "low"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "/v1/chat/completions tools": [FUNCTION],
+    "/v1/responses tools": [{"type": "function", **TOOL}],
+    "/v1/messages metadata": {"user_id": "x"},
+    "/v1/messages tool_choice": {"type": "auto"},
+    "/v1/messages tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    "/v1/messages/count_tokens tool_choice": {"type": "auto"},
+    "/v1/messages/count_tokens tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    "/api/chat tools": [FUNCTION],
 }
 GOLDEN = Path(__file__).parents[1] / "golden" / "request_fields.json"
 
@@ -65,8 +86,8 @@ def site(tmp_path_factory):
 
 
 def typical(path, name, kinds):
-    if name in OWN and path in OWN[name]:
-        return OWN[name][path]
+    if (own := OWN.get(f"{path} {name}", OWN.get(name))) is not None:
+        return own
     literal = next((kind[1:] for kind in kinds if kind[0] == "="), None)
     return literal if literal is not None else next(TYPICAL[kind] for kind in kinds if kind in TYPICAL)
 

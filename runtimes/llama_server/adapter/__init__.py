@@ -93,19 +93,33 @@ _CHATS = _TOLD | frozenset(
         "web_search_options",
     ]
 )
+_MESSAGES = frozenset(
+    [
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "output_config",
+        "service_tier",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    ]
+)
 _TEXT = frozenset(
     Endpoint(path)
     for path in (
         "/v1/chat/completions/input_tokens",
         "/v1/chat/completions/control",
-        "/v1/messages/count_tokens",
         "/completion",
         "/infill",
         "/apply-template",
     )
 ) | {
     Endpoint("/v1/chat/completions", passed_over=_CHATS),
-    Endpoint("/v1/messages", unheard=_UNHEARD),
+    Endpoint("/v1/messages", unheard=_UNHEARD, passed_over=_MESSAGES),
+    Endpoint("/v1/messages/count_tokens", passed_over=_MESSAGES),
     Endpoint("/v1/completions", unheard=(("suffix", b""),), passed_over=_TOLD | {"best_of", "echo"}),
 }
 _CACHED = frozenset({"/v1/chat/completions", "/v1/completions", "/completion", "/infill"})

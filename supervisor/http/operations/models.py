@@ -103,7 +103,7 @@ _FIELDS: Final = {
     ),
     "capabilities": mapping(
         anything(),
-        "What it can do, from its files: `modalities`, `tools`, `thinking`, `thinking_modes` (what a request may choose: `default`, `enabled`, `disabled`), `multi_turn`, `context` (tokens of one request), `endpoints`; null if unknown.",
+        "What it can do, from its files: `modalities`, `documents` (what becomes text for it: `text/plain`, and `application/pdf` with the extra `media`), `tools`, `thinking`, `thinking_modes` (what a request may choose: `default`, `enabled`, `disabled`), `multi_turn`, `context` (tokens of one request), `endpoints`; null if unknown.",
         null=True,
     ),
     "load_constraints": mapping(
