@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import structlog
+
 from supervisor.core.waiting import WaitKind
 from supervisor.daemon.requests import RequestContext
 from supervisor.errors import ConfigError
@@ -23,8 +25,19 @@ from supervisor.proxy.trace_context import TraceContext
 FLUSH_S: Final = 3.0
 _NAME: Final = "OTEL_SERVICE_NAME"
 
+log = structlog.get_logger("llmux.traces")
+
 Span = tuple[str, str, str | None, float, float]
 """Name, id, its parent's id, and loop times of begin and end."""
+
+
+class _Once(logging.Handler):
+    """Says in llmux's log what OpenTelemetry complains of; once: a collector that is away is no news each time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler. In OpenTelemetry's thread."""
+        self.setLevel(logging.CRITICAL)
+        log.warning("traces.not_sent", reason=record.getMessage())
 
 
 class Tracing:
@@ -39,7 +52,8 @@ class Tracing:
         except ImportError as error:
             remedy = "OpenTelemetry isn't installed; pip install 'llmux-supervisor[otel]'"
             raise ConfigError((f"server.traces: {remedy}",)) from error
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a collector that is away is no news each time
+        theirs = logging.getLogger("opentelemetry")
+        theirs.handlers, theirs.propagate = [_Once()], False
         self._epoch = epoch
         self._resource = Resource.create({} if _NAME in os.environ else {"service.name": "llmux"})
         self._processor = BatchSpanProcessor(OTLPSpanExporter())

@@ -142,7 +142,10 @@ class TestOff:
 def test_a_collector_that_is_away(tmp_path):
     daemon = configured(tmp_path, 9, traces=True).start()
     try:
-        assert daemon.chat("m").status_code == 200
+        assert daemon.chat("m").status_code == daemon.chat("m").status_code == 200
+        wait_until(lambda: daemon.events("traces.not_sent"))
     finally:
         daemon.stop()
-    assert "opentelemetry" not in daemon.log_text().lower()
+    (told,) = daemon.events("traces.not_sent")
+    assert "refused" in told["reason"]
+    assert "Traceback" not in daemon.log_text()
