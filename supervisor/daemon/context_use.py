@@ -43,12 +43,14 @@ class ContextUse:
         if usage.prompt >= _LEAST:
             self._prompts.setdefault(model, deque(maxlen=KEPT)).append(text_bytes / usage.prompt)
 
-    def needed(self, model: ModelId, shared: int, text_bytes: int, pictures: int, most: int | None) -> int:
-        """The tokens that a request will need of a context of `shared`, with all of its answer if that may have `most`."""
+    def needed(
+        self, model: ModelId, shared: int, text_bytes: int, pictures: int, most: int | None, answers: int = 1
+    ) -> int:
+        """The tokens that a request will need of a context of `shared`, with all of its `answers` if these may have `most`."""
         prompt = int(text_bytes / min(self._prompts.get(model, ()), default=UNKNOWN)) + pictures * PICTURE
         known = sorted(self._answers.get(model, ()))
         usual = known[len(known) * 9 // 10] if known else USUAL
-        return min(shared, prompt + min(usual if most is None else min(usual, most), max(0, shared - prompt)))
+        return min(shared, prompt + answers * min(usual if most is None else min(usual, most), max(0, shared - prompt)))
 
 
 def measured(body: HeldBody) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import structlog
 
 from supervisor.catalog import Route, Task
 from supervisor.core.ladder import Rung, choose
-from supervisor.core.types import RejectCode, WorkerState
+from supervisor.core.types import ModelId, RejectCode, WorkerState
 from supervisor.daemon.engine import Engine
 from supervisor.errors import ForbiddenError, InvalidRequestError, LlmuxError, UnreachableError
 from supervisor.io.upstream import Headers
@@ -112,6 +112,11 @@ class Ladder:
             except (InvalidRequestError, ForbiddenError) as refused:  # which is not kept: its frames keep the body
                 route = self._after(refused)
         return None
+
+    def has_another(self, fits: Callable[[ModelId], bool]) -> bool:
+        """Is there one that fits among those who were not asked yet?"""
+        others = (each for at, each in enumerate(self.task.candidates) if at not in self._tried)
+        return any(fits(each.model.id) for each in others)
 
     def _next(self) -> Route | None:
         """Whom to ask now, of those who were not asked yet."""

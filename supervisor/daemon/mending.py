@@ -9,7 +9,7 @@ from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.tolerance import put_right
+from supervisor.proxy.tolerance import ordered, put_right
 from supervisor.proxy.upstream_error import WorkerAnswerError
 
 if TYPE_CHECKING:
@@ -32,18 +32,19 @@ class Mending:
         self._bodies = bodies
         self._strict = strict
         self._tries = 0
-        self._talks = False  # was it the messages that had to be changed?
+        self._talks = False  # was it the order of who speaks?
 
     async def mend(self, error: WorkerAnswerError) -> bool:
         """Can what was refused with this be sent again, changed?"""
         target = self._target
         if error.status not in _REFUSALS or self._tries == _MOST or target.endpoint.meaning.role == "other":
             return False
-        if self.body.data is None:  # it was too large to be kept
+        if not self.body.is_there:  # it was too large to be kept
             return False
         self._tries += 1
         try:
-            body = await JsonBody.open(self.body.data)
+            body = await JsonBody.open(await self.body.whole())
+            is_order = bool(ordered(body.fields, target.endpoint.meaning))
             changes, ignored = put_right(body.fields, target.endpoint.meaning, error.message)
             if not changes:
                 return False
@@ -53,7 +54,7 @@ class Mending:
             return False
         self._release()
         self.body, self.ignored = mended, (*self.ignored, *ignored)
-        self._talks |= "messages" in changes
+        self._talks |= is_order
         return True
 
     def end(self, status: int) -> None:

@@ -270,7 +270,7 @@ class Pipeline:
                 await self._attempt(scope, send, context, target, client, keepalive)
             except WorkerAnswerError as error:
                 alone = self._targets.shared_contexts.get(target.model, 0) + 1
-                if not is_crowded(error) or target.tokens == alone:
+                if not is_crowded(error) or target.tokens == alone or not target.body.is_there:
                     raise
                 target.tokens = alone
                 await self._attempt(scope, send, context, target, client, keepalive)

@@ -37,7 +37,7 @@ from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.thinking import thinking_modes
 from supervisor.daemon.ticket import rejection
 from supervisor.errors import BudgetError, InvalidRequestError
-from supervisor.io.convert import Converter
+from supervisor.io.convert import Converter, Kind
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.picture_store import PictureStore
 from supervisor.proxy import permission
@@ -48,12 +48,12 @@ from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
-from supervisor.proxy.picture_form import replaced, unreadable
+from supervisor.proxy.picture_form import BLANK, is_earlier, replaced, unreadable
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import refuse_links
 from supervisor.proxy.prompts import Completions
 from supervisor.proxy.stream_end import END_OF, StreamEnd
-from supervisor.proxy.tolerance import put_right
+from supervisor.proxy.tolerance import ordered
 from supervisor.proxy.translation import (
     CANONICAL,
     Adapted,
@@ -74,6 +74,7 @@ NAME_LIMIT: Final = 512  # of the name of a model
 _NONE: Final[Mapping[ModelId, Endpoint]] = {}
 
 
+_NOTHING: Final = (None, b"null", b'""')
 _MOST_TOKENS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
@@ -214,7 +215,7 @@ class Targets:
         endpoint = self.table.get((asked.scope["method"], path), _NONE).get(model)
         inputs = self._inputs[model]
         if inputs is not None and may_have_any(asked.body.fields):
-            asked = await self._readable(asked, inputs)
+            asked = await self._readable(asked, inputs, ladder)
         body: Body = asked.body
         translation: AnswerTranslation | None = None
         unused: Sequence[str] = ()
@@ -227,7 +228,7 @@ class Targets:
         if not (is_permitted or model not in self._guarded or permission.in_headers(asked.scope["headers"])):
             raise permission.refuse(name)
         if model in self._strict and isinstance(body, JsonBody):
-            changes, _ = put_right(body.fields, endpoint.meaning, "")
+            changes = ordered(body.fields, endpoint.meaning)
             body = body.changed(changes) if changes else body
         prefix = body.prefix() if model in self._with_replicas else None
         wanted = await body.check(name, inputs, endpoint, asked.loading, self._texts[model])
@@ -251,7 +252,7 @@ class Targets:
         completion = context.dialect.completion(name, body.fields, stream=body.stream) if translation is None else None
         data = await body.rewritten(rewrite, endpoint)
         if inputs is not None and "image" in inputs:
-            data = await self._with_pictures(data, route)
+            data = await self._with_pictures(asked, data, route)
         sent = self._kept(asked, data, ladder)
         tokens = self._tokens(context, model, sent, rewrite, body) if model in self.shared_contexts else 0
         if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
@@ -276,7 +277,10 @@ class Targets:
             reuses=cached.reuses,
         )
 
-    async def _readable(self, asked: Asked, inputs: frozenset[Modality]) -> Asked:
+    def _sees(self, model: ModelId) -> bool:
+        return "image" in (self._inputs[model] or ())
+
+    async def _readable(self, asked: Asked, inputs: frozenset[Modality], ladder: Ladder | None) -> Asked:
         """With text for pictures and documents of its conversation that the model can't take. Raises InvalidRequestError."""
         body = asked.body
         assert isinstance(body, JsonBody)  # no other has fields
@@ -288,26 +292,42 @@ class Targets:
         if not isinstance(messages, list):
             return asked
         whole = partial(body.whole_text, most=sys.maxsize)
-        is_read = await read_documents(messages, field, whole, self._text_of)
-        named = [] if "image" in inputs else without_pictures(messages, field, self._blind(asked.name, inputs))
+
+        async def text_of(pdf: bytes) -> str:
+            return (await self._convert(asked, "pdf", pdf)).decode()
+
+        is_read = await read_documents(messages, field, whole, text_of)
+        named: list[str] = []
+        if "image" not in inputs:
+            others_see = ladder is not None and ladder.has_another(self._sees)
+            named = without_pictures(messages, field, self._blind(asked.name, inputs), refused=others_see)
         if not is_read and not named:
             return asked
         return replace(asked, body=body.changed({field: msgspec.json.encode(messages)}), unseen=named)
 
-    async def _text_of(self, pdf: bytes) -> str:
-        return (await self._converter.convert("pdf", pdf)).decode()
-
     def _blind(self, name: str, inputs: frozenset[Modality]) -> str:
-        seeing = [each for each, takes in self._inputs.items() if takes is not None and "image" in takes]
+        seeing = [each for each in self._inputs if self._sees(each)]
         hint = f" Models that see: {', '.join(seeing[:5])}." if seeing else ""
         return f"{name} takes {', '.join(sorted(inputs))}, no images.{hint}"
 
-    async def _with_pictures(self, data: Bytes, route: Route) -> Bytes:
+    async def _with_pictures(self, asked: Asked, data: Bytes, route: Route) -> Bytes:
         """With pictures as its worker can open them. Raises InvalidRequestError."""
         found = unreadable(data, route.model.adapter.converts_pictures)
-        if not found:
-            return data
-        return replaced(data, found, [await self._converter.convert("picture", each.data) for each in found])
+        by: list[bytes] = []
+        for each in found:
+            try:
+                by.append(await self._convert(asked, "picture", each.data))
+            except InvalidRequestError:
+                if not is_earlier(data, each):
+                    raise
+                by.append(BLANK)
+        return replaced(data, found, by) if found else data
+
+    async def _convert(self, asked: Asked, kind: Kind, data: bytes) -> bytes:
+        """Raises InvalidRequestError."""
+        is_watched = asked.context.ticket_id is not None  # by the pipeline, once it is entered
+        with contextlib.nullcontext() if is_watched else CancelOnDisconnect(asked.scope):
+            return await self._converter.convert(kind, data)
 
     async def _translated(
         self, asked: Asked, route: Route, endpoint: Endpoint | None
@@ -337,9 +357,9 @@ class Targets:
     def _is_unheard(self, asked: Asked, route: Route, endpoint: Endpoint) -> bool:
         """Would the worker pass over a part of the request, or of what the configuration adds to it?"""
         body, settings = asked.body, asked.context.dialect.unheard_settings
-        return any(
-            (raw := body.raw(name)) is not None and raw != b"null" and part in raw for name, part in endpoint.unheard
-        ) or (bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(asked.profile.parameters)))
+        return any((raw := body.raw(name)) not in _NOTHING and part in raw for name, part in endpoint.unheard) or (
+            bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(asked.profile.parameters))
+        )
 
     def _upstream_path(self, asked: Asked, endpoint: Endpoint, model: ModelId) -> bytes:
         """The worker's path and query."""
@@ -379,7 +399,9 @@ class Targets:
         context.text_bytes = 0 if pictures else text_bytes
         said = (rewrite.value(name, body.raw(name)) for name in _MOST_TOKENS)
         most = min((int(each) for each in said if each is not None and each.isdigit() and len(each) < 10), default=None)
-        return self._contexts.needed(model, self.shared_contexts[model], text_bytes, pictures, most)
+        count = body.raw("n") or b"1"
+        answers = int(count) if count.isdigit() and len(count) < 4 else 1
+        return self._contexts.needed(model, self.shared_contexts[model], text_bytes, pictures, most, answers)
 
     async def _load(self, asked: Asked, wanted: Sequence[Wanted], body: Body) -> None:
         """Let the body have the media that it refers to. Raises LlmuxError, also where it would be refused afterwards."""

@@ -14,7 +14,7 @@ import msgspec
 
 from supervisor.errors import UpstreamError
 from supervisor.proxy.frames import FrameStream
-from supervisor.proxy.stream_end import INCOMPLETE, StreamFailedError, failure
+from supervisor.proxy.stream_end import INCOMPLETE, StreamFailedError, failure, is_reason
 from supervisor.proxy.upstream_error import WorkerAnswerError
 
 PATH: Final = "/v1/chat/completions"
@@ -188,7 +188,7 @@ class ChatStream(FrameStream):
             answer.choices = [choice for choice in answer.choices if choice.index == 0][:1]
             for choice in answer.choices:
                 choice.delta.content = choice.delta.content or choice.text
-                self._finished = self._finished or choice.finish_reason is not None
+                self._finished = self._finished or is_reason(choice.finish_reason)
                 self._count(choice.delta.tool_calls or ())
             return self.event(answer)
         self._failure = failure(answer.error)

@@ -143,7 +143,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """True keeps the connection for the answer that is still to come; see `half_closed`."""
         if self._tunnelled is not None:
             self._tunnelled.received.feed_eof()
-            return True
+            return False  # a WebSocket ends by frames: this client has gone
         serving = self._serving
         if serving is None or serving.response_complete:
             return False

@@ -43,11 +43,12 @@ class Converter:
     async def convert(self, kind: Kind, data: bytes) -> bytes:
         """A PDF's text, in UTF-8, or a picture as PNG. Raises InvalidRequestError for what can't be opened."""
         name = sha256(kind.encode() + data).digest()
-        found = self._kept.get(name)
+        found, is_sure = self._kept.get(name), True
         if found is None:
             async with self._turn:
-                found = await _asked(kind, data)
-        self._keep(name, found)
+                found, is_sure = await _asked(kind, data)
+        if is_sure:
+            self._keep(name, found)
         if isinstance(found, str):
             raise InvalidRequestError(f"Could not process {_NAMES[kind]}: {found}.", code="invalid_media")
         return found
@@ -60,8 +61,8 @@ class Converter:
             self._kept_bytes -= len(self._kept.popitem(last=False)[1])
 
 
-async def _asked(kind: Kind, data: bytes) -> bytes | str:
-    """What became of it, or why nothing did."""
+async def _asked(kind: Kind, data: bytes) -> tuple[bytes | str, bool]:
+    """What became of it, or why nothing did; and would that be the same another time?"""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", str(_CHILD), kind),
         stdin=asyncio.subprocess.PIPE,
@@ -73,18 +74,17 @@ async def _asked(kind: Kind, data: bytes) -> bytes | str:
         async with asyncio.timeout(LIMIT_S):
             out, told = await process.communicate(data)
     except TimeoutError:
-        return f"it takes more than {LIMIT_S:g} s"
+        return f"it takes more than {LIMIT_S:g} s", False
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     match process.returncode:
         case 0:
-            return out
+            return out, True
         case convert_child.REFUSED:
-            return told.decode("utf-8", "replace")
+            return told.decode("utf-8", "replace"), True
         case convert_child.MISSING:
-            return (
-                f"llmux lacks what opens it; its operator installs that with: pip install 'llmux-supervisor[{_EXTRA}]'"
-            )
-    return "it takes too long, or too much memory"
+            remedy = f"its operator installs that with: pip install 'llmux-supervisor[{_EXTRA}]'"
+            return f"llmux lacks what opens it; {remedy}", False
+    return "it takes too long, or too much memory", False

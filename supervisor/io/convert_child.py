@@ -29,11 +29,15 @@ def text_of(data: bytes) -> bytes:
     from pypdf import PdfReader  # noqa: PLC0415  # of the extra `media`; only what is asked for is loaded
 
     found: list[str] = []
-    for page in PdfReader(io.BytesIO(data)).pages[:PAGES]:
+    pages = PdfReader(io.BytesIO(data)).pages
+    for page in pages[:PAGES]:
         found.append(page.extract_text())
         if sum(map(len, found)) > TEXT:
             break
-    return "\n\n".join(filter(None, map(str.strip, found)))[:TEXT].encode("utf-8", "replace")
+    text = "\n\n".join(filter(None, map(str.strip, found)))
+    if len(found) < len(pages) or len(text) > TEXT:
+        text = f"{text[:TEXT]}\n\n(The document goes on. This is its text up to page {len(found)} of {len(pages)}.)"
+    return text.encode("utf-8", "replace")
 
 
 def png_of(data: bytes) -> bytes:

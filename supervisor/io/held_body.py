@@ -27,6 +27,7 @@ Bytes = bytes | bytearray
 SLICE: Final = 256 * 1024  # of a body in memory, sent in one turn of the loop
 ALWAYS_TAKEN: Final = 64 * 1024  # bytes, which don't count: a short question is not refused because of others' pictures
 SPILL_ABOVE: Final = 1024 * 1024  # bytes
+RESENT: Final = 16 * 1024 * 1024  # bytes; what is larger is sent once
 SPILL_AFTER_S: Final = 1.0  # of waiting; the disk has no part in a request that is served at once
 BUSY_S: Final = 5.0  # until a refused client should try again
 _FILE_SLICE: Final = 1024 * 1024
@@ -143,9 +144,18 @@ class HeldBody:
         return data
 
     def sent(self) -> None:
-        """Its worker has it. What isn't large stays until the answer begins: a refused request may be sent again, changed."""
-        if self.size > SPILL_ABOVE:
+        """Its worker has it. What isn't huge stays until the answer begins: a refused request may be sent again, or changed."""
+        if self.size > RESENT:
             self.release()
+
+    @property
+    def is_there(self) -> bool:
+        """Can it be sent?"""
+        return self.data is not None or self._file is not None
+
+    async def whole(self) -> Bytes:
+        """All of it. Raises UnavailableError if it can't be read back from disk."""
+        return self.data if self.data is not None else b"".join([bytes(piece) async for piece in self.pieces()])
 
     def release(self) -> None:
         """Let go of it. Does nothing the second time."""

@@ -55,6 +55,11 @@ class Place:
         part: Json = self.content[self.index]
         return part
 
+    @property
+    def kind(self) -> str:
+        """Its type, which may be anything."""
+        return str(self.part.get("type"))
+
     def say(self, text: str) -> None:
         """Put a text there."""
         self.content[self.index] = {"type": self.text_type, "text": text}
@@ -62,14 +67,14 @@ class Place:
 
 def places(messages: Sequence[Any], field: str) -> Iterator[Place]:
     """The parts of all messages, or items, also those within results of tools."""
-    last = _last_word(messages)
+    last = _last_words(messages)
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             continue
         for key in ("content", "output"):
             text_type = "input_text" if field == "input" else "text"
             for place in _parts(message.get(key), f"{field}[{at}].{key}", text_type):
-                place.is_last_word = at == last
+                place.is_last_word = at in last
                 yield place
 
 
@@ -84,35 +89,43 @@ def _parts(content: object, name: str, text_type: str) -> Iterator[Place]:
             yield Place(content, at, f"{name}[{at}]", text_type)
 
 
-def _last_word(messages: Sequence[Any]) -> int:
-    """Where the user has spoken, and nobody has answered; -1: nowhere. What stands behind a tool's result belongs to that."""
-    last = len(messages) - 1
-    while last >= 0 and isinstance(messages[last], dict) and messages[last].get("role") in ("system", "developer"):
-        last -= 1
-    if last < 0 or not isinstance(messages[last], dict) or messages[last].get("role") != "user":
-        return -1
-    content, before = messages[last].get("content"), messages[last - 1] if last else None
+def _last_words(messages: Sequence[Any]) -> range:
+    """Where the user has spoken, and nobody has answered. What stands behind a tool's result belongs to that."""
+    end = len(messages)
+    while end and _speaker(messages[end - 1]) in ("system", "developer", "reasoning"):
+        end -= 1
+    begin = end
+    while begin and _speaker(messages[begin - 1]) == "user":
+        begin -= 1
+    return range(0) if begin and _speaker(messages[begin - 1]) == "tool" else range(begin, end)
+
+
+def _speaker(message: object) -> object:
+    """The role of a message; `tool` of a tool's result in any API's shape."""
+    if not isinstance(message, dict):
+        return None
+    content, kind = message.get("content"), str(message.get("type"))
     parts = content if isinstance(content, list) else []
-    if any(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts):
-        return -1
-    is_result = isinstance(before, dict) and (
-        before.get("role") == "tool" or str(before.get("type")).endswith("_output")
-    )
-    return -1 if is_result else last
+    if kind.endswith("_output") or any(isinstance(part, dict) and part.get("type") == "tool_result" for part in parts):
+        return "tool"
+    return message.get("role") or kind
 
 
-def without_pictures(messages: Sequence[Any], field: str, refusal: str) -> list[str]:
-    """Say in place of each picture that there was one. Returns their names; raises InvalidRequestError for the user's last word."""
+def without_pictures(messages: Sequence[Any], field: str, refusal: str, *, refused: bool = False) -> list[str]:
+    """Say in place of each picture that there was one. Returns their names; raises InvalidRequestError for the user's last word.
+
+    `refused`: for all of them.
+    """
     named: list[str] = []
     for place in places(messages, field):
-        if place.part.get("type") in PICTURES:
-            _refuse_last_word(field, refusal, is_last_word=place.is_last_word)
+        if place.kind in PICTURES:
+            _refuse_last_word(field, refusal, is_last_word=refused or place.is_last_word)
             place.say(UNSEEN)
             named.append(place.name)
-    last = _last_word(messages)
+    last = _last_words(messages)
     for at, message in enumerate(messages):
         if isinstance(message, dict) and isinstance(message.get("images"), list) and message["images"]:  # Ollama's
-            _refuse_last_word(field, refusal, is_last_word=at == last)
+            _refuse_last_word(field, refusal, is_last_word=refused or at in last)
             del message["images"]
             message["content"] = "\n".join(filter(None, (str(message.get("content") or ""), UNSEEN)))
             named.append(f"{field}[{at}].images")
@@ -146,7 +159,7 @@ async def read_documents(messages: Sequence[Any], field: str, whole: Whole, text
 
     Raises InvalidRequestError for one that can't be read and is the user's last word; of another the conversation says so.
     """
-    found = [place for place in places(messages, field) if place.part.get("type") in DOCUMENTS]
+    found = [place for place in places(messages, field) if place.kind in DOCUMENTS]
     for place in found:
         try:
             document = await _document(place, whole)

@@ -28,7 +28,7 @@ from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
 from supervisor.proxy.picture_links import PictureLinks
-from supervisor.proxy.stream_end import DONE, StreamEnd, StreamFailedError
+from supervisor.proxy.stream_end import DONE, StreamEnd, StreamFailedError, done_at, done_begun
 from supervisor.proxy.translation import (
     CANONICAL,
     AnswerTranslation,
@@ -41,7 +41,8 @@ from supervisor.proxy.upstream_error import WorkerAnswerError, error_answer, res
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
-TAIL_PIECES: Final = 4  # enough for the usage event and `[DONE]`, however reads split them
+TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`, however reads split them
+TAIL_OVERLAP: Final = 64  # of what tells that a stream is complete
 
 # The client's credentials are for us; framing fields are written anew; Expect was answered by the server. Nobody compresses for
 # us what comes over loopback: it is read on its way.
@@ -123,6 +124,8 @@ class Outcome:
         if start < 0:
             return _timed(tail)
         counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
+        if not counts:  # it was another field, such as `max_tokens`
+            return _timed(tail)
         cached = _CACHED.findall(tail) if _CACHE in tail else None
         return Usage(
             counts.get(b"prompt", counts.get(b"input")),
@@ -315,19 +318,29 @@ async def _send_body(
     chunk = await response.next_chunk()
     outcome.first_byte_at = upstream.loop.time()
     outcome.first_byte_s = outcome.first_byte_at - started_at
+    is_finished, held = False, b""
     while True:
         is_last = response.drained
-        if end is not None and (is_last or b"error" in chunk or chunk.endswith(DONE)):
-            error = None
-            if (found := end.error_in(chunk)) is not None:
-                chunk, error = found
-            elif is_last or chunk.endswith(DONE):
-                error = end.judge(outcome.tail() + chunk)
-            if error is not None:
-                if chunk := chunk.removesuffix(DONE):
-                    outcome.keep(chunk)
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                raise error
+        if end is not None:
+            if held:
+                chunk, held = held + chunk, b""
+            if len(chunk) > TAIL_BYTES:  # it pushes others out of the tail, and most of itself
+                is_finished = is_finished or end.is_in(outcome.tail()[-TAIL_OVERLAP:] + chunk)
+            if is_last or b"error" in chunk or DONE in chunk:
+                error: LlmuxError | None = None
+                done = done_at(chunk)
+                if (found := end.error_in(chunk)) is not None:
+                    chunk, error = found
+                elif is_last or done >= 0:
+                    error = end.judge(outcome.tail() + chunk, is_finished=is_finished)
+                    chunk = chunk if error is None or done < 0 else chunk[:done]
+                if error is not None:
+                    if chunk:
+                        outcome.keep(chunk)
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    raise error
+            elif not chunk.endswith(b"\n") and (begun := done_begun(chunk)):
+                chunk, held = chunk[:-begun], chunk[-begun:]
         outcome.keep(chunk)
         if is_last:  # the end came with this piece: one message instead of two
             await send({"type": "http.response.body", "body": chunk, "more_body": False})

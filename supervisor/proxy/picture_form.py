@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,14 @@ from typing import Final
 WEBP: Final = "webp"
 HEIC: Final = "heic"
 AVIF: Final = "avif"
+BLANK: Final = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAGElEQVR42mNsYMAPmBhGFYwqGFUwQhUAAJe+AMD8WknZAAAAAElFTkSuQmCC"
+)
+"""A gray picture, in place of one that can't be opened and that the conversation has left behind."""
 _HINTS: Final = (b"UklGR", b"Z0eXB")  # RIFF, and the `ftyp` of ISO's media files
-_BEGIN: Final = re.compile(rb'(?<=[",])(?:UklGR.{6}XRUJQ|AAAA..Z0eXB.)[A-Za-z0-9+/\\]*={0,2}')
+_BEGIN: Final = re.compile(rb'(?<=[",])(?:UklGR.{6}XRUJQ|AAAA..Z0eXB.)(?:[A-Za-z0-9+/]|\\[/nr])*={0,2}')
+_ESCAPED: Final = re.compile(rb"\\[nr]?")  # some escape each slash, and some break lines
+_TEXT: Final = re.compile(rb'"(?:content|text|prompt|input)"\s*:\s*"\Z')
 _BRANDS: Final = {
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), AVIF),
@@ -34,7 +41,12 @@ def unreadable(body: bytes | bytearray, forms: frozenset[str]) -> list[Found]:
         return []
     found: list[Found] = []
     for match in _BEGIN.finditer(body):
-        data = base64.b64decode(match[0].replace(b"\\", b""))  # some escape each slash
+        if _TEXT.search(body, max(0, match.start() - 40), match.start()):
+            continue
+        try:
+            data = base64.b64decode(_ESCAPED.sub(b"", match[0]))
+        except binascii.Error:  # its worker says so
+            continue
         form = WEBP if data[8:12] == b"WEBP" else _BRANDS.get(data[8:12])
         if form in forms:
             found.append(Found(match.start(), match.end(), data))
@@ -49,3 +61,8 @@ def replaced(body: bytes | bytearray, found: Sequence[Found], by: Sequence[bytes
         parts += (bytes(body[at : place.begin]), base64.b64encode(data))
         at = place.end
     return b"".join((*parts, bytes(body[at:])))
+
+
+def is_earlier(body: bytes | bytearray, found: Found) -> bool:
+    """Has the model answered since?"""
+    return body.rfind(b'"assistant"') > found.begin

@@ -22,7 +22,7 @@ _READ: Final = ("messages", "system", "tools", "reasoning_effort", "documents", 
 _SCHEMA: Final = ("items", "contains", "additionalItems", "not", "if", "then", "else", "propertyNames")
 _SCHEMAS: Final = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _NAMED_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_OF_SCHEMAS: Final = re.compile(r"grammar|schema", re.IGNORECASE)
+_OF_SCHEMAS: Final = re.compile(r"grammar|parser|schema", re.IGNORECASE)
 _OF_SYSTEM: Final = re.compile(r"\bsystem\b", re.IGNORECASE)
 _TOO_LONG: Final = re.compile(r"\((\d+) tokens\)\D+(\d+)")  # what came, and what is taken, as llama.cpp says it
 _ROOM: Final = 0.98  # of what is taken: texts differ in their tokens' length
@@ -72,6 +72,19 @@ def put_right(
         elif talks and _OF_SYSTEM.search(refusal):
             _put_in_order(values, apart=meaning.prompt == "system", takes_system=False)
     return changes | changed(), ignored
+
+
+def ordered(fields: Mapping[str, msgspec.Raw], meaning: Meaning) -> dict[str, bytes | None]:
+    """The same for a model that is known to let the system speak first and once: nothing but that changes."""
+    try:
+        values = {name: _decode(fields[name]) for name in ("messages", "system") if name in fields}
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return {}
+    if meaning.prompt is None or not _objects(values.get("messages")):
+        return {}
+    before = values["messages"]
+    _put_in_order(values, apart=meaning.prompt == "system")
+    return {} if values["messages"] is before else {name: _encode(value) for name, value in values.items()}
 
 
 def arguments_text(said: str) -> str:

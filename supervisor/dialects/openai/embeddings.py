@@ -18,8 +18,10 @@ _size: Final = msgspec.json.Decoder(int).decode
 
 
 def cut(vector: Sequence[float], size: int) -> Sequence[float]:
-    """At most `size` numbers of it, whatever its model was trained for, with the length 1."""
-    if len(vector) <= size:
+    """`size` numbers of it, whatever its model was trained for, with the length 1. Raises InvalidRequestError if it has fewer."""
+    if len(vector) < size:
+        raise InvalidRequestError(f'"dimensions" is {size}; this model has {len(vector)}.', param="dimensions")
+    if len(vector) == size:
         return vector
     kept = vector[:size]
     length = math.hypot(*kept) or 1.0

@@ -12,9 +12,10 @@ import msgspec
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.chat import Timings
-from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.frames import FrameStream
+from supervisor.proxy.stream_end import INCOMPLETE, failure
 
 PATH: Final = "/infill"
 NAMES: Final = {"n_predict": "max_tokens", "input_prefix": "prompt", "input_suffix": "suffix"}
@@ -127,6 +128,7 @@ class _Stream(FrameStream):
     def __init__(self, answers: Infilled) -> None:
         super().__init__()
         self._answers = answers
+        self._failure: LlmuxError | None = UpstreamError(INCOMPLETE)  # until the last event
 
     def frame(self, data: bytes) -> bytes:
         """See FrameStream."""
@@ -134,6 +136,16 @@ class _Stream(FrameStream):
             return b""
         filled = read(data)
         if filled.error is not None:
-            return b"data: " + data + b"\n\n"
+            self._failure = failure(filled.error)
+            return b""
+        if filled.stop:
+            self._failure = None
         told = b"data: " + _encode(self._answers.completion(filled, is_last=filled.stop)) + b"\n\n"
         return told + b"data: [DONE]\n\n" if filled.stop else told
+
+    def end(self) -> bytes:
+        """See StreamTranslation. Raises LlmuxError where the worker didn't come to an end."""
+        found = super().end()
+        if self._failure is not None:
+            raise self._failure
+        return found

@@ -48,6 +48,7 @@ PNG = picture("PNG")
 def site(tmp_path_factory):
     config = {
         "models": {"blind": gguf(n_ctx=8192), "eyes": gguf(mmproj=str(tiny.projector()), n_ctx=4096)},
+        "tasks": {"either": {"candidates": ["blind", "eyes"]}},
     }
     with running(tmp_path_factory.mktemp("attachments"), config) as daemon:
         yield daemon
@@ -144,6 +145,7 @@ class TestPictures:
             ("/v1/chat/completions", {"messages": [user(TEXT, OPENAI)]}),
             ("/v1/messages", {"max_tokens": 9, "messages": [user(TEXT), SAID, user(ANTHROPIC, TEXT)]}),
             ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": [PNG]}]}),
+            ("/v1/chat/completions", {"messages": [user(OPENAI), user(TEXT)]}),
         ],
     )
     def test_the_users_last_word_is_refused(self, site, path, fields):
@@ -183,6 +185,39 @@ class TestPictures:
         told = site.post("/v1/chat/completions", json={"model": "eyes", "messages": [user(TEXT, part)]})
         assert (told.status_code, told.json()["error"]["code"]) == (400, "invalid_media")
         assert told.json()["error"]["message"].startswith("Could not process image: ")
+
+    @pytest.mark.parametrize("data", ["cut", "broken", "in lines"])
+    def test_an_earlier_one_does_no_harm(self, site, data):
+        whole = picture("WEBP")
+        data = {"cut": whole[:65], "broken": whole[:80], "in lines": f"{whole[:76]}\n{whole[76:]}"}[data]
+        part = {"type": "image_url", "image_url": {"url": f"data:image/webp;base64,{data}"}}
+        told = site.post(
+            "/v1/chat/completions", json={"model": "eyes", "messages": [user(TEXT, part), SAID, user(TEXT)]}
+        )
+        assert told.status_code in (200, 400), told.text
+        assert told.status_code == 200 or data == whole[:65], "what is no base64 is the worker's to judge"
+
+    def test_a_text_that_looks_like_one(self, site):
+        told = site.post(
+            "/v1/chat/completions",
+            json={"model": "eyes", "messages": [user({"type": "text", "text": "UklGRAAAAAAXRUJQV"})]},
+        )
+        assert told.status_code == 200, told.text
+
+    def test_a_task_asks_who_sees(self, site):
+        told = site.post(
+            "/v1/chat/completions",
+            json={"model": "either", "max_tokens": 4, "messages": [user(TEXT, OPENAI), SAID, user(TEXT)]},
+        )
+        assert (told.status_code, told.headers["x-llmux-model"]) == (200, "eyes"), told.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"])
+@pytest.mark.parametrize("kind", [["image"], {}, 5, None])
+def test_a_part_whose_type_is_none(site, path, kind):
+    field = "input" if path == "/v1/responses" else "messages"
+    told = site.post(path, json={"model": "blind", "max_tokens": 4, field: [user({"type": kind, "text": "x"})]})
+    assert told.status_code < 500, told.text
 
 
 DOCUMENTS = [

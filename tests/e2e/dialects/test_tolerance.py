@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.support import tiny
-from tests.support.daemon import gguf, running
+from tests.support.daemon import gguf, running, wait_until
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -106,6 +106,11 @@ class TestChat:
                 "messages": [user("hi")],
                 "tools": [tool({"type": "object", "properties": {"x": {"pattern": "(?<=a)b"}}})],
             },
+            {
+                "messages": [user("hi")],
+                "tools": [tool({"type": "object", "properties": {"x": {"type": "integer", "maximum": 1e30}}})],
+            },
+            {"messages": calls(""), "user": "x" * 1_500_000},
             {"messages": [user("hi")], "reasoning_effort": "minimal", "temperature": None, "stop": None},
         ],
     )
@@ -175,6 +180,17 @@ class TestRaw:
         told = site.post(path, json={"model": "chat", "prompt": "def f(", "suffix": "return", **fields})
         assert told.status_code == 400
         assert "does not support insert" in told.text
+
+    def test_an_empty_suffix_is_none(self, site):
+        told = site.post("/v1/completions", json={"model": "chat", "prompt": "a", "suffix": "", "max_tokens": 4})
+        assert told.status_code == 200, told.text
+
+    def test_all_of_it_is_counted(self, site):
+        asked = {"model": "code", "prompt": "def f(", "suffix": "return", "max_tokens": 4, "stream": True}
+        told = site.post("/v1/completions", json=asked)
+        mine = told.headers["x-request-id"]
+        rows = wait_until(lambda: [each for each in site.events("request.finished") if each["request_id"] == mine])
+        assert rows[0]["completion_tokens"] == 4
 
     def test_a_model_that_can(self, site):
         asked = {"model": "code", "prompt": "def f(", "suffix": "return"}

@@ -89,7 +89,8 @@ class TestDimensions:
 
     def test_more_than_there_are(self):
         _, answers = asked("/v1/embeddings", input="x", dimensions=9)
-        assert json.loads(answers.answer(self.ANSWER))["data"][0]["embedding"] == [3.0, 4.0, 12.0]
+        with pytest.raises(InvalidRequestError, match="this model has 3"):
+            answers.answer(self.ANSWER)
 
     @pytest.mark.parametrize("size", [0, -1, 1.5, "2", [2]])
     def test_no_size(self, size):
