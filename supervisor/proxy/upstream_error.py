@@ -26,7 +26,7 @@ _TOO_LONG: Final = re.compile(
 _OVERFLOW: Final = "context_length_exceeded"
 _CLIENTS_FAULT: Final = re.compile(
     rb'"message"\s*:\s*"((?:Failed to parse (?:messages|tools|tool call arguments)|\'messages\' is required'
-    rb'|(?:image|audio|video) input is not supported|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u]){0,1000})'
+    rb'|(?:image|audio|video) input is not supported|Unknown reasoning format|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u]){0,1000})'
 )
 """What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
 _CROWDED: Final = "context_full"
