@@ -252,7 +252,8 @@ class Targets:
         completion = context.dialect.completion(name, body.fields, stream=body.stream) if translation is None else None
         data = await body.rewritten(rewrite, endpoint)
         if inputs is not None and "image" in inputs:
-            data = await self._with_pictures(asked, data, route)
+            data, unopened = await self._with_pictures(asked, data, route)
+            unused = (*unused, *unopened)
         sent = self._kept(asked, data, ladder)
         tokens = self._tokens(context, model, sent, rewrite, body) if model in self.shared_contexts else 0
         if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
@@ -310,10 +311,11 @@ class Targets:
         hint = f" Models that see: {', '.join(seeing[:5])}." if seeing else ""
         return f"{name} takes {', '.join(sorted(inputs))}, no images.{hint}"
 
-    async def _with_pictures(self, asked: Asked, data: Bytes, route: Route) -> Bytes:
-        """With pictures as its worker can open them. Raises InvalidRequestError."""
+    async def _with_pictures(self, asked: Asked, data: Bytes, route: Route) -> tuple[Bytes, set[str]]:
+        """With pictures as its worker can open them, and whether one of an earlier turn can't be. Raises InvalidRequestError."""
         found = unreadable(data, route.model.adapter.converts_pictures)
         by: list[bytes] = []
+        unopened: set[str] = set()
         for each in found:
             try:
                 by.append(await self._convert(asked, "picture", each.data))
@@ -321,7 +323,8 @@ class Targets:
                 if not is_earlier(data, each):
                     raise
                 by.append(BLANK)
-        return replaced(data, found, by) if found else data
+                unopened.add("image")
+        return (replaced(data, found, by) if found else data), unopened
 
     async def _convert(self, asked: Asked, kind: Kind, data: bytes) -> bytes:
         """Raises InvalidRequestError."""

@@ -196,6 +196,7 @@ class TestPictures:
         )
         assert told.status_code in (200, 400), told.text
         assert told.status_code == 200 or data == whole[:65], "what is no base64 is the worker's to judge"
+        assert (told.headers.get("x-llmux-ignored") == "image") is (data == whole[:80])
 
     def test_a_text_that_looks_like_one(self, site):
         told = site.post(
