@@ -17,7 +17,7 @@ BLANK: Final = base64.b64decode(
 )
 """A gray picture, in place of one that can't be opened and that the conversation has left behind."""
 _HINTS: Final = (b"UklGR", b"Z0eXB")  # RIFF, and the `ftyp` of ISO's media files
-_BEGIN: Final = re.compile(rb'(?<=[",])(?:UklGR.{6}XRUJQ|AAAA..Z0eXB.)(?:[A-Za-z0-9+/]|\\[/nr])*={0,2}')
+_BEGIN: Final = re.compile(rb'(?<=[",])(?:UklGR.{6}XRUJQ|AAAA..Z0eXB.)[A-Za-z0-9+/]*(?:\\[/nr][A-Za-z0-9+/]*)*={0,2}')
 _ESCAPED: Final = re.compile(rb"\\[nr]?")  # some escape each slash, and some break lines
 _TEXT: Final = re.compile(rb'"(?:content|text|prompt|input)"\s*:\s*"\Z')
 _BRANDS: Final = {

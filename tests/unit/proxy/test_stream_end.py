@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,10 +36,7 @@ class Response:
         return self._pieces.pop(0) if self._pieces else b""
 
 
-class Upstream:
-    """Its clock."""
-
-    loop = asyncio.new_event_loop()
+CLOCK = SimpleNamespace(loop=SimpleNamespace(time=lambda: 0.0))
 
 
 async def sent(pieces, path=CHAT):
@@ -51,7 +48,7 @@ async def sent(pieces, path=CHAT):
 
     outcome = Outcome()
     try:
-        await _send_body(send, Response(pieces), outcome, 0.0, Upstream, END_OF[path])
+        await _send_body(send, Response(pieces), outcome, 0.0, CLOCK, END_OF[path])
     except LlmuxError as error:
         return bytes(out), error.message, outcome
     return bytes(out), None, outcome
