@@ -30,12 +30,12 @@ class TestLooks:
 
     def test_reasons_are_cut_to_the_width(self, shell):
         shell("load", "broken")
-        with shell.terminal("ps", columns=110) as terminal:
+        with shell.terminal("ps", columns=120) as terminal:
             assert terminal.end() == ExitCode.DONE
             lines = ESCAPE.sub("", terminal.screen).splitlines()
-            assert max(map(len, lines)) == 110
+            assert max(map(len, lines)) == 120
             assert any(line.endswith("…") for line in lines)
-        with shell.terminal("ps", "--wide", columns=110) as terminal:
+        with shell.terminal("ps", "--wide", columns=120) as terminal:
             assert terminal.end() == ExitCode.DONE
             assert "…" not in terminal.screen
 
