@@ -213,6 +213,7 @@ class Capabilities:
     context: int | None = None  # tokens of one request, prompt and answer together
     architecture: str | None = None  # as the file of its weights names it
     translates: bool = False  # from one language that a request names into another, and nothing else
+    documents: bool = False  # does llmux put the text of documents in their place?
 
 
 def in_order(inputs: Collection[Modality]) -> tuple[Modality, ...]:

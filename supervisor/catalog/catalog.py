@@ -165,7 +165,8 @@ class CatalogModel:
     def capabilities(self) -> Capabilities:
         """What it can do. The first call blocks on its files: call it in a thread."""
         found = self.adapter.capabilities(self.config)
-        return found if self.prompts is None else self.prompts.limited(found)
+        found = found if self.prompts is None else self.prompts.limited(found)
+        return replace(found, documents=self.config.type == "llm" and self.inputs is not None)
 
     @cached_property
     def prompts(self) -> PromptFormat | None:

@@ -44,7 +44,6 @@ class Mending:
         self._tries += 1
         try:
             body = await JsonBody.open(await self.body.whole())
-            is_order = bool(ordered(body.fields, target.endpoint.meaning))
             changes, ignored = put_right(body.fields, target.endpoint.meaning, error.message)
             if not changes:
                 return False
@@ -54,7 +53,7 @@ class Mending:
             return False
         self._release()
         self.body, self.ignored = mended, (*self.ignored, *ignored)
-        self._talks |= is_order
+        self._talks |= "messages" in changes and bool(ordered(body.fields, target.endpoint.meaning))
         return True
 
     def end(self, status: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +53,7 @@ from supervisor.proxy.picture_form import BLANK, is_earlier, replaced, unreadabl
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import refuse_links
 from supervisor.proxy.prompts import Completions
-from supervisor.proxy.stream_end import END_OF, StreamEnd
+from supervisor.proxy.stream_end import END_OF
 from supervisor.proxy.tolerance import ordered
 from supervisor.proxy.translation import (
     CANONICAL,
@@ -94,7 +95,7 @@ class Target:
     prefix: int | None = None  # of its conversation, where several replicas could answer
     tokens: int = 0  # of the context that its worker's requests share
     ignored: Sequence[str] = ()  # fields and headers of the request that have no effect on it
-    end: StreamEnd | None = None  # of a stream that passes untranslated
+    end: re.Pattern[bytes] | None = None  # what says that a stream which passes untranslated is complete
     reuses: bool = True  # may its worker use prompts that it keeps?
     mending: Mending | None = None  # set iff its worker refused it, in this try
 
@@ -311,11 +312,11 @@ class Targets:
         hint = f" Models that see: {', '.join(seeing[:5])}." if seeing else ""
         return f"{name} takes {', '.join(sorted(inputs))}, no images.{hint}"
 
-    async def _with_pictures(self, asked: Asked, data: Bytes, route: Route) -> tuple[Bytes, set[str]]:
-        """With pictures as its worker can open them, and whether one of an earlier turn can't be. Raises InvalidRequestError."""
+    async def _with_pictures(self, asked: Asked, data: Bytes, route: Route) -> tuple[Bytes, Sequence[str]]:
+        """With pictures as its worker can open them, and how one of an earlier turn that can't be is named. Raises InvalidRequestError."""
         found = unreadable(data, route.model.adapter.converts_pictures)
         by: list[bytes] = []
-        unopened: set[str] = set()
+        unopened: Sequence[str] = ()
         for each in found:
             try:
                 by.append(await self._convert(asked, "picture", each.data))
@@ -323,7 +324,7 @@ class Targets:
                 if not is_earlier(data, each):
                     raise
                 by.append(BLANK)
-                unopened.add("image")
+                unopened = ("image",)
         return (replaced(data, found, by) if found else data), unopened
 
     async def _convert(self, asked: Asked, kind: Kind, data: bytes) -> bytes:

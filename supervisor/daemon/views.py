@@ -157,7 +157,7 @@ def capabilities(model: CatalogModel, route: Route) -> Json | None:
         return None
     return {
         "modalities": list(known.modalities),
-        "documents": list(documents()) if model.config.type == "llm" and model.inputs is not None else [],
+        "documents": list(documents()) if known.documents else [],
         "tools": known.tools,
         "thinking": known.thinking,
         "thinking_modes": list(thinking_modes(route, model)),

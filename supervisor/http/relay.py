@@ -14,7 +14,8 @@ from supervisor.io.upstream import HOP_BY_HOP, Headers, Upstream, UpstreamRespon
 from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
-from supervisor.proxy.forward import ERROR_LIMIT, TAIL_BYTES
+from supervisor.proxy.forward import ERROR_LIMIT
+from supervisor.proxy.stream_end import TAIL_BYTES
 from supervisor.proxy.upstream_error import worker_error
 
 _FRAMING: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id"}

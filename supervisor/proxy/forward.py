@@ -28,7 +28,7 @@ from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
 from supervisor.proxy.picture_links import PictureLinks
-from supervisor.proxy.stream_end import DONE, StreamEnd, StreamFailedError, done_at, done_begun
+from supervisor.proxy.stream_end import TAIL_BYTES, StreamFailedError, StreamJudge
 from supervisor.proxy.translation import (
     CANONICAL,
     AnswerTranslation,
@@ -40,9 +40,7 @@ from supervisor.proxy.translation import (
 from supervisor.proxy.upstream_error import WorkerAnswerError, error_answer, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
-TAIL_BYTES: Final = 4096
 TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`, however reads split them
-TAIL_OVERLAP: Final = 64  # of what tells that a stream is complete
 
 # The client's credentials are for us; framing fields are written anew; Expect was answered by the server. Nobody compresses for
 # us what comes over loopback: it is read on its way.
@@ -174,7 +172,7 @@ async def forward(
     explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
     raises: Callable[[WorkerAnswerError], bool] = _never,
     mend: Callable[[WorkerAnswerError], Awaitable[bool]] | None = None,
-    end: StreamEnd | None = None,
+    end: re.Pattern[bytes] | None = None,
 ) -> bool:
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
@@ -261,7 +259,7 @@ async def forward(
         if content_type.startswith(STREAMS) and not _encoded(response.headers):
             outcome.stream_type = content_type
         try:
-            judge = end if has_events and outcome.stream_type else None
+            judge = StreamJudge(end, outcome.tail) if end is not None and has_events and outcome.stream_type else None
             await _send_body(send, response, outcome, started_at, upstream, judge)
         except LlmuxError as error:
             # Not kept in a variable: its traceback has this frame, and they would keep each other.
@@ -313,39 +311,22 @@ async def _send_body(
     outcome: Outcome,
     started_at: float,
     upstream: Upstream,
-    end: StreamEnd | None,
+    judge: StreamJudge | None,
 ) -> None:
     chunk = await response.next_chunk()
     outcome.first_byte_at = upstream.loop.time()
     outcome.first_byte_s = outcome.first_byte_at - started_at
-    is_finished, held = False, b""
     while True:
-        is_last = response.drained
-        if end is not None:
-            if held:
-                chunk, held = held + chunk, b""
-            if len(chunk) > TAIL_BYTES:  # it pushes others out of the tail, and most of itself
-                is_finished = is_finished or end.is_in(outcome.tail()[-TAIL_OVERLAP:] + chunk)
-            if is_last or b"error" in chunk or DONE in chunk:
-                error: LlmuxError | None = None
-                done = done_at(chunk)
-                if (found := end.error_in(chunk)) is not None:
-                    chunk, error = found
-                elif is_last or done >= 0:
-                    error = end.judge(outcome.tail() + chunk, is_finished=is_finished)
-                    chunk = chunk if error is None or done < 0 else chunk[:done]
-                if error is not None:
-                    if chunk:
-                        outcome.keep(chunk)
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                    raise error
-            elif not chunk.endswith(b"\n") and (begun := done_begun(chunk)):
-                chunk, held = chunk[:-begun], chunk[-begun:]
+        is_last, error = response.drained, None
+        if judge is not None:
+            chunk, error = judge.passed(chunk, is_last)
         outcome.keep(chunk)
-        if is_last:  # the end came with this piece: one message instead of two
-            await send({"type": "http.response.body", "body": chunk, "more_body": False})
+        # Where the end came with this piece, one message instead of two.
+        await send({"type": "http.response.body", "body": chunk, "more_body": error is not None or not is_last})
+        if error is not None:
+            raise error
+        if is_last:
             return
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
         chunk = await response.next_chunk()
 
 

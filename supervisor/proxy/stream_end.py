@@ -6,15 +6,15 @@ A stream that isn't never looks so: its client gets an error instead of the end,
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
+from runtimes.endpoints import aliases_of
 from supervisor.errors import LlmuxError, UpstreamError
 from supervisor.proxy.upstream_error import WorkerAnswerError, restated, worker_error
 
-DONE: Final = b"[DONE]"
 INCOMPLETE: Final = "The worker ended its answer without saying that it is complete."
 _DONE_LINE: Final = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?\[DONE\]")
 _DONE_LINES: Final = (b"data: [DONE]", b"data:[DONE]")
@@ -22,14 +22,21 @@ _ABORTED: Final = frozenset(("abort", "error"))  # reasons of SGLang and vLLM
 _FINISHED: Final = re.compile(rb'"finish_reason"\s*:\s*"(?!"|abort"|error")')
 _FAILED: Final = re.compile(rb'"type"\s*:\s*"response\.failed"')
 _STOPPED: Final = re.compile(rb'"stop"\s*:\s*true')
-_ENDS: Final[Mapping[str, re.Pattern[bytes]]] = {
-    "/chat/completions": _FINISHED,
-    "/completions": _FINISHED,
-    "/messages": re.compile(rb'"type"\s*:\s*"message_stop"'),
-    "/responses": re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete)"'),
+_ENDS: Final = {
+    "/v1/chat/completions": _FINISHED,
+    "/v1/completions": _FINISHED,
+    "/v1/messages": re.compile(rb'"type"\s*:\s*"message_stop"'),
+    "/v1/responses": re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete)"'),
     "/completion": _STOPPED,
     "/infill": _STOPPED,
 }
+END_OF: Final[Mapping[str, re.Pattern[bytes]]] = {
+    each: end for path, end in _ENDS.items() for each in (path, *aliases_of(path))
+}
+"""What says at the end of a path's stream that it is complete, where that is known."""
+TAIL_BYTES: Final = 4096
+"""So many bytes of each of a stream's last pieces are kept: see `Outcome`."""
+_OVERLAP: Final = 64  # bytes of what says that a stream is complete
 _EVENT: Final = re.compile(
     rb"(?:\A|(?<=\n))(?P<named>event: ?error\b[^\n]*\n)?(?P<field>data|error): ?(?P<data>\{[^\n]*)"
 )
@@ -41,54 +48,64 @@ class StreamFailedError(UpstreamError):
     """A stream's client has got the error that its worker ended it with."""
 
 
-class StreamEnd:
-    """Of one path."""
+class StreamJudge:
+    """Judges one stream while it passes, piece by piece."""
 
-    def __init__(self, pattern: re.Pattern[bytes]) -> None:
-        self._pattern = pattern
+    __slots__ = ("_end", "_held", "_is_finished", "_tail")
 
-    def error_in(self, piece: bytes) -> tuple[bytes, LlmuxError] | None:
-        """A worker's error that is an event of this piece, and what comes before it: it goes on in the client's own words."""
-        if b"error" not in piece:
-            return None
-        for found in _EVENT.finditer(piece):
-            is_error = found["named"] is not None or found["field"] == b"error"
-            if not is_error and b'"error"' not in found["data"]:
-                continue
-            try:
-                fields = _FIELDS(found["data"])
-            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-                continue
-            if error := fields.get("error") or (fields if is_error else None):
-                return piece[: found.start()], failure(error)
-        return None
+    def __init__(self, end: re.Pattern[bytes], tail: Callable[[], bytes]) -> None:
+        """`end`: see `END_OF`. `tail` gives the end of what has passed."""
+        self._end = end
+        self._tail = tail
+        self._is_finished = False  # a piece said so of which the tail lacks a part
+        self._held = b""  # the beginning of a line that may tell clients to stop reading
 
-    def is_in(self, text: bytes) -> bool:
-        """Does it say that the answer is complete?"""
-        return self._pattern.search(text) is not None
+    def passed(self, piece: bytes, is_last: bool) -> tuple[bytes, LlmuxError | None]:
+        """What of the next piece goes to the client, and the error that ends the stream then."""
+        if self._held:
+            piece, self._held = self._held + piece, b""
+        if len(piece) > TAIL_BYTES:
+            self._is_finished |= self._end.search(self._tail()[-_OVERLAP:] + piece) is not None
+        if is_last or b"error" in piece or b"[DONE]" in piece:
+            if (found := _error_in(piece)) is not None:
+                return found
+            done = _DONE_LINE.search(piece)
+            if is_last or done is not None:
+                error = self._judged(self._tail() + piece)
+                return (piece if error is None or done is None else piece[: done.start()]), error
+        elif not piece.endswith(b"\n"):
+            line = piece[max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1 :]
+            if line and any(done.startswith(line) for done in _DONE_LINES):
+                piece, self._held = piece[: -len(line)], line
+        return piece, None
 
-    def judge(self, tail: bytes, *, is_finished: bool = False) -> LlmuxError | None:
-        """What is wrong with a stream that ends so. `is_finished`: it has said before that it is complete."""
-        if self.error_in(tail) is not None or _FAILED.search(tail) is not None:
+    def _judged(self, tail: bytes) -> LlmuxError | None:
+        """What is wrong with a stream that ends so."""
+        if _error_in(tail) is not None or _FAILED.search(tail) is not None:
             return StreamFailedError("The worker ended its answer with an error.", code="upstream_error")
-        return None if is_finished or self.is_in(tail) else UpstreamError(INCOMPLETE)
+        return None if self._is_finished or self._end.search(tail) is not None else UpstreamError(INCOMPLETE)
+
+
+def _error_in(piece: bytes) -> tuple[bytes, LlmuxError] | None:
+    """What comes before a worker's error that is an event of this piece, and that error, for the client's own words."""
+    if b"error" not in piece:
+        return None
+    for found in _EVENT.finditer(piece):
+        is_error = found["named"] is not None or found["field"] == b"error"
+        if not is_error and b'"error"' not in found["data"]:
+            continue
+        try:
+            fields = _FIELDS(found["data"])
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            continue
+        if error := fields.get("error") or (fields if is_error else None):
+            return piece[: found.start()], failure(error)
+    return None
 
 
 def is_reason(finish_reason: str | None) -> bool:
     """Does a chat's choice say so that it is complete?"""
     return bool(finish_reason) and finish_reason not in _ABORTED
-
-
-def done_at(piece: bytes) -> int:
-    """Where the line begins that tells clients to stop reading; -1: it isn't there."""
-    found = _DONE_LINE.search(piece)
-    return -1 if found is None else found.start()
-
-
-def done_begun(piece: bytes) -> int:
-    """How many bytes at its end may be the beginning of that line."""
-    line = piece[max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1 :]
-    return len(line) if any(each.startswith(line) for each in _DONE_LINES) else 0
 
 
 def failure(error: object) -> WorkerAnswerError:
@@ -98,9 +115,3 @@ def failure(error: object) -> WorkerAnswerError:
     status = code if isinstance(code, int) and 400 <= code < 600 else status  # llama.cpp and vLLM put it there
     meant, body = restated(status, msgspec.json.encode({"error": error}))
     return worker_error(meant, b"application/json", body)
-
-
-END_OF: Final[Mapping[str, StreamEnd]] = {
-    version + path: StreamEnd(pattern) for path, pattern in _ENDS.items() for version in ("", "/v1")
-}
-"""How streams of a path end, where that is known."""

@@ -17,7 +17,7 @@ from tests.support.daemon import Daemon, gguf, running, wait_until
 from tests.support.limits import LIMIT_S
 
 TURNS = 5
-PROGRAMS = ("ai_sdk.mjs",)
+PROGRAM = "ai_sdk.mjs"
 CONTEXT = 65536  # their first message takes a third of it
 CODEX = """\
 model = "codex"
@@ -177,6 +177,6 @@ def test_opencode(site):
 
 
 def test_ai_sdk(site):
-    told = client_programs.run(*PROGRAMS, site.daemon.url, "weather")
+    told = client_programs.run(PROGRAM, site.daemon.url, "weather")
     arguments = tiny.TOOL_CALL["arguments"]
     assert told == {"said": [site.answer] * TURNS, "called": [arguments] * TURNS, "messages": 4 * TURNS + 2}

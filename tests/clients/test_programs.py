@@ -40,7 +40,7 @@ EXPECTED = {
 
 def test_every_program_is_run():
     programs = {path.name for path in client_programs.PROGRAMS.iterdir() if path.suffix in {".py", ".mjs"}}
-    assert programs == {*EXPECTED, *test_ollama.EXPECTED, *test_agents.PROGRAMS}
+    assert programs == {*EXPECTED, *test_ollama.EXPECTED, test_agents.PROGRAM}
 
 
 @pytest.mark.parametrize("program", EXPECTED)

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
+from runtimes.endpoints import aliases_of
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import models, pictures, speech
@@ -23,16 +24,13 @@ from supervisor.proxy.translation import Translation
 
 LATEST: Final = ":latest"
 """What Ollama's clients add to a name without a tag, also when they speak OpenAI's API."""
-_TRANSLATIONS: Final[Mapping[str, Translation]] = {
-    version + path: translation
-    for path, translation in (
-        ("/completions", Infill()),
-        ("/embeddings", Embeddings()),
-        ("/rerank", Reranking()),
-        ("/reranking", Reranking()),
-    )
-    for version in ("", "/v1")
+_TRANSLATED: Final[Mapping[str, Translation]] = {
+    "/v1/completions": Infill(),
+    "/v1/embeddings": Embeddings(),
+    "/v1/rerank": Reranking(),
+    "/v1/reranking": Reranking(),
 }
+_TRANSLATIONS: Final = {each: how for path, how in _TRANSLATED.items() for each in (path, *aliases_of(path))}
 _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
 

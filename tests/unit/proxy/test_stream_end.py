@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from supervisor.errors import LlmuxError
-from supervisor.proxy.forward import Outcome, _send_body
-from supervisor.proxy.stream_end import END_OF
+from supervisor.proxy.forward import Outcome
+from supervisor.proxy.stream_end import END_OF, StreamJudge
 
 CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
@@ -22,36 +20,17 @@ def event(reason=None, text="a", end="\n\n", **more):
     return f"data: {json.dumps(fields)}{end}".encode()
 
 
-class Response:
-    """A worker's, of these pieces."""
-
-    def __init__(self, pieces):
-        self._pieces = list(pieces)
-
-    @property
-    def drained(self):
-        return not self._pieces
-
-    async def next_chunk(self):
-        return self._pieces.pop(0) if self._pieces else b""
-
-
-CLOCK = SimpleNamespace(loop=SimpleNamespace(time=lambda: 0.0))
-
-
-async def sent(pieces, path=CHAT):
+def sent(pieces, path=CHAT):
     """What the client gets, and what is wrong with the stream."""
-    out = bytearray()
-
-    async def send(message):
-        out.extend(message["body"])
-
-    outcome = Outcome()
-    try:
-        await _send_body(send, Response(pieces), outcome, 0.0, CLOCK, END_OF[path])
-    except LlmuxError as error:
-        return bytes(out), error.message, outcome
-    return bytes(out), None, outcome
+    outcome, out, error = Outcome(), b"", None
+    judge = StreamJudge(END_OF[path], outcome.tail)
+    for number, piece in enumerate(pieces, 1):
+        piece, error = judge.passed(piece, number == len(pieces))
+        outcome.keep(piece)
+        out += piece
+        if error is not None:
+            break
+    return out, error and error.message
 
 
 CRLF = "\r\n\r\n"
@@ -76,9 +55,8 @@ COMPLETED = f"data: {json.dumps({'type': 'response.completed', 'response': {'ins
         ("/v1/responses", [COMPLETED]),
     ],
 )
-async def test_a_whole_stream_passes(path, pieces):
-    found, error, _ = await sent(pieces, path)
-    assert (found, error) == (b"".join(pieces), None)
+def test_a_whole_stream_passes(path, pieces):
+    assert sent(pieces, path) == (b"".join(pieces), None)
 
 
 @pytest.mark.parametrize(
@@ -90,24 +68,32 @@ async def test_a_whole_stream_passes(path, pieces):
         [b"data: [DO", b"NE]\n\n"],
         [DONE + b": bye\n\n"],
         [],
+        [b""],
         [event(""), DONE],
         [event("abort"), DONE],
     ],
 )
-async def test_one_that_is_not_has_no_end(end):
-    found, error, outcome = await sent([event(), *end])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_one_that_is_not_has_no_end(end, goes_on):
+    """Also while its worker keeps the connection."""
+    found, error = sent([event(), *end, *([PING] if goes_on else [])])
     assert "without saying" in error
     assert b"DONE" not in found
-    assert outcome.bytes_sent == len(found)
 
 
-async def test_a_failed_response_counts_as_failed():
+def test_a_failed_response_counts_as_failed():
     failed = b'event: response.failed\ndata: {"type":"response.failed","response":{}}\n\n'
-    found, error, _ = await sent([failed], "/v1/responses")
-    assert (found, error) == (failed, "The worker ended its answer with an error.")
+    assert sent([failed], "/v1/responses") == (failed, "The worker ended its answer with an error.")
 
 
-async def test_tokens_that_only_its_timings_tell():
-    last = b'data: {"stop":true,"generation_settings":{"max_tokens":4},"timings":{"prompt_n":7,"predicted_n":4}}\n\n'
-    *_, outcome = await sent([last], "/completion")
+def test_an_error_in_two_pieces():
+    found, error = sent([event(), b'data: {"err', b'or":{"message":"boom","code":500}}\n\n', DONE])
+    assert (b"[DONE]" in found, error) == (False, "The worker ended its answer with an error.")
+
+
+def test_tokens_that_only_its_timings_tell():
+    outcome = Outcome()
+    outcome.keep(
+        b'data: {"stop":true,"generation_settings":{"max_tokens":4},"timings":{"prompt_n":7,"predicted_n":4}}\n\n'
+    )
     assert outcome.usage()[:2] == (7, 4)
