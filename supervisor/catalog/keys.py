@@ -49,6 +49,7 @@ class Scope(StrEnum):
     INFERENCE = "inference"
     ADMIN = "admin"
     METRICS = "metrics"
+    CONFIGURE = "configure"
 
 
 Shape = Literal["openai", "llm-pool"]
@@ -116,7 +117,7 @@ class _KeyConfig(Limited):
     id: str = Field(default="", pattern=f"^(?:{_ID.pattern})?$")
     key: str | None = None
     key_sha256: str | None = None
-    scopes: tuple[Literal["inference", "admin", "metrics"], ...] = ("inference",)
+    scopes: tuple[Literal["inference", "admin", "metrics", "configure"], ...] = ("inference",)
     expires: str | None = None
     load_feedback: bool | None = None
     priority: Priority | None = None

@@ -145,6 +145,13 @@ class ServerConfig(RunnerConfig, ListenersConfig, Section):
         description="Chat streams tell, as reasoning, that a model loads and how long, unless their key says otherwise.",
         examples=[True],
     )
+    edit: Literal["none", "safe", "all"] = Field(
+        default="safe",
+        description="What the dashboard, and keys with the scope `configure`, may change in this file. safe: models, names, tasks "
+        "and limits, but no key that names a program, its arguments or environment, and nothing of `server`; all: everything, "
+        "as soon as there are API keys.",
+        examples=["none"],
+    )
     watch: bool = Field(
         default=False,
         description="Reload by itself when this file, local.yaml or the file of API keys changes.",

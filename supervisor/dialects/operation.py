@@ -55,7 +55,7 @@ class Operation:
     path: str  # /v1/models/{name}
     summary: str  # a short sentence
     description: str = ""  # Markdown; links are docs/api.md's
-    scope: Literal["inference", "admin", "metrics"] | None = "inference"  # of the key; None: open to all
+    scope: Literal["inference", "admin", "metrics", "configure"] | None = "inference"  # of the key; None: open to all
     parameters: tuple[Parameter, ...] = ()
     request: Schema | None = None
     request_type: str = JSON

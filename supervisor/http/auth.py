@@ -23,6 +23,9 @@ from supervisor.errors import AuthenticationError, ForbiddenError, InvalidReques
 from supervisor.proxy.dialect import Dialect
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/livez", "/ui"})
+CONFIG = "/v1/admin/config"
+OWN_PAGES_ONLY = frozenset({"admin", "metrics", "configure"})
+"""The scopes of paths that no page of another origin may call."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
 """What containers call their host."""
@@ -43,6 +46,8 @@ def scope_for(path: str, dialect: Dialect) -> str | None:
         return None
     if path == "/metrics":
         return "metrics"
+    if path == CONFIG or path.startswith(f"{CONFIG}/"):
+        return "configure"
     if path.startswith("/v1/admin") or path == "/api/v1/config":
         return "admin"
     return dialect.scope_for(path)
@@ -170,7 +175,7 @@ class Auth:
                 origin = value.decode("latin-1").lower().rstrip("/")
                 if _is_own(origin, headers):
                     continue
-                if wanted in {"admin", "metrics"}:
+                if wanted in OWN_PAGES_ONLY:
                     raise ForbiddenError("Pages of other origins may not call this.", code="origin_not_allowed")
                 if not self._is_allowed(origin):
                     raise ForbiddenError(
@@ -179,7 +184,7 @@ class Auth:
                     )
         if wanted is None or has_origin or not site:
             return
-        if site == b"cross-site" or (site == b"same-site" and wanted in {"admin", "metrics"}):
+        if site == b"cross-site" or (site == b"same-site" and wanted in OWN_PAGES_ONLY):
             raise ForbiddenError("Pages of other sites may not refer to this.", code="origin_not_allowed")
 
 

@@ -52,7 +52,7 @@ def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) ->
 @click.option(
     "--scope",
     "scopes",
-    type=click.Choice(["inference", "admin", "metrics"]),
+    type=click.Choice(["inference", "admin", "metrics", "configure"]),
     multiple=True,
     help="What it allows; may be given several times. Default: inference; for the first key inference and admin.",
 )

@@ -115,7 +115,7 @@ more: 1
             "api_keys.yaml:6:15 keys[4].key: expected text",
             'api_keys.yaml:6:41 keys[4].scope: unknown key; did you mean "scopes"?',
             "api_keys.yaml:7:5 keys[5]: a SHA-256 digest has 64 hexadecimal digits",
-            'api_keys.yaml:8:56 keys[6].scopes[0]: expected "inference", "admin" or "metrics"',
+            'api_keys.yaml:8:56 keys[6].scopes[0]: expected "inference", "admin", "metrics" or "configure"',
             (
                 'api_keys.yaml:9:5 keys[7]: "expires" must be a date or time such as 2030-01-31 or '
                 '2030-01-31T12:00:00Z, got "tomorrow"'
