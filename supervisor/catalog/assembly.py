@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -505,10 +505,18 @@ def _section_meant(name: str) -> str:
     return hint(name, SECTIONS) or suggestion(name, SECTIONS)
 
 
-def config_error(problems: list[Problem]) -> ConfigError:
+class MistakesError(ConfigError):
+    """The configuration's own mistakes, each with its place."""
+
+    def __init__(self, found: Iterable[Problem]) -> None:
+        by_text = {str(problem): problem for problem in found}
+        super().__init__(tuple(by_text))
+        self.found = tuple(by_text.values())
+
+
+def config_error(problems: list[Problem]) -> MistakesError:
     """The error that lists them in the order of the files, each once."""
-    ordered = sorted(problems, key=_position)
-    return ConfigError(tuple(dict.fromkeys(str(problem) for problem in ordered)))
+    return MistakesError(sorted(problems, key=_position))
 
 
 def _position(problem: Problem) -> tuple[int, int, int]:

@@ -84,8 +84,11 @@ def load(
     registry: Registry = REGISTRY,
     check_files: bool = True,
     foreign: Foreign | None = None,
+    text: str | None = None,
 ) -> Catalog:
     """The validated configuration. With `foreign`, `config` only says where the files beside it are searched.
+
+    `text` stands for what the base file says.
 
     `flags`: dotted keys, such as `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what
     adapters check on disk.
@@ -93,7 +96,7 @@ def load(
     """
     base = (config if foreign is not None and config is not None else require_config(config)).absolute()
     label = _NO_FILE if foreign is not None and not foreign.files else _label(base)
-    root, problems = _merged(_layers(base, flags or {}, foreign), base, label)
+    root, problems = _merged(_layers(base, flags or {}, foreign, text=text), base, label)
     return _assembly(root, base, registry, check_files=check_files).catalog(problems)
 
 
@@ -122,9 +125,14 @@ class Configuration:
     flags: Mapping[str, object] = field(default_factory=dict)
     foreign: Foreign | None = None
 
-    def read(self, *, check_files: bool = True) -> Catalog:
+    def read(self, *, check_files: bool = True, text: str | None = None) -> Catalog:
         """What `load` makes of it now. Blocks on files. Raises ConfigError with every problem."""
-        return load(self.base, flags=self.flags, check_files=check_files, foreign=self.foreign)
+        return load(self.base, flags=self.flags, check_files=check_files, foreign=self.foreign, text=text)
+
+    @property
+    def label(self) -> str:
+        """How problems name the base file."""
+        return _label(self.base)
 
     def tree(self) -> Table:
         """Its values, not validated. Blocks on files. Raises ConfigError where one can't be read."""

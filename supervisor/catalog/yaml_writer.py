@@ -48,25 +48,26 @@ def _entries(values: Mapping[str, JsonValue], trail: Trail, comments: Comments) 
         if not trail and number:
             yield ""
         yield from (pad + comment(line) for line in comments.above.get(here, ()))
-        head, flow = f"{pad}{_text(key)}:", _flow(value)
+        head, line = f"{pad}{_text(key)}:", flow(value)
         beside = f"  {comment(comments.beside[here])}" if here in comments.beside else ""
-        is_long = len(head) + len(flow) > WIDTH or any(other[: len(here)] == here != other for other in comments.beside)
+        is_long = len(head) + len(line) > WIDTH or any(other[: len(here)] == here != other for other in comments.beside)
         if isinstance(value, dict) and value and (len(trail) < _SECTIONS or is_long):
             yield head + beside
             yield from _entries(value, here, comments)
         elif isinstance(value, list) and value and is_long:
             yield head + beside
-            yield from (f"{pad}  - {_flow(item)}" for item in value)
+            yield from (f"{pad}  - {flow(item)}" for item in value)
         else:
-            yield f"{head} {flow}{beside}"
+            yield f"{head} {line}{beside}"
 
 
-def _flow(value: JsonValue) -> str:
+def flow(value: JsonValue) -> str:
+    """The value on one line."""
     match value:
         case dict():
-            return "{" + ", ".join(f"{_text(key)}: {_flow(item)}" for key, item in value.items()) + "}"
+            return "{" + ", ".join(f"{_text(key)}: {flow(item)}" for key, item in value.items()) + "}"
         case list():
-            return "[" + ", ".join(map(_flow, value)) + "]"
+            return "[" + ", ".join(map(flow, value)) + "]"
         case str():
             return _text(value)
         case float() if value.is_integer() and abs(value) < 1e15:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text, local_models
 from supervisor.catalog.assembly import NAME_RULE, is_name
-from supervisor.catalog.edit import with_model, with_models
+from supervisor.catalog.edit import with_entries, with_model
 from supervisor.catalog.fitting import on_processor, usable
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
@@ -80,9 +79,7 @@ class Target:
         if not real.exists():
             starter.write(real, text)
             return
-        with files.replacing(real, 0o600) as fresh:
-            fresh.write_bytes(text.encode())
-            fresh.chmod(stat.S_IMODE(real.stat().st_mode))
+        files.rewrite(real, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +263,7 @@ def with_files(place: Target, found: Sequence[LocalModel], given: str | None) ->
             entries[name] = model.entry
         elif given is not None and names[model.path] != given:
             raise InvalidRequestError(f"{model.path} is configured already, as {names[model.path]}.", param="--name")
-    text = with_models(place.text, entries) if entries else place.text
+    text = with_entries(place.text, entries) if entries else place.text
     return {model.path: names[model.path] for model in found}, text, load_text(text, place.path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from supervisor.catalog import Catalog, load_text, sources
 from supervisor.catalog.catalog import CatalogModel
-from supervisor.catalog.edit import without_model
+from supervisor.catalog.edit import without_entry
 from supervisor.cli.adding import Target
 from supervisor.core.types import ModelId
 from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
@@ -36,7 +36,7 @@ def model(place: Target, name: str) -> CatalogModel:
 def take_out(place: Target, name: str) -> None:
     """Remove its entry. Raises LlmuxError, and has changed nothing, where another one refers to it."""
     with place.changing() as now:
-        text = without_model(now.text, name)
+        text = without_entry(now.text, name)
         try:
             load_text(text, now.path)
         except ConfigError as error:

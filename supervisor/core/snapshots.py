@@ -165,12 +165,13 @@ def _parts(
     """The worker of these leases: as one, or device by device where each returns its memory at its own time."""
     returning = [lease for lease in leases if lease.phase is Phase.RETURNING or lease.holder != model.holder]
     if not returning:
-        yield _resident(now, model, leases, _block(state, now, model, asker))
+        yield resident(now, model, leases, _block(state, now, model, asker))
     for lease in returning:
-        yield _resident(now, model, (lease,), EvictionBlock.STOPPING)
+        yield resident(now, model, (lease,), EvictionBlock.STOPPING)
 
 
-def _resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: EvictionBlock) -> Resident:
+def resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: EvictionBlock) -> Resident:
+    """The model with these leases, as the planner sees it."""
     spec = model.spec
     held_mib = tuple(lease.held_mib for lease in leases)
     return Resident(

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
 from supervisor.core.effects import Reject
 from supervisor.core.limits import Account, Standing
+from supervisor.core.plans import Plan
 from supervisor.core.requests import over
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.types import ModelId, TicketId
+from supervisor.core.types import ModelId, ModelSpec, TicketId
 from supervisor.core.waiting import Forecast, forecast
+from supervisor.core.what_if import what_if
 from supervisor.daemon.status import (
     DeviceStatus,
     LoadStatus,
@@ -69,6 +71,10 @@ class ReadDoor:
         state = self._scheduler.state
         found = state.models.get(model)
         return Forecast(None, "") if found is None else forecast(state, found, self.clock())
+
+    def what_if(self, spec: ModelSpec) -> Plan:
+        """What loading this would mean now."""
+        return what_if(self._scheduler.state, self.clock(), spec)
 
     def queue(self) -> QueueStatus:
         """All requests together."""

@@ -123,6 +123,11 @@ class Reloader:
         self._models = self._model_stamps()  # of the files of `models_from` that were looked at
         self._leaving: frozenset[ModelId] = frozenset()
 
+    @property
+    def configuration(self) -> Configuration:
+        """What it reads."""
+        return self._configuration
+
     def files(self) -> tuple[Path, ...]:
         """The files that it reads, whether they are there or not; the base file is the first."""
         return self._configuration.files(self._daemon.catalog)
@@ -154,6 +159,11 @@ class Reloader:
         if isinstance(outcome, ConfigError):
             raise outcome
         return self._difference(outcome)
+
+    async def rehearse(self, text: str, *, force: bool = False) -> tuple[Difference, tuple[ModelSpec, ...]]:
+        """What a reload would do if the base file had this text, and its models for the core. Raises ConfigError as `reload` does."""
+        prepared = await asyncio.to_thread(self._prepare, self._daemon.learned(), self._busy(), force=force, text=text)
+        return self._difference(prepared), prepared.specs
 
     async def watch(self) -> None:
         """Loops: reloads after a file changed and then stayed the same for one interval.
@@ -256,10 +266,12 @@ class Reloader:
     def _model_stamps(self) -> Stamps:
         return _stamps(self._configuration.model_files(self._daemon.catalog))
 
-    def _prepare(self, learned: Learned, busy: frozenset[ModelId], *, force: bool) -> _Prepared:
+    def _prepare(
+        self, learned: Learned, busy: frozenset[ModelId], *, force: bool, text: str | None = None
+    ) -> _Prepared:
         """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
-        wanted = self._configuration.read()
+        wanted = self._configuration.read(text=text)
         fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
         server = wanted.server.model_copy(update={key: getattr(running.server, key) for key in fixed})
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)

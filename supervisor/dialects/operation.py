@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import msgspec
+
 Schema = Mapping[str, Any]
 """A JSON schema, of the dialect that OpenAPI 3.1 has: 2020-12."""
 Method = Literal["GET", "POST", "PUT", "DELETE", "HEAD"]
@@ -158,6 +160,26 @@ def listing(item: Schema) -> Schema:
 def named(schema: Schema, name: str) -> Schema:
     """The schema under a name of its own among the document's components: for one that several operations have."""
     return {"title": name, **schema}
+
+
+def struct(kind: type) -> Schema:
+    """Of a msgspec struct, or a dataclass: under its own name, with its docstring, as are those within it."""
+    (root,), parts = msgspec.json.schema_components([kind])
+    schema = _inlined(root, parts)
+    assert isinstance(schema, dict)
+    return schema
+
+
+def _inlined(schema: object, parts: Mapping[str, Any]) -> object:
+    """The schema with each part in place of the reference to it."""
+    match schema:
+        case {"$ref": str(reference)}:
+            return _inlined(parts[reference.rpartition("/")[2]], parts)
+        case dict():
+            return {key: _inlined(value, parts) for key, value in schema.items()}
+        case list():
+            return [_inlined(item, parts) for item in schema]
+    return schema
 
 
 def _typed(kind: str, about: str, *, null: bool, **more: Any) -> Schema:

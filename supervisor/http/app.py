@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.editing import Editor
 from supervisor.daemon.handover import Handover
 from supervisor.daemon.job import KEY, Answer, Job
 from supervisor.daemon.leaving import HandedOverError
@@ -29,6 +30,7 @@ from supervisor.http import (
     admin,
     batches,
     clients,
+    editing,
     extra_ports,
     files,
     jobs,
@@ -83,6 +85,7 @@ class Application:
                 *(route for dialect in DIALECTS for route in dialect.routes(daemon)),
                 *watch.routes(daemon),
                 *admin.routes(daemon, reloader, handover),
+                *editing.routes(Editor(daemon, reloader)),
                 *clients.routes(daemon),
                 *leases.routes(daemon),
                 *jobs.routes(daemon),

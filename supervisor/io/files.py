@@ -6,6 +6,7 @@ import errno
 import fcntl
 import glob
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -44,6 +45,14 @@ def create(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with replacing(path, 0o600) as fresh:
         fresh.write_text(text, encoding="utf-8")
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Replace what the file says. Its mode stays; where it is a link, the file that it leads to is replaced. Raises OSError."""
+    real = path.resolve()
+    with replacing(real, 0o600) as fresh:
+        fresh.write_bytes(text.encode())
+        fresh.chmod(stat.S_IMODE(real.stat().st_mode))
 
 
 def refusal(folder: Path) -> OSError | None:

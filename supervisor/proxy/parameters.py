@@ -46,6 +46,24 @@ def choices(request: Request, name: str, known: Iterable[S]) -> tuple[S, ...]:
     return tuple(by_name[word] for word in wanted.split(","))
 
 
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+async def struct_body(request: Request, kind: type[T], limit: int = BODY_LIMIT) -> T:
+    """The body, of at most `limit` bytes, as such a struct. Raises InvalidRequestError, TooLargeError."""
+    try:
+        body = await read_body(request.scope, request.receive, limit)
+    except TooLargeError:  # whose message names a setting of inference
+        raise TooLargeError(f"The request body is larger than {limit} bytes.") from None
+    try:
+        json.loads(body, object_pairs_hook=_once_each)
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"The request body is not what is expected here: {error}.") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
+
+
 async def json_object(request: Request, keys: Iterable[str] | None) -> dict[str, JsonValue]:
     """The body as a JSON object with none but these keys (None: any); empty without a body.
 

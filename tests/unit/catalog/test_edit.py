@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from supervisor.catalog.edit import EditError, with_model, without_model
+from supervisor.catalog.edit import EditError, with_model, without_entry
 
 ENTRY = {"source": {"repo": "acme/x-GGUF", "files": ["x-Q4_K_M.gguf"]}}
 LINES = "  x:\n    source: {repo: acme/x-GGUF, files: [x-Q4_K_M.gguf]}\n"
@@ -88,15 +88,15 @@ class TestRemove:
 
     @pytest.mark.parametrize("text", [WHOLE, WHOLE.replace("\n", "\r\n"), "models:\n  a: {cmd: [b]}\n# end\n"])
     def test_what_was_added(self, text):
-        assert without_model(with_model(text, "x", ENTRY), "x") == text
+        assert without_entry(with_model(text, "x", ENTRY), "x") == text
 
     def test_with_the_comments_inside_of_it(self):
-        assert without_model(WHOLE, "b") == WHOLE.replace("  b:\n    <<: *base\n    # vram_mib: 2\n", "")
-        assert without_model(WHOLE, "a") == WHOLE.replace("  a: *base\n", "")
+        assert without_entry(WHOLE, "b") == WHOLE.replace("  b:\n    <<: *base\n    # vram_mib: 2\n", "")
+        assert without_entry(WHOLE, "a") == WHOLE.replace("  a: *base\n", "")
 
     def test_the_last_one(self):
         assert (
-            without_model("models:  # mine\n  # one\n  a: {cmd: [b]}\n# end\n", "a")
+            without_entry("models:  # mine\n  # one\n  a: {cmd: [b]}\n# end\n", "a")
             == "models: {}  # mine\n  # one\n# end\n"
         )
 
@@ -112,4 +112,4 @@ class TestRemove:
     )
     def test_what_is_not_sure_is_refused(self, text):
         with pytest.raises(EditError, match="yourself"):
-            without_model(text, "a")
+            without_entry(text, "a")

@@ -1,0 +1,431 @@
+"""Edits of the configuration's base file by others than its owner's editor: the dashboard, and keys with the scope `configure`.
+
+An edit gives the whole text, or settings of one model. It is checked as a reload checks it, and names the version of the file
+that it was made for, so that nobody writes over somebody else's change. Comments stay. Every text that was in force is kept, so
+that each edit can be taken back. What `server.edit` withholds is refused by the values that the file had before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import structlog
+
+from runtimes.model_config import PLACEMENT
+from supervisor.catalog import local_models
+from supervisor.catalog.assembly import MistakesError
+from supervisor.catalog.document import MAX_BYTES, Layer, Source, dotted, parse, plain
+from supervisor.catalog.edit import with_entries, with_keys, without_entry
+from supervisor.catalog.guarded import KEYS, guarded_changes
+from supervisor.core.plans import Admit, Evict, Refuse, Wait
+from supervisor.core.types import ModelId, ModelSpec
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.reload import Difference, Reloader
+from supervisor.errors import ConfigError, ForbiddenError, InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.io import files
+from supervisor.io.versions import Version, Versions, digest
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+else:
+    JsonValue = Any  # msgspec reads these annotations, and knows no type that refers to itself
+
+log = structlog.get_logger("llmux.editing")
+
+KEPT_IN = "configurations"
+"""The folder of the versions, in the state directory."""
+EDITABLE = (*(key for key in PLACEMENT if key not in ("public", "enabled", "source", "prompt_format")), "gpus")
+"""Keys of every model that can be set without knowing its runtime."""
+
+
+class ChangedError(LlmuxError):
+    """Somebody changed the file since it was read for this edit."""
+
+    status = HTTPStatus.PRECONDITION_FAILED
+    type = "invalid_request_error"
+    code = "configuration_changed"
+
+
+class ReadOnlyError(LlmuxError):
+    """The file can't be written here; `detail` has the lines to enter where it comes from."""
+
+    status = HTTPStatus.CONFLICT
+    type = "invalid_request_error"
+    code = "configuration_read_only"
+
+
+class Edit(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`text`: the whole file. Else `keys` of a `model` (null: its default), and the further `names` for it, all of them."""
+
+    text: str | None = None
+    model: str | None = None
+    keys: dict[str, JsonValue] = {}
+    names: list[str] | None = None
+    force: bool = False
+
+
+class Mark(msgspec.Struct):
+    """A mistake; line and column count from 1, and are 0 where it isn't in this text."""
+
+    line: int
+    column: int
+    key: str
+    message: str
+
+
+class Room(msgspec.Struct):
+    """A device on which the model would be, in MiB. `free_mib`: with its own worker gone."""
+
+    device: str
+    name: str
+    need_mib: int
+    usable_mib: int
+
+
+class Fit(msgspec.Struct):
+    """What loading a model would mean now."""
+
+    outcome: Literal["fits", "evicts", "waits", "refused"]
+    rooms: list[Room]
+    evicts: list[str]
+    why: str
+
+
+class Checked(msgspec.Struct):
+    """What an edit would do. It can be saved iff there are neither `marks` nor `guarded` keys."""
+
+    etag: str
+    text: str
+    diff: str
+    marks: list[Mark]
+    guarded: list[str]
+    notes: list[str]
+    difference: Difference | None = None
+    fit: Fit | None = None
+
+
+class FileView(msgspec.Struct):
+    """The base file. `locked`: why it can't be changed from here."""
+
+    path: str
+    text: str
+    etag: str
+    edit: Literal["none", "safe", "all"]
+    locked: str | None
+    guarded_keys: list[str]
+    versions: list[Version]
+
+
+class VersionView(msgspec.Struct):
+    """An earlier text."""
+
+    id: str
+    at: float
+    text: str
+
+
+class Setting(msgspec.Struct):
+    """A key that can be set. `written`: what the file says; `value`: what is in effect."""
+
+    key: str
+    schema: Mapping[str, JsonValue]
+    description: str
+    written: JsonValue
+    value: JsonValue
+
+
+class SettingsView(msgspec.Struct):
+    """What can be set of a model. `other_names`: names with settings of their own, which are edited as text."""
+
+    model: str
+    etag: str
+    locked: str | None
+    settings: list[Setting]
+    names: list[str]
+    other_names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    text: str
+    locked: str | None
+
+    @property
+    def etag(self) -> str:
+        return f'"{digest(self.text)}"'
+
+
+class Editor:
+    """One for each daemon. Use from the event loop's thread."""
+
+    def __init__(self, daemon: Daemon, reloader: Reloader) -> None:
+        self._daemon = daemon
+        self._reloader = reloader
+        self._base = reloader.configuration.base
+        self._versions = Versions(daemon.catalog.server.state_dir / KEPT_IN)
+        self._turn = asyncio.Lock()
+        self._keeping: set[asyncio.Task[None]] = set()
+        daemon.on_configure.append(self._keep_soon)
+
+    async def file(self) -> FileView:
+        """The file as it is. Raises InvalidRequestError where it can't be read."""
+        found = await self._read()
+        versions = await asyncio.to_thread(self._versions.listing)
+        return FileView(str(self._base), found.text, found.etag, self._allowed, found.locked, sorted(KEYS), versions)
+
+    async def version(self, wanted: str) -> VersionView:
+        """An earlier text. Raises NotFoundError."""
+        versions = await asyncio.to_thread(self._versions.listing)
+        text = await asyncio.to_thread(self._versions.read, wanted)
+        if text is None:
+            raise NotFoundError(f"There is no version {wanted[:50]!r} any more.", code="version_not_found")
+        return VersionView(wanted, next(one.at for one in versions if one.id == wanted), text)
+
+    async def settings(self, name: str) -> SettingsView:
+        """What can be set of a model, and what the file says. Raises NotFoundError."""
+        found = await self._read()
+        model = self._daemon.catalog.resolve(name).model
+        document = _document(found.text)
+        entry = _table(_table(document, "models"), model.id)
+        described = model.adapter.config.model_json_schema()["properties"]
+        constraints = {**model.load_constraints, **model.adapter.constraints(*EDITABLE)}
+        effective = model.config.model_dump(mode="json")
+        settings = [
+            Setting(key, constraint, described[key].get("description", ""), entry.get(key), effective.get(key))
+            for key, constraint in constraints.items()
+            if key not in KEYS
+        ]
+        plain_names, others = _names_of(document, model.id)
+        return SettingsView(str(model.id), found.etag, found.locked, settings, plain_names, others)
+
+    async def check(self, edit: Edit) -> Checked:
+        """What it would do. Raises InvalidRequestError for what isn't an edit, EditError."""
+        return await self._check(edit, await self._read())
+
+    async def save(self, edit: Edit, etag: str) -> Checked:
+        """Write it, and reload. Nothing has changed where this raises.
+
+        Raises ChangedError, ReadOnlyError, ForbiddenError for guarded keys, ConfigError for mistakes.
+        """
+        async with self._turn:
+            before = await self._read()
+            if etag not in (before.etag, "*"):
+                raise _changed(self._base)
+            checked = await self._check(edit, before)
+            if before.locked is not None:
+                raise ReadOnlyError(
+                    f"{self._base} can't be changed here: {before.locked}. Enter this where it comes from:",
+                    detail=tuple(checked.diff.splitlines()),
+                )
+            if checked.marks:
+                raise ConfigError(tuple(_words(mark) for mark in checked.marks))
+            if checked.guarded:
+                raise ForbiddenError(
+                    f"Only the owner of {self._base.name} changes {', '.join(checked.guarded)}: with these keys programs are "
+                    "started, or files and variables read. server.edit: all lets keys with the scope configure change them, too.",
+                    code="configuration_guarded",
+                    detail=tuple(checked.guarded),
+                )
+            if checked.text == before.text:
+                return checked
+            await asyncio.shield(self._write(before, checked, force=edit.force))
+            return checked
+
+    async def _write(self, before: _File, checked: Checked, *, force: bool) -> None:
+        await asyncio.to_thread(self._replace, before, checked.text)
+        try:
+            checked.difference = await self._reloader.reload("the file was edited", force=force)
+        except LlmuxError:
+            await asyncio.to_thread(files.rewrite, self._base, before.text)
+            raise
+        log.info("config.edited", path=str(self._base), etag=checked.etag)
+
+    def _replace(self, before: _File, text: str) -> None:
+        """Blocks. Raises ChangedError, ReadOnlyError."""
+        try:
+            with files.alone_in(self._base.resolve().parent):
+                if self._now().text != before.text:
+                    raise _changed(self._base)
+                self._versions.keep(before.text)
+                files.rewrite(self._base, text)
+        except OSError as error:
+            raise ReadOnlyError(
+                f"{error.filename or self._base} can't be written: {error.strerror}. Enter this where the file comes from:",
+                detail=tuple(_diff(before.text, text).splitlines()),
+            ) from error
+
+    @property
+    def _allowed(self) -> Literal["none", "safe", "all"]:
+        wanted = self._daemon.catalog.server.edit
+        return "safe" if wanted == "all" and not self._daemon.keyring else wanted
+
+    async def _read(self) -> _File:
+        return await asyncio.to_thread(self._now)
+
+    def _now(self) -> _File:
+        """Blocks. Raises InvalidRequestError where it can't be read."""
+        if self._reloader.configuration.foreign is not None:
+            return _File("", "llmux is configured by variables, or by another program's files")
+        try:
+            text = self._base.read_bytes().decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(
+                f"{self._base} can't be read: {error}.", code="configuration_unreadable"
+            ) from error
+        refused = files.refusal(self._base.resolve().parent)
+        locked = None if refused is None else f"{refused.filename}: {refused.strerror}"
+        return _File(text, "server.edit is none" if self._allowed == "none" else locked)
+
+    async def _check(self, edit: Edit, before: _File) -> Checked:
+        text = await asyncio.to_thread(self._edited, edit, before.text)
+        checked = Checked(f'"{digest(text)}"', text, _diff(before.text, text), [], [], [])
+        if self._allowed != "all":
+            checked.guarded = list(guarded_changes(_document(before.text), _document(text)))
+        try:
+            checked.difference, specs = await self._reloader.rehearse(text, force=edit.force)
+        except MistakesError as error:
+            own = await asyncio.to_thread(self._label)
+            checked.marks = [
+                Mark(
+                    problem.place.line if problem.place.source.label == own else 0,
+                    problem.place.column if problem.place.source.label == own else 0,
+                    dotted(problem.trail),
+                    problem.message if problem.place.source.label == own else f"{problem.place}: {problem.message}",
+                )
+                for problem in error.found
+            ]
+            return checked
+        except ConfigError as error:
+            checked.marks = [Mark(0, 0, "", problem) for problem in error.problems]
+            return checked
+        model = edit.model and next((spec for spec in specs if spec.id == edit.model), None)
+        checked.fit = self._fit(model) if model else None
+        return checked
+
+    def _label(self) -> str:
+        return self._reloader.configuration.label
+
+    def _edited(self, edit: Edit, text: str) -> str:
+        """The text with the edit. Blocks on the files of a model without an entry. Raises InvalidRequestError, EditError."""
+        if (edit.text is None) == (edit.model is None):
+            raise InvalidRequestError('An edit gives either "text" or "model".', param="text")
+        if edit.text is not None:
+            new = edit.text.replace("\r\n", "\n")
+            new = new.replace("\n", "\r\n") if "\r\n" in text else new
+            if len(new.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+                raise InvalidRequestError(f"A configuration has at most {MAX_BYTES >> 20} MiB.", param="text")
+            return new
+        assert edit.model is not None
+        model = self._daemon.catalog.models.get(ModelId(edit.model))
+        if model is None:
+            raise NotFoundError(f"There is no model {edit.model[:200]!r}.", code="model_not_found", param="model")
+        settable = {*model.load_constraints, *EDITABLE} - KEYS
+        if unknown := [key for key in edit.keys if key not in settable]:
+            raise InvalidRequestError(
+                f"keys.{unknown[0][:100]}: can't be set here; edit the text.", param=f"keys.{unknown[0][:100]}"
+            )
+        if edit.keys and model.id not in _table(_document(text), "models"):
+            text = with_entries(text, {model.id: self._entry_of(model.id)})
+        text = with_keys(text, model.id, edit.keys) if edit.keys else text
+        return text if edit.names is None else self._with_names(text, model.id, edit.names)
+
+    def _entry_of(self, name: ModelId) -> Mapping[str, JsonValue]:
+        """The entry of a model that has none: one of a folder. Raises InvalidRequestError."""
+        model = self._daemon.catalog.models[name]
+        path = getattr(model.config, "path", None)
+        found, _ = (
+            local_models.find(path) if isinstance(path, Path) and self._daemon.catalog.is_local(model) else ([], [])
+        )
+        if not found:
+            raise InvalidRequestError(f"{name} has no entry in {self._base.name}: another file has it. Edit that one.")
+        return found[0].entry
+
+    def _with_names(self, text: str, model: ModelId, names: list[str]) -> str:
+        """With exactly these further names that stand for the model as it is. Raises InvalidRequestError, EditError."""
+        document = _document(text)
+        now, others = _names_of(document, model)
+        virtual = _table(document, "virtual_models")
+        for name in names:
+            if name not in now and (name in virtual or name in others):
+                raise InvalidRequestError(f"{name[:200]} has settings of its own; edit the text.", param="names")
+        for name in now:
+            if name not in names:
+                text = without_entry(text, name, "virtual_models")
+        new = {name: {"model": str(model)} for name in names if name not in now}
+        return with_entries(text, new, "virtual_models") if new else text
+
+    def _fit(self, spec: ModelSpec) -> Fit:
+        answer = self._daemon.engine.what_if(spec)
+        labels = {device.spec.id: device.spec for device in self._daemon.sampler.devices()}
+        if isinstance(answer, Refuse):
+            return Fit("refused", [], [], answer.reason)
+        rooms = [
+            Room(str(device), labels[device].label, mib, labels[device].usable_mib)
+            for device, mib in zip(answer.devices, answer.need_mib, strict=False)
+            if device in labels
+        ]
+        match answer:
+            case Admit():
+                return Fit("fits", rooms, [], answer.reason)
+            case Evict():
+                return Fit("evicts", rooms, [str(name) for name in answer.victims], answer.reason)
+            case Wait():
+                return Fit("waits", rooms, [str(name) for name in answer.waits_for], answer.reason)
+
+    def _keep_soon(self) -> None:
+        """Remember the text that is in force now."""
+        task = asyncio.get_running_loop().create_task(self._keep())
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    async def _keep(self) -> None:
+        try:
+            found = await self._read()
+            if self._reloader.configuration.foreign is None:
+                await asyncio.to_thread(self._versions.keep, found.text)
+        except (OSError, LlmuxError) as error:
+            log.warning("config.version_not_kept", reason=str(error))
+
+
+def _changed(base: Path) -> ChangedError:
+    return ChangedError(f"{base} has changed since you read it. Read it again, and make your change in that.")
+
+
+def _words(mark: Mark) -> str:
+    where = f"line {mark.line}: " if mark.line else ""
+    return f"{where}{mark.key}: {mark.message}" if mark.key else f"{where}{mark.message}"
+
+
+def _document(text: str) -> dict[str, JsonValue]:
+    """What the text says, as far as it can be read."""
+    node, _ = parse(text, Source(Layer.FILE, "", Path()))
+    value = plain(node) if node is not None else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _table(document: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _names_of(document: Mapping[str, JsonValue], model: str) -> tuple[list[str], list[str]]:
+    """The virtual models that stand for the model as it is, and those with settings of their own."""
+    plain_names: list[str] = []
+    others: list[str] = []
+    for name, entry in _table(document, "virtual_models").items():
+        if isinstance(entry, dict) and model in (entry.get("model"), entry.get("physical")):
+            (plain_names if len(entry) == 1 else others).append(name)
+    return plain_names, others
+
+
+def _diff(before: str, after: str) -> str:
+    """In the unified form, without the names of files."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
+    return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
