@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -19,11 +19,12 @@ import msgspec
 import structlog
 
 from runtimes.model_config import PLACEMENT
-from supervisor.catalog import local_models
+from supervisor.catalog import Catalog, local_models
 from supervisor.catalog.assembly import MistakesError
-from supervisor.catalog.document import MAX_BYTES, Layer, Source, dotted, parse, plain
+from supervisor.catalog.document import MAX_BYTES, Layer, Problem, Source, dotted, parse, plain
 from supervisor.catalog.edit import with_entries, with_keys, without_entry
 from supervisor.catalog.guarded import KEYS, guarded_changes
+from supervisor.core.device_sets import allowed
 from supervisor.core.plans import Admit, Evict, Refuse, Wait
 from supervisor.core.types import ModelId, ModelSpec
 from supervisor.daemon.daemon import Daemon
@@ -81,7 +82,7 @@ class Mark(msgspec.Struct):
 
 
 class Room(msgspec.Struct):
-    """A device on which the model would be, in MiB. `free_mib`: with its own worker gone."""
+    """A device on which the model would be, and what it would lease there; of those that are too small, the largest."""
 
     device: str
     name: str
@@ -90,11 +91,11 @@ class Room(msgspec.Struct):
 
 
 class Fit(msgspec.Struct):
-    """What loading a model would mean now."""
+    """What loading a model would mean now. `others`: who would go for it, or whom it would wait for."""
 
     outcome: Literal["fits", "evicts", "waits", "refused"]
     rooms: list[Room]
-    evicts: list[str]
+    others: list[str]
     why: str
 
 
@@ -289,28 +290,25 @@ class Editor:
         if self._allowed != "all":
             checked.guarded = list(guarded_changes(_document(before.text), _document(text)))
         try:
-            checked.difference, specs = await self._reloader.rehearse(text, force=edit.force)
+            rehearsal = await self._reloader.rehearse(text, force=edit.force)
         except MistakesError as error:
-            own = await asyncio.to_thread(self._label)
-            checked.marks = [
-                Mark(
-                    problem.place.line if problem.place.source.label == own else 0,
-                    problem.place.column if problem.place.source.label == own else 0,
-                    dotted(problem.trail),
-                    problem.message if problem.place.source.label == own else f"{problem.place}: {problem.message}",
-                )
-                for problem in error.found
-            ]
+            checked.marks = [_mark(problem, self._reloader.configuration.label) for problem in error.found]
             return checked
         except ConfigError as error:
             checked.marks = [Mark(0, 0, "", problem) for problem in error.problems]
             return checked
-        model = edit.model and next((spec for spec in specs if spec.id == edit.model), None)
-        checked.fit = self._fit(model) if model else None
+        checked.difference = rehearsal.difference
+        if edit.model is not None and (spec := rehearsal.specs.get(ModelId(edit.model))) is not None:
+            checked.notes = list(self._overruled(rehearsal.catalog, spec.id, edit.keys))
+            checked.fit = None if spec.remote else self._fit(spec)
         return checked
 
-    def _label(self) -> str:
-        return self._reloader.configuration.label
+    def _overruled(self, catalog: Catalog, model: ModelId, keys: Iterable[str]) -> Iterator[str]:
+        """What has no effect, because another file says it, too."""
+        for key in keys:
+            place = catalog.origin("models", model, key)
+            if place is not None and place.source.label != self._reloader.configuration.label:
+                yield f"{place} sets {key}, too, and that counts."
 
     def _edited(self, edit: Edit, text: str) -> str:
         """The text with the edit. Blocks on the files of a model without an entry. Raises InvalidRequestError, EditError."""
@@ -363,13 +361,17 @@ class Editor:
 
     def _fit(self, spec: ModelSpec) -> Fit:
         answer = self._daemon.engine.what_if(spec)
-        labels = {device.spec.id: device.spec for device in self._daemon.sampler.devices()}
+        devices = {device.spec.id: device.spec for device in self._daemon.sampler.devices()}
         if isinstance(answer, Refuse):
-            return Fit("refused", [], [], answer.reason)
+            mine = allowed(spec.devices, spec.kinds, tuple(devices.values()))
+            largest = max(mine, key=lambda device: device.usable_mib, default=None)
+            room = (
+                [] if largest is None else [Room(largest.id, largest.label, largest.need(spec).mib, largest.usable_mib)]
+            )
+            return Fit("refused", room, [], answer.reason)
         rooms = [
-            Room(str(device), labels[device].label, mib, labels[device].usable_mib)
-            for device, mib in zip(answer.devices, answer.need_mib, strict=False)
-            if device in labels
+            Room(device, devices[device].label, mib, devices[device].usable_mib)
+            for device, mib in zip(answer.devices, answer.need_mib, strict=True)
         ]
         match answer:
             case Admit():
@@ -396,6 +398,14 @@ class Editor:
 
 def _changed(base: Path) -> ChangedError:
     return ChangedError(f"{base} has changed since you read it. Read it again, and make your change in that.")
+
+
+def _mark(problem: Problem, label: str) -> Mark:
+    """The mistake in the text of the file of this label; one elsewhere names its place."""
+    place, key = problem.place, dotted(problem.trail)
+    if place.source.label == label:
+        return Mark(place.line, place.column, key, problem.message)
+    return Mark(0, 0, key, f"{place}: {problem.message}")
 
 
 def _words(mark: Mark) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -86,6 +86,15 @@ class Difference:
     def view(self) -> Json:
         """For the API."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """A reload that has not happened: what it would change, and what would be served then."""
+
+    difference: Difference
+    catalog: Catalog
+    specs: Mapping[ModelId, ModelSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +169,10 @@ class Reloader:
             raise outcome
         return self._difference(outcome)
 
-    async def rehearse(self, text: str, *, force: bool = False) -> tuple[Difference, tuple[ModelSpec, ...]]:
-        """What a reload would do if the base file had this text, and its models for the core. Raises ConfigError as `reload` does."""
+    async def rehearse(self, text: str, *, force: bool = False) -> Rehearsal:
+        """What a reload would do if the base file had this text. Raises ConfigError as `reload` does."""
         prepared = await asyncio.to_thread(self._prepare, self._daemon.learned(), self._busy(), force=force, text=text)
-        return self._difference(prepared), prepared.specs
+        return Rehearsal(self._difference(prepared), prepared.catalog, {spec.id: spec for spec in prepared.specs})
 
     async def watch(self) -> None:
         """Loops: reloads after a file changed and then stayed the same for one interval.

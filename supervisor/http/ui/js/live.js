@@ -142,6 +142,7 @@ function take({ type, data }) {
     notify(`${value.model ?? value.device ?? "llmux"}: ${value.message}`, "bad");
   } else if (type === "reload") {
     if (value.problems) notify(`The changed configuration is not in effect: ${value.problems[0]}`, "bad");
+    state.reloads += 1;
     refresh().catch(() => {});
   }
   changed();

@@ -2,6 +2,7 @@
 
 import { html, render, useEffect, useReducer, useRef, useState } from "../vendor/htm-preact.js";
 import { physical } from "./colours.js";
+import { ConfigurationPage } from "./configuration.js";
 import { Connect } from "./connect.js";
 import { DaemonPage } from "./daemon.js";
 import { DecisionsPage } from "./decisions.js";
@@ -23,6 +24,7 @@ const PAGES = [
   { path: "requests", title: "Requests" },
   { path: "decisions", title: "Decisions" },
   { path: "connect", title: "Connect" },
+  { path: "configuration", title: "Configuration" },
   { path: "daemon", title: "Daemon" },
 ];
 const LINKS = {
@@ -111,6 +113,7 @@ function App() {
       ${shown === "requests" && html`<${RequestsPage} />`}
       ${shown === "decisions" && html`<${DecisionsPage} model=${detail} chosen=${more} />`}
       ${shown === "connect" && html`<${Connect} />`}
+      ${shown === "configuration" && html`<${ConfigurationPage} />`}
       ${shown === "daemon" && html`<${DaemonPage} />`}
     </main>
     ${model && html`<${ModelDialog} key=${model.name} name=${model.name} tab=${drawer[2]} onClose=${back} />`}

@@ -1,13 +1,13 @@
 // One model in full: why it is as it is, its log as it grows, and how it is defined. `tab` is part of the address.
 
-import { html, useState } from "../vendor/htm-preact.js";
-import { load } from "./actions.js";
+import { html } from "../vendor/htm-preact.js";
 import { Decisions, useDecisions } from "./decisions.js";
 import { duration, mib, plural } from "./format.js";
 import { Log } from "./log.js";
 import { Actions, StateBadge } from "./models.js";
 import { Dialog, Empty, Warnings } from "./parts.js";
 import { href } from "./route.js";
+import { Settings } from "./settings.js";
 import { state } from "./state.js";
 
 function Why({ model }) {
@@ -47,50 +47,16 @@ function Facts({ model }) {
     ${model.definition && html`<h3>Definition</h3><pre role="group" tabindex="0" aria-label="Definition">${JSON.stringify(model.definition, null, 2)}</pre>`}`;
 }
 
-function Constraint({ name, rule, value, configured, onInput }) {
-  const choices = rule.type === "boolean" ? [true, false] : rule.enum;
-  const attributes = { id: `override-${name}`, value: value ?? "", onInput: (event) => onInput(event.target.value) };
-  const isNumber = rule.type === "integer" || rule.type === "number";
-  return html`<label for=${attributes.id}>${name}
-    ${choices
-      ? html`<select ...${attributes}><option value="">${configured ?? "unchanged"}</option>${choices.map((choice) => html`<option>${String(choice)}</option>`)}</select>`
-      : html`<input ...${attributes} type=${isNumber ? "number" : "text"} step=${rule.type === "integer" ? 1 : "any"} min=${rule.minimum} max=${rule.maximum} placeholder=${configured ?? "unchanged"} />`}
-  </label>`;
-}
-
-/** A text of the form as the API takes it: numbers and booleans as such. */
-function parsed(text, rule) {
-  if (rule.type === "boolean") return text === "true";
-  return rule.type === "string" || Number.isNaN(Number(text)) ? text : Number(text);
-}
-
-function LoadForm({ model }) {
-  const rules = Object.entries(model.load_constraints ?? {});
-  const [values, setValues] = useState(() => Object.fromEntries(Object.entries(model.overrides).map(([name, value]) => [name, String(value)])));
-  const submit = (event) => {
-    event.preventDefault();
-    const set = rules.filter(([name]) => values[name]).map(([name, rule]) => [name, parsed(values[name], rule)]);
-    load(model.name, Object.fromEntries(set));
-  };
-  if (rules.length === 0) return html`<${Empty}>This runtime has nothing to set for a load.<//>`;
-  return html`<form class="overrides" onSubmit=${submit}>
-    <p class="hint">Until it is unloaded; the configuration stays as it is.</p>
-    <div class="fields">${rules.map(([name, rule]) => html`<${Constraint} key=${name} name=${name} value=${values[name]} rule=${rule} configured=${model.definition?.[name]?.toString()} onInput=${(value) => setValues({ ...values, [name]: value })} />`)}</div>
-    <button class="primary" type="submit">Load with these</button>
-  </form>`;
-}
-
 const TABS = [
   ["why", "Why", Why],
   ["log", "Log", Log],
   ["about", "About", Facts],
-  ["load", "Load with…", LoadForm],
+  ["settings", "Settings", Settings],
 ];
 
 export function ModelDialog({ name, tab = "why", onClose }) {
   const model = state.models.get(name);
-  const shown = TABS.filter(([id]) => id !== "load" || model.load_constraints);
-  const [open, , View] = shown.find(([id]) => id === tab) ?? shown[0];
+  const [open, , View] = TABS.find(([id]) => id === tab) ?? TABS[0];
   return html`<${Dialog} title=${name} className="drawer" onClose=${onClose}>
     <div class="summary">
       <${StateBadge} model=${model} /><span class="reason">${model.reason || "never loaded"}</span>
@@ -98,7 +64,7 @@ export function ModelDialog({ name, tab = "why", onClose }) {
     </div>
     <${Warnings} texts=${model.warnings} />
     <nav class="tabs" aria-label=${`About ${name}`}>
-      ${shown.map(([id, title]) => html`<a href=${href("models", name, id)} aria-current=${id === open ? "page" : null}>${title}</a>`)}
+      ${TABS.map(([id, title]) => html`<a href=${href("models", name, id)} aria-current=${id === open ? "page" : null}>${title}</a>`)}
     </nav>
     <div class=${`tab ${open}`}><${View} model=${model} /></div>
   <//>`;

@@ -31,6 +31,7 @@ export function Actions({ model }) {
     <button class=${`quiet square ${model.pin ? "on" : ""}`} aria-pressed=${model.pin} aria-label=${`Pin ${model.name}`} title=${model.pin ? "Pinned: never evicted" : "Pin: never evict it"} onClick=${() => pin(model)}>
       <${Icon} name="pin" />
     </button>
+    <a class="button quiet square" href=${href("models", model.name, "settings")} aria-label=${`Settings of ${model.name}`} title="Settings"><${Icon} name="gear" /></a>
   </div>`;
 }
 

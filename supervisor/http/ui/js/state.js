@@ -12,6 +12,7 @@ export const state = {
   ended: new Map(), // requests by id, in the order they ended
   steps: new Map(), // how far requests are that are made in steps, by their x-request-id
   history: null,
+  reloads: 0, // how often the configuration was read again since this page is open
   notices: [],
   question: null, // a component: the dialog in which the operator decides something
   at: now(), // seconds; ticks, so that ages grow

@@ -1,0 +1,26 @@
+// What the forms and the text of the configuration share: a difference, and why nothing can be saved.
+
+import { html } from "../vendor/htm-preact.js";
+import { Snippet } from "./parts.js";
+
+const KEY_COMMAND = "llmux keys add me --scope inference --scope admin --scope configure";
+const TONES = { "+": "added", "-": "removed", "@": "place" };
+
+/** A unified difference. */
+export const Diff = ({ text }) => html`<pre class="diff" role="group" tabindex="0" aria-label="Difference">${text.split("\n").map((line, index) => html`<span key=${index} class=${TONES[line[0]] ?? ""}>${line}${"\n"}</span>`)}</pre>`;
+
+/** Why this page may not look at the configuration, and what to do. */
+export const WhyLocked = ({ error }) =>
+  error.code === "insufficient_scope"
+    ? html`<div class="stack"><p class="hint">To save changes, the page needs a key with the scope <code>configure</code>. On the machine of the daemon:</p><${Snippet} label="command for a key that edits" text=${KEY_COMMAND} /></div>`
+    : html`<p class="problem" role="alert">${error.message}</p>`;
+
+/** Why a change wasn't saved. */
+export function EtagBanner({ error, onAgain }) {
+  const lines = error.detail?.join("\n");
+  return html`<div class="stack" role="alert">
+    <p class="problem">${error.message}</p>
+    ${lines && html`<${Snippet} label="lines to enter" text=${lines} />`}
+    ${error.code === "configuration_changed" && html`<div class="buttons start"><button type="button" onClick=${onAgain}>Read it again</button></div>`}
+  </div>`;
+}
