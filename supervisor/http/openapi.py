@@ -39,6 +39,7 @@ SECTIONS: Final = (
     "supervisor.http.operations.requests",
     "supervisor.http.operations.clients",
     "supervisor.http.operations.daemon",
+    "supervisor.http.operations.editing",
 )
 """The modules that have a `SECTION`, in the order of the document."""
 
