@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from supervisor.catalog.edit import EditError, with_model, without_entry
+from supervisor.catalog.edit import EditError, with_entries, with_keys, with_model, without_entry
 
 ENTRY = {"source": {"repo": "acme/x-GGUF", "files": ["x-Q4_K_M.gguf"]}}
 LINES = "  x:\n    source: {repo: acme/x-GGUF, files: [x-Q4_K_M.gguf]}\n"
@@ -113,3 +113,49 @@ class TestRemove:
     def test_what_is_not_sure_is_refused(self, text):
         with pytest.raises(EditError, match="yourself"):
             without_entry(text, "a")
+
+
+class TestKeys:
+    """Only these keys change."""
+
+    TEXT = "models:\n  a:\n    cmd: [b]  # run it\n    n: 1  # one\n    env:\n      X: y\n      # z\n  # next\n  c: {cmd: [d], n: 2}\n# end\n"
+
+    @pytest.mark.parametrize(
+        ("name", "keys", "before", "after"),
+        [
+            ("a", {"n": 20}, "n: 1  # one", "n: 20  # one"),
+            ("a", {"n": None}, "    n: 1  # one\n", ""),
+            ("a", {"m": "x: y"}, "      # z\n", '      # z\n    m: "x: y"\n'),
+            ("a", {"m": None}, "", ""),
+            ("a", {"env": None}, "    env:\n      X: y\n      # z\n", ""),
+            ("a", {"env": {"X": "no"}}, "    env:\n      X: y\n      # z\n", "    env: {X: no}\n"),
+            ("a", {"cmd": ["e", "f"], "n": 3}, "cmd: [b]  # run it\n    n: 1", "cmd: [e, f]  # run it\n    n: 3"),
+            ("c", {"n": 7}, "{cmd: [d], n: 2}", "{cmd: [d], n: 7}"),
+            ("c", {"n": None}, "{cmd: [d], n: 2}", "{cmd: [d]}"),
+            ("c", {"m": True}, "{cmd: [d], n: 2}", "{cmd: [d], n: 2, m: true}"),
+        ],
+    )
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    def test_to_the_letter(self, name, keys, before, after, end):
+        text, wanted = (each.replace("\n", end) for each in (self.TEXT, self.TEXT.replace(before, after, 1)))
+        assert with_keys(text, name, keys) == wanted
+
+    def test_of_the_last_line(self):
+        assert with_keys("models:\n  a:\n    cmd: [b]", "a", {"n": 1}) == "models:\n  a:\n    cmd: [b]\n    n: 1\n"
+
+    def test_over_what_is_inherited(self):
+        assert with_keys(WHOLE, "b", {"vram_mib": 5}) == WHOLE.replace(
+            "    # vram_mib: 2\n", "    # vram_mib: 2\n    vram_mib: 5\n"
+        )
+
+    @pytest.mark.parametrize("name", ["a", "nobody"])
+    def test_that_others_share_is_refused_with_the_lines(self, name):
+        with pytest.raises(EditError, match="yourself") as refused:
+            with_keys(WHOLE, name, {"vram_mib": 5, "cmd": None})
+        assert refused.value.detail == (f"  {name}:", "    vram_mib: 5")
+        assert "Take out cmd" in refused.value.message
+
+    def test_another_section(self):
+        text = with_entries(WHOLE, {"x": {"model": "a"}}, "virtual_models")
+        assert text == f"{WHOLE}\nvirtual_models:\n  x:\n    model: a\n"
+        assert without_entry(text, "x", "virtual_models") == f"{WHOLE}\nvirtual_models: {{}}\n"
