@@ -102,9 +102,9 @@ class TestOperator:
             assert empty.model("embedder")["pin"] is pinned
 
     def test_loads_with_another_setting(self, empty, open_page):
-        page = open_page(empty, "models/tiny-chat/load")
-        page.get_by_label("n_ctx").fill("1024")
-        page.get_by_role("button", name="Load with these").click()
+        page = open_page(empty, "models/tiny-chat/settings")
+        page.get_by_label("Context, in tokens").fill("1024")
+        page.get_by_role("button", name="Load once").click()
         expect(page.get_by_role("dialog")).to_contain_text("ready")
         assert empty.model("tiny-chat")["overrides"] == {"n_ctx": 1024}
         assert "memory_used_mib:host" in empty.get("/v1/admin/history").json()["series"]

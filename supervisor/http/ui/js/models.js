@@ -7,7 +7,7 @@ import { duration, mib } from "./format.js";
 import { state } from "./live.js";
 import { Empty, Icon } from "./parts.js";
 import { askUnload } from "./questions.js";
-import { href } from "./route.js";
+import { go, href } from "./route.js";
 import { useShortcuts } from "./shortcuts.js";
 
 const UNGROUPED = 12; // so many models need no headings
@@ -31,7 +31,7 @@ export function Actions({ model }) {
     <button class=${`quiet square ${model.pin ? "on" : ""}`} aria-pressed=${model.pin} aria-label=${`Pin ${model.name}`} title=${model.pin ? "Pinned: never evicted" : "Pin: never evict it"} onClick=${() => pin(model)}>
       <${Icon} name="pin" />
     </button>
-    <a class="button quiet square" href=${href("models", model.name, "settings")} aria-label=${`Settings of ${model.name}`} title="Settings"><${Icon} name="gear" /></a>
+    <button class="quiet square" aria-label=${`Settings of ${model.name}`} title="Settings" onClick=${() => go("models", model.name, "settings")}><${Icon} name="gear" /></button>
   </div>`;
 }
 

@@ -1,0 +1,171 @@
+"""The configuration is edited in a real browser: a model's settings, and the text; from another machine with a key."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from playwright.sync_api import Page, expect
+
+from tests.e2e.dashboard.conftest import row
+from tests.support import tiny
+from tests.support.daemon import Daemon, fake, gguf, running, wait_until
+
+EDITOR, LOOKER = (f"sk-test-{name}-{'0' * 16}" for name in ("editor", "looker"))
+TEXT = "The configuration as YAML"
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Two keys: one may edit, one may not."""
+    entries = [
+        {"name": "editor", "key": EDITOR, "scopes": ["inference", "admin", "configure"]},
+        {"name": "looker", "key": LOOKER, "scopes": ["inference", "admin"]},
+    ]
+    (tmp_path / "api_keys.yaml").write_text(yaml.safe_dump(entries))
+    (tmp_path / "api_keys.yaml").chmod(0o600)
+    config = {
+        "devices": [{"kind": "host", "budget_mib": 1000, "margin_mib": 0}],
+        "models": {"chat": gguf(tiny.model(name="tiny-chat")), "large": fake("--take-mib", "10", vram_mib=960)},
+    }
+    with running(tmp_path, config) as daemon:
+        daemon.config_path.write_text(f"# mine\n{daemon.config_path.read_text()}")
+        yield daemon
+
+
+def opened(open_page, daemon: Daemon, path: str, key: str = EDITOR, **more: object) -> Page:
+    page = open_page(daemon, path, **more)
+    page.get_by_role("textbox", name="Key").fill(key)
+    page.get_by_role("button", name="Continue").click()
+    return page
+
+
+def entry(daemon: Daemon, name: str) -> dict:
+    return yaml.safe_load(daemon.config_path.read_text())["models"][name]
+
+
+class TestSettings:
+    """The gear of a model."""
+
+    @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+    def test_are_saved_with_what_they_mean_in_sight(self, home, open_page, width, theme):
+        page = opened(open_page, home, "", width=width, theme=theme)
+        row(page, "chat").get_by_label("Settings of chat").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.locator(".fit")).to_contain_text("evicts nothing")
+        expect(dialog.get_by_role("button", name="Save")).to_be_disabled()
+        dialog.get_by_label("Context, in tokens").fill("4096")
+        dialog.get_by_label("Further names").fill("gpt-4, helper")
+        dialog.get_by_text("What is written").click()
+        expect(dialog.locator(".diff")).to_contain_text("n_ctx: 4096")
+        dialog.get_by_role("button", name="Save").click()
+        expect(page.locator(".notice")).to_contain_text("chat is saved.")
+        assert entry(home, "chat")["n_ctx"] == 4096
+        assert home.config_path.read_text().startswith("# mine\n")
+        expect(row(page, "chat")).to_contain_text("gpt-4, helper")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    def test_a_mistake_stands_at_its_field(self, home, open_page):
+        page = opened(open_page, home, "models/chat/settings")
+        page.get_by_label("Slots").fill("0")
+        expect(page.locator(".settings-form")).to_contain_text("expected at least 1, got 0")
+        expect(page.get_by_role("button", name="Save")).to_be_disabled()
+
+    def test_who_would_go(self, home, open_page):
+        headers = {"authorization": f"Bearer {EDITOR}"}
+        home.post("/v1/admin/models/large/load", headers=headers).raise_for_status()
+        page = opened(open_page, home, "models/chat/settings")
+        expect(page.locator(".fit")).to_contain_text("evicts large")
+        page.get_by_label("Context, in tokens").fill("100000000")
+        expect(page.locator(".fit.refused")).to_contain_text("does not fit")
+
+    def test_once_leaves_the_file_alone(self, home, open_page):
+        page = opened(open_page, home, "models/chat/settings")
+        page.get_by_label("Context, in tokens").fill("1024")
+        page.get_by_role("button", name="Load once").click()
+        expect(page.get_by_role("dialog")).to_contain_text("ready")
+        assert entry(home, "chat")["n_ctx"] == 2048
+
+    def test_somebody_was_faster(self, home, open_page):
+        page = opened(open_page, home, "models/chat/settings")
+        page.get_by_label("Context, in tokens").fill("4096")
+        expect(page.get_by_role("button", name="Save")).to_be_enabled()
+        home.config_path.write_text(theirs := home.config_path.read_text() + "# theirs\n")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("alert")).to_contain_text("has changed since you read it")
+        assert home.config_path.read_text() == theirs
+        page.get_by_role("button", name="Read it again").click()
+        expect(page.get_by_label("Context, in tokens")).to_have_value("4096")
+        page.get_by_role("button", name="Save").click()
+        expect(page.locator(".notice")).to_contain_text("saved")
+        assert (entry(home, "chat")["n_ctx"], home.config_path.read_text()[-9:]) == (4096, "# theirs\n")
+
+    def test_without_the_scope_a_load_is_left(self, home, open_page):
+        page = opened(open_page, home, "models/chat/settings", LOOKER)
+        expect(page.locator(".settings-form")).to_contain_text(
+            "llmux keys add me --scope inference --scope admin --scope configure"
+        )
+        expect(page.get_by_role("button", name="Save")).to_be_disabled()
+        page.get_by_label("Context, in tokens").fill("1024")
+        page.get_by_role("button", name="Load once").click()
+        expect(page.get_by_role("dialog")).to_contain_text("ready")
+
+
+class TestText:
+    """The page with the whole file."""
+
+    @pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (390, "light")])
+    def test_is_checked_compared_saved_and_taken_back(self, home, open_page, width, theme):
+        page = opened(open_page, home, "configuration", width=width, theme=theme)
+        area = page.get_by_label(TEXT)
+        expect(area).to_have_value(before := home.config_path.read_text())
+        area.fill(before.replace("vram_mib: 960", "vram_mbi: 960"))
+        line = before.splitlines().index("    vram_mib: 960") + 1
+        expect(page.get_by_label("Mistakes")).to_contain_text(
+            f"line {line} models.large.vram_mbi unknown key; did you mean"
+        )
+        expect(page.locator(".gutter .wrong")).to_have_text(str(line))
+        page.get_by_role("button", name=f"line {line}").click()
+        assert (
+            page.evaluate(
+                "getSelection().toString() || document.activeElement.value.slice(document.activeElement.selectionStart, document.activeElement.selectionEnd)"
+            )
+            == "    vram_mbi: 960"
+        )
+        area.fill(after := before.replace("vram_mib: 960", "vram_mib: 970  # more"))
+        expect(page.locator(".diff .added")).to_have_text("+    vram_mib: 970  # more\n")
+        page.get_by_role("button", name="Save").click()
+        expect(page.locator(".notice")).to_contain_text("saved, and in force")
+        assert home.config_path.read_text() == after
+        page.get_by_label("Go back to").select_option(index=1)
+        expect(area).to_have_value(before)
+        page.get_by_role("button", name="Save").click()
+        wait_until(lambda: home.config_path.read_text() == before)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    def test_guarded_keys(self, home, open_page):
+        page = opened(open_page, home, "configuration")
+        area = page.get_by_label(TEXT)
+        expect(area).to_have_value(before := home.config_path.read_text())
+        area.fill(before.replace("- -I", "- -B"))
+        expect(page.get_by_role("alert")).to_have_text("Read-only here: models.large.cmd.")
+        expect(page.get_by_role("button", name="Save")).to_be_disabled()
+
+    def test_a_draft_survives_another_page_and_somebody_else(self, home, open_page):
+        page = opened(open_page, home, "configuration")
+        area = page.get_by_label(TEXT)
+        expect(area).to_have_value(before := home.config_path.read_text())
+        area.fill(f"{before}# my draft\n")
+        page.get_by_role("link", name="Overview").click()
+        home.config_path.write_text(f"{before}# theirs\n")
+        page.get_by_role("link", name="Configuration").click()
+        expect(area).to_have_value(f"{before}# my draft\n")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("alert")).to_contain_text("has changed since you read it")
+        page.get_by_role("button", name="Read it again").click()
+        expect(page.locator(".diff .removed")).to_have_text("-# theirs\n")
+        expect(page.locator(".diff .added")).to_have_text("+# my draft\n")
+
+    def test_without_the_scope(self, home, open_page):
+        page = opened(open_page, home, "configuration", LOOKER)
+        expect(page.get_by_role("main")).to_contain_text("--scope configure")
+        expect(page.get_by_label(TEXT)).to_have_count(0)
