@@ -94,10 +94,11 @@ class Offer:
     def fits(self, variant: Variant) -> bool:
         return variant.need_mib <= self.device.spec.usable_mib
 
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self, wanted: Reference) -> list[dict[str, object]]:
         return [
             {
                 "quantisation": variant.label,
+                "reference": wanted.reference(variant),
                 "files": [file.name for file in variant.files],
                 "size_bytes": variant.size_bytes,
                 "need_mib": variant.need_mib,
@@ -192,8 +193,17 @@ def free_name(catalog: Catalog, wanted: Reference, variant: Variant, name: str |
     raise InvalidRequestError(f"There is a model {name or own} already; give it another name with --name.")
 
 
-def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo: Echo) -> str:
+def add(
+    place: Target,
+    wanted: Reference,
+    found: Offer,
+    given: str | None,
+    echo: Echo,
+    tell_amount: pull.TellAmount | None = None,
+) -> str:
     """Fetch its files, install its runtime, enter it under the name given, or one of its own; returns the name.
+
+    `tell_amount` gets how much of the files is there, as of `pull.fetch`.
 
     Raises LlmuxError; then the configuration is as it was.
     """
@@ -202,7 +212,7 @@ def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo:
     model = catalog.models[ModelId(name)]
     downloads = pull.downloads(catalog, (name,))
     pull.make_room(downloads)
-    pull.fetch(downloads, echo)
+    pull.fetch(downloads, echo, tell_amount)
     runtimes_dir = catalog.server.runtimes_dir
     _installed(model, runtimes_dir, _devices(catalog), echo)
     problems = model.adapter.check(model.config, runtimes_dir=runtimes_dir)

@@ -241,6 +241,7 @@ async def _serve(
     daemon.partners.restore(holdings.stores[1])
     reloader = Reloader(daemon, configuration, *(listener.getsockname()[0] for listener in listeners.all))
     daemon.pulls.open(configuration, reloader.reload)
+    daemon.additions.open(configuration.base, reloader.reload)
     handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
     application = Application(daemon, reloader, handover, listeners.ports)
     url, keys = url_of(*holdings.answers_at), len(daemon.keyring.keys)
@@ -288,6 +289,7 @@ async def _until_stopped(
     ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await daemon.pulls.close()
+    await daemon.additions.close()
     is_restart = False
     if not handover.done.is_set():
         await handover.close()  # which may just have been committed

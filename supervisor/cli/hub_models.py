@@ -44,6 +44,12 @@ class Reference:
     revision: str = "main"
     name: str | None = None  # as which it is well known; so its clients will ask for it
 
+    def reference(self, variant: Variant) -> str:
+        """What to ask for to get this variant of it."""
+        if self.revision == "main":
+            return f"{self.repo}:{variant.label}"
+        return f"https://{_HOSTS[1]}/{self.repo}/blob/{self.revision}/{variant.files[0].name}"
+
     def source(self, files: Sequence[str]) -> Entry:
         """The key `source` of an entry with these files; none: what `llmux pull` takes by itself."""
         revision: Entry = {} if self.revision == "main" else {"revision": self.revision}

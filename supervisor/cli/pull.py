@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -194,11 +195,13 @@ def make_room(wanted: Sequence[Download]) -> None:
 
 
 def end_with_stdin() -> None:
-    """From now on this process ends when its standard input does: who started it has gone."""
+    """From now on this process ends when its standard input does, with all that it started: who started it has gone."""
 
     def read() -> None:
         while os.read(0, 4096):
             pass
+        if os.getpgrp() == os.getpid():  # a session of its own; else the group is its caller's
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)  # no thread of a download is waited for; what has come stays
 
     threading.Thread(target=read, name="stdin", daemon=True).start()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
+from supervisor.daemon.additions import Additions
 from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.batches import Batches
 from supervisor.daemon.caching import Salts
@@ -72,6 +73,7 @@ class Daemon:
     responses: ResponseStore = field(default_factory=ResponseStore)
     pictures: PictureStore = field(default_factory=PictureStore)
     pulls: Pulls = field(default_factory=Pulls)
+    additions: Additions = field(default_factory=Additions)
     op_tokens: OpTokens = field(default_factory=OpTokens)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from runtimes.model_config import PLACEMENT
-from supervisor.catalog import Catalog, local_models
+from supervisor.catalog import Catalog, CatalogModel, local_models, pulled_files
 from supervisor.catalog.assembly import MistakesError
 from supervisor.catalog.document import MAX_BYTES, Layer, Problem, Source, dotted, parse, plain
 from supervisor.catalog.edit import with_entries, with_keys, without_entry
@@ -63,12 +63,17 @@ class ReadOnlyError(LlmuxError):
 
 
 class Edit(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`text`: the whole file. Else `keys` of a `model` (null: its default), and the further `names` for it, all of them."""
+    """`text`: the whole file. Else `keys` of a `model` (null: its default), and the further `names` for it, all of them.
+
+    `remove` takes the model out instead, with its further names; `files` deletes what llmux fetched for it, too.
+    """
 
     text: str | None = None
     model: str | None = None
     keys: dict[str, JsonValue] = {}
     names: list[str] | None = None
+    remove: bool = False
+    files: bool = False
     force: bool = False
 
 
@@ -99,8 +104,19 @@ class Fit(msgspec.Struct):
     why: str
 
 
+class PulledFiles(msgspec.Struct):
+    """What llmux fetched for a model alone."""
+
+    folder: str
+    names: list[str]
+    bytes: int
+
+
 class Checked(msgspec.Struct):
-    """What an edit would do. It can be saved iff there are neither `marks` nor `guarded` keys."""
+    """What an edit would do. It can be saved iff there are neither `marks` nor `guarded` keys.
+
+    `files`: those of a model that goes, which are deleted iff the edit says so.
+    """
 
     etag: str
     text: str
@@ -110,6 +126,7 @@ class Checked(msgspec.Struct):
     notes: list[str]
     difference: Difference | None = None
     fit: Fit | None = None
+    files: PulledFiles | None = None
 
 
 class FileView(msgspec.Struct):
@@ -206,6 +223,10 @@ class Editor:
         plain_names, others = _names_of(document, model.id)
         return SettingsView(str(model.id), found.etag, found.locked, settings, plain_names, others)
 
+    async def locked(self) -> str | None:
+        """Why the file can't be changed from here; None: it can."""
+        return (await self._read()).locked
+
     async def check(self, edit: Edit) -> Checked:
         """What it would do. Raises InvalidRequestError for what isn't an edit, EditError."""
         return await self._check(edit, await self._read())
@@ -236,8 +257,24 @@ class Editor:
                 )
             if checked.text == before.text:
                 return checked
-            await asyncio.shield(self._write(before, checked, force=edit.force))
+            await asyncio.shield(self._write(before, checked, force=edit.force or edit.remove))
+            if edit.files and checked.files is not None:
+                await asyncio.to_thread(self._delete, checked.files)
             return checked
+
+    def _pulled(self, name: str | None) -> PulledFiles:
+        """Blocks on the model's folder."""
+        catalog = self._daemon.catalog
+        folder, names = pulled_files.pulled(catalog, catalog.models[ModelId(name or "")])
+        sizes = [path.stat().st_size for path in (folder / one for one in names) if path.exists()]
+        return PulledFiles(str(folder), names, sum(sizes))
+
+    def _delete(self, found: PulledFiles) -> None:
+        """Blocks. What can't be deleted stays, and the log says so: the model has gone already."""
+        try:
+            pulled_files.delete(Path(found.folder), found.names, self._daemon.catalog.server.models_dir)
+        except OSError as error:
+            log.warning("config.files_not_deleted", folder=found.folder, reason=str(error))
 
     async def _write(self, before: _File, checked: Checked, *, force: bool) -> None:
         await asyncio.to_thread(self._replace, before, checked.text)
@@ -290,7 +327,7 @@ class Editor:
         if self._allowed != "all":
             checked.guarded = list(guarded_changes(_document(before.text), _document(text)))
         try:
-            rehearsal = await self._reloader.rehearse(text, force=edit.force)
+            rehearsal = await self._reloader.rehearse(text, force=edit.force or edit.remove)
         except MistakesError as error:
             checked.marks = [_mark(problem, self._reloader.configuration.label) for problem in error.found]
             return checked
@@ -298,6 +335,8 @@ class Editor:
             checked.marks = [Mark(0, 0, "", problem) for problem in error.problems]
             return checked
         checked.difference = rehearsal.difference
+        if edit.remove:
+            checked.files = await asyncio.to_thread(self._pulled, edit.model)
         if edit.model is not None and (spec := rehearsal.specs.get(ModelId(edit.model))) is not None:
             checked.notes = list(self._overruled(rehearsal.catalog, spec.id, edit.keys))
             checked.fit = None if spec.remote else self._fit(spec)
@@ -324,6 +363,8 @@ class Editor:
         model = self._daemon.catalog.models.get(ModelId(edit.model))
         if model is None:
             raise NotFoundError(f"There is no model {edit.model[:200]!r}.", code="model_not_found", param="model")
+        if edit.remove:
+            return self._without(text, model)
         settable = {*model.load_constraints, *EDITABLE} - KEYS
         if unknown := [key for key in edit.keys if key not in settable]:
             raise InvalidRequestError(
@@ -333,6 +374,22 @@ class Editor:
             text = with_entries(text, {model.id: self._entry_of(model.id)})
         text = with_keys(text, model.id, edit.keys) if edit.keys else text
         return text if edit.names is None else self._with_names(text, model.id, edit.names)
+
+    def _without(self, text: str, model: CatalogModel) -> str:
+        """Without the model, and the names that stand for it as it is. Raises InvalidRequestError, EditError."""
+        document, catalog = _document(text), self._daemon.catalog
+        if catalog.is_local(model):
+            path = getattr(model.config, "path", "")
+            raise InvalidRequestError(
+                f"{model.id} has no entry to take out: it is one of the models of a folder (models_from). Move or delete {path}, and it goes."
+            )
+        if model.id not in _table(document, "models"):
+            raise InvalidRequestError(
+                f"{model.id} has no entry in {self._base.name}: another file has it. Edit that one."
+            )
+        for name in _names_of(document, model.id)[0]:
+            text = without_entry(text, name, "virtual_models")
+        return without_entry(text, model.id)
 
     def _entry_of(self, name: ModelId) -> Mapping[str, JsonValue]:
         """The entry of a model that has none: one of a folder. Raises InvalidRequestError."""

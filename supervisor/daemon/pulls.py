@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
@@ -21,6 +19,7 @@ import structlog
 
 from supervisor.catalog import Configuration
 from supervisor.core.types import ModelId
+from supervisor.daemon import watched
 from supervisor.errors import LlmuxError, UnavailableError
 
 log = structlog.get_logger("llmux.pulls")
@@ -28,7 +27,6 @@ log = structlog.get_logger("llmux.pulls")
 KEPT: Final = 100
 """So many pulls are remembered."""
 MOST_WAITING: Final = 32
-TOLD_LINES: Final = 4
 MOST_SHARE: Final = 0.99
 """Of a pull that isn't over."""
 
@@ -36,7 +34,9 @@ Then = Callable[[], Awaitable[str | None]]
 """What is done once the files are there; the number of the load that this began."""
 
 
-class _Amount(msgspec.Struct):
+class Amount(msgspec.Struct):
+    """How much of the files is there."""
+
     done_bytes: int
     total_bytes: int
 
@@ -77,7 +77,7 @@ class Pulls:
     """One for each daemon. Use from the event loop's thread."""
 
     def __init__(self) -> None:
-        self._command: Sequence[str] | None = None
+        self._command: tuple[str, ...] | None = None
         self._reload: Callable[[str], Awaitable[object]] | None = None
         self._pulls: dict[str, Pull] = {}  # by number, the oldest first
         self._current: dict[ModelId, Pull] = {}  # that others may join
@@ -89,8 +89,7 @@ class Pulls:
         """Fetch what this configuration names. `reload` reads what has come."""
         self._reload = reload
         if configuration.foreign is None:
-            words = ("pull", "--watched", "--config", str(configuration.base), "--")
-            self._command = (sys.executable, "-P", "-m", "supervisor.cli", *words)
+            self._command = ("pull", "--watched", "--config", str(configuration.base), "--")
 
     def begin(self, model: ModelId, then: Then) -> Pull:
         """Fetch its files, after those that were asked for earlier. If that is under way, it is that one.
@@ -167,35 +166,12 @@ class Pulls:
     async def _fetch(self, pull: Pull) -> None:
         """Raises UnavailableError with the program's last words."""
         assert self._command is not None
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *self._command, pull.model, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        said: deque[str] = deque(maxlen=TOLD_LINES)
-        try:
-            await asyncio.gather(_follow(process.stdout, pull), _listen(process.stderr, said))
-            code = await process.wait()
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        if code:
-            raise UnavailableError("; ".join(said) or f"llmux pull ended with {code}")
 
+        def amount(line: bytes) -> None:
+            with contextlib.suppress(msgspec.MsgspecError):
+                amount = msgspec.json.decode(line, type=Amount)
+                pull.done_bytes, pull.total_bytes = amount.done_bytes, amount.total_bytes
+                if pull.first_bytes is None:
+                    pull.first_bytes = amount.done_bytes
 
-async def _follow(stdout: asyncio.StreamReader, pull: Pull) -> None:
-    async for line in stdout:
-        with contextlib.suppress(msgspec.MsgspecError):
-            amount = msgspec.json.decode(line, type=_Amount)
-            pull.done_bytes, pull.total_bytes = amount.done_bytes, amount.total_bytes
-            if pull.first_bytes is None:
-                pull.first_bytes = amount.done_bytes
-
-
-async def _listen(stderr: asyncio.StreamReader, said: deque[str]) -> None:
-    async for line in stderr:
-        if text := line.decode("utf-8", "replace").strip():
-            said.append(text[:500])
+        await watched.run((*self._command, pull.model), amount)

@@ -27,6 +27,7 @@ from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, TooLargeError, UnavailableError
 from supervisor.http import (
+    additions,
     admin,
     batches,
     clients,
@@ -79,13 +80,15 @@ class Application:
         self._extra_ports = extra_ports
         self._parks = False  # what waits is for the next daemon of this unit
         self._auth: Auth
+        editor = Editor(daemon, reloader)
         self._others = Starlette(
             routes=[
                 *admin.health(daemon),
                 *(route for dialect in DIALECTS for route in dialect.routes(daemon)),
                 *watch.routes(daemon),
                 *admin.routes(daemon, reloader, handover),
-                *editing.routes(Editor(daemon, reloader)),
+                *editing.routes(editor),
+                *additions.routes(editor, daemon.additions),
                 *clients.routes(daemon),
                 *leases.routes(daemon),
                 *jobs.routes(daemon),

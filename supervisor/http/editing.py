@@ -33,24 +33,24 @@ def routes(editor: Editor) -> list[Route]:
 
     async def file(_request: Request) -> Response:
         found = await editor.file()
-        return _json(found, found.etag)
+        return answer(found, found.etag)
 
     async def check(request: Request) -> Response:
-        return _json(await editor.check(await struct_body(request, Edit, MOST_BODY)))
+        return answer(await editor.check(await struct_body(request, Edit, MOST_BODY)))
 
     async def save(request: Request) -> Response:
         etag = request.headers.get("if-match")
         if etag is None:
             raise NoVersionError(f"Send the ETag of GET {CONFIG} as If-Match, so that nobody's change gets lost.")
         saved = await editor.save(await struct_body(request, Edit, MOST_BODY), etag)
-        return _json(saved, saved.etag)
+        return answer(saved, saved.etag)
 
     async def version(request: Request) -> Response:
-        return _json(await editor.version(request.path_params["id"]))
+        return answer(await editor.version(request.path_params["id"]))
 
     async def settings(request: Request) -> Response:
         found = await editor.settings(request.path_params["name"])
-        return _json(found, found.etag)
+        return answer(found, found.etag)
 
     return [
         Route(CONFIG, file, methods=["GET"]),
@@ -61,6 +61,7 @@ def routes(editor: Editor) -> list[Route]:
     ]
 
 
-def _json(value: object, etag: str | None = None) -> Response:
+def answer(value: object, etag: str | None = None, status: int = HTTPStatus.OK) -> Response:
+    """A struct as JSON."""
     headers = {} if etag is None else {"etag": etag}
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+    return Response(msgspec.json.encode(value), status, headers, "application/json")

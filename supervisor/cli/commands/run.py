@@ -26,8 +26,11 @@ from supervisor.cli.options import (
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from supervisor.cli.adding import Offer, Target
     from supervisor.cli.hub_models import Reference
+    from supervisor.cli.pull import TellAmount
 
 name_option = click.option("--name", help="Its name for clients. Default: the repository's, in small letters.")
 LAST_LINES: Final = 10
@@ -86,12 +89,24 @@ def run(
 @click.command()
 @click.argument("model")
 @click.option("--dry-run", is_flag=True, help="Only show what there is, and what would be taken.")
+@click.option(
+    "--watched",
+    is_flag=True,
+    help="For programs: tell the bytes, and then what was added, as JSON lines; end with standard input; reload no daemon.",
+)
 @name_option
 @config_option
 @ask_options
 @json_option
 def add(
-    model: str, dry_run: bool, name: str | None, config: Path | None, url: str | None, key: str | None, as_json: bool
+    model: str,
+    dry_run: bool,
+    watched: bool,
+    name: str | None,
+    config: Path | None,
+    url: str | None,
+    key: str | None,
+    as_json: bool,
 ) -> None:
     """Enter MODEL in the configuration, fetched from the model hub if it is there; a running daemon reloads it.
 
@@ -101,11 +116,17 @@ def add(
     machine; Q4_K_M on a processor. Gated models need a token: HF_TOKEN.
     """
     from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.yaml_writer import to_yaml  # noqa: PLC0415  # not for declaring
     from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
 
+    if watched:
+        pulling.end_with_stdin()
     place = adding.target(config)
     found: Offer | None = None
     names: list[str] = []
+    problems: list[str] = []
+    new: dict[str, JsonValue] = {}  # the entries
     if local_models.is_path(model):
         if dry_run:
             there, problems = local_models.find(Path(model))
@@ -113,37 +134,44 @@ def add(
             for line in (*(f"{called}: {path}" for path, called in planned.items()), *problems):
                 _echo(line)
             names = list(planned.values())
+            new = {planned[one.path]: dict(one.entry) for one in there if planned[one.path] not in place.catalog.models}
         else:
             place.check_writable()
             names = adding.add_files(place, Path(model), name, _echo)
             place = adding.target(place.path)
     known = names[0] if names else _known(place, model)
+    is_new = known is None or bool(new)
     if known is None:
         if not dry_run:
             place.check_writable()
         found = _offer(place, model)
         if dry_run:
             known = adding.free_name(place.catalog, _reference(model), found.taken, name)
+            new = {known: dict(found.taken.entry)}
         else:
-            known, place = _add(place, model, name, found)
+            known, place = _add(place, model, name, found, pulling.tell_amount if watched else None)
     elif not names:
         _echo(f"{model} is configured already, as {known}.")
     daemon = _client(place, url, key)
-    runs = not dry_run and _reload(place, daemon, removed=False)
+    runs = not (dry_run or watched) and _reload(place, daemon, removed=False)
     reloaded = runs and daemon.serves(known)
     if runs and not reloaded:
         _echo(f"The daemon at {daemon.url} does not serve {known}: it runs with another configuration.")
-    if as_json:
-        variants = found.rows() if found is not None else []
-        print_json(
-            {
-                "name": known,
-                "names": names or [known],
-                "config": str(place.path),
-                "variants": variants,
-                "reloaded": reloaded,
-            }
-        )
+    if as_json or watched:
+        variants = found.rows(_reference(model)) if found is not None else []
+        result = {
+            "name": known,
+            "names": names or [known],
+            "is_new": is_new,
+            "config": str(place.path),
+            "entry": to_yaml({"models": new}) if new else "",
+            "device": found.device.label if found is not None else None,
+            "why": found.why if found is not None else "",
+            "variants": variants,
+            "problems": problems,
+            "reloaded": reloaded,
+        }
+        print_json(result, indent=None if watched else 2)
     elif not dry_run:
         _echo(f"Use it: llmux chat {known}" if reloaded else f"Use it: llmux run {known}")
 
@@ -159,11 +187,12 @@ def remove(
     model: str, files: bool, yes: bool, config: Path | None, url: str | None, key: str | None, as_json: bool
 ) -> None:
     """Take MODEL out of the configuration; a running daemon unloads it. Its files stay, unless --files is given."""
+    from supervisor.catalog import pulled_files  # noqa: PLC0415  # not for declaring
     from supervisor.cli import adding, removing  # noqa: PLC0415  # not for declaring
 
     place = adding.target(config)
     place.check_writable()
-    folder, names = removing.pulled(place.catalog, removing.model(place, model))
+    folder, names = pulled_files.pulled(place.catalog, removing.model(place, model))
     deleted = names if files else []
     if deleted and not yes:
         if as_json or not sys.stdin.isatty():
@@ -174,7 +203,7 @@ def remove(
     _echo(f"{model}: taken out of {place.path}")
     reloaded = _reload(place, _client(place, url, key), removed=True)
     if deleted:
-        removing.delete(folder, deleted, place.catalog.server.models_dir)
+        pulled_files.delete(folder, deleted, place.catalog.server.models_dir)
         _echo(f"{model}: deleted {counted(len(deleted), 'file')} in {folder}")
     elif names:
         _echo(f"{model}: its files are still in {folder}")
@@ -215,12 +244,14 @@ def _offer(place: Target, model: str) -> Offer:
     return found
 
 
-def _add(place: Target, model: str, name: str | None, found: Offer | None = None) -> tuple[str, Target]:
+def _add(
+    place: Target, model: str, name: str | None, found: Offer | None = None, tell_amount: TellAmount | None = None
+) -> tuple[str, Target]:
     """Add a model of the hub. Its name, and the configuration as it is then."""
     from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
 
     found = found or _offer(place, model)
-    known = adding.add(place, _reference(model), found, name, _echo)
+    known = adding.add(place, _reference(model), found, name, _echo, tell_amount)
     return known, adding.target(place.path)
 
 
