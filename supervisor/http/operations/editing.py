@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from supervisor.daemon.additions import Addition, Found, Listed, Wanted
 from supervisor.daemon.editing import Checked, Edit, FileView, SettingsView, VersionView
 from supervisor.dialects.operation import Example, Operation, Parameter, Section, struct
 
@@ -29,6 +30,7 @@ _CHECKED: Final = {
         "needs_restart": [],
         "warnings": [],
     },
+    "files": None,
     "fit": {
         "outcome": "fits",
         "rooms": [{"device": "cuda:0", "name": "GPU 0", "need_mib": 6120, "usable_mib": 15870}],
@@ -36,6 +38,20 @@ _CHECKED: Final = {
         "why": "needs 6120 MiB on GPU 0",
     },
 }
+_ADDITION: Final[dict[str, object]] = {
+    "id": "1795500000001",
+    "what": "acme/Qwen3-8B-GGUF:Q4_K_M",
+    "name": None,
+    "state": "running",
+    "stage": "acme/Qwen3-8B-GGUF to /home/anna/.local/share/llmux/models/acme/Qwen3-8B-GGUF",
+    "done_bytes": 1500000000,
+    "total_bytes": 5030000000,
+    "bytes_per_s": 42000000.0,
+    "eta_s": 84.1,
+    "names": [],
+    "error": None,
+}
+_HUB: Final = "a model hub"
 SECTION: Final = Section(
     "Administration: configuration",
     "[Edits](configuration.md#editing-from-the-dashboard) of the configuration's file, for the scope `configure`.",
@@ -66,7 +82,8 @@ SECTION: Final = Section(
             "/v1/admin/config/check",
             "What an edit would do. Changes nothing.",
             """An edit is either the whole `text`, or settings of one `model`: `keys` (null takes a key out, so that its default returns) and
-`names`, all further names that stand for the model as it is. Comments and the order of the file stay.
+`names`, all further names that stand for the model as it is. With `remove` the model goes, with these names; `files` deletes what llmux
+fetched for it, too. Comments and the order of the file stay.
 
 The answer has the `text` as it would be, its `diff`, and `marks` for mistakes. `guarded` keys differ that may not. `difference` is
 what [a reload](#post-v1adminreload) would do, and `fit` what loading the model would mean now: on which devices, how much of them,
@@ -132,6 +149,81 @@ and which `others` would go. `notes` name keys that have no effect, because anot
                     "names": ["assistant"],
                     "other_names": [],
                 },
+            ),
+        ),
+        Operation(
+            "POST",
+            "/v1/admin/config/additions/look",
+            "What there is to add: a hub's model in its quantisations, with what each takes, or the models of a path.",
+            "`entry` has the lines that would be entered. Takes as long as the hub does.",
+            scope="configure",
+            request=struct(Wanted),
+            answer=struct(Found),
+            errors=(503,),
+            example=Example(
+                {"what": "acme/Qwen3-8B-GGUF"},
+                needs=_HUB,
+                answer={
+                    "names": ["qwen3-8b"],
+                    "is_new": True,
+                    "entry": "models:\n  qwen3-8b:\n    source: {repo: acme/Qwen3-8B-GGUF, files: [Qwen3-8B-Q4_K_M.gguf]}\n",
+                    "device": "GPU 0",
+                    "why": "",
+                    "variants": [
+                        {
+                            "quantisation": "Q4_K_M",
+                            "reference": "acme/Qwen3-8B-GGUF:Q4_K_M",
+                            "size_bytes": 5030000000,
+                            "need_mib": 6120,
+                            "fits": True,
+                            "taken": True,
+                        }
+                    ],
+                    "problems": [],
+                },
+            ),
+        ),
+        Operation(
+            "POST",
+            "/v1/admin/config/additions",
+            "Add it: fetch the files, install what runs them, enter it, reload.",
+            "Additions run one after the other. Nothing is entered before everything has come. Where the file can't be written, the answer is "
+            "409 `configuration_read_only`, and `detail` has the lines to enter.",
+            scope="configure",
+            request=struct(Wanted),
+            answer=struct(Addition),
+            status=202,
+            errors=(409, 503),
+            example=Example({"what": "acme/Qwen3-8B-GGUF:Q4_K_M"}, needs=_HUB, answer=_ADDITION),
+        ),
+        Operation(
+            "GET",
+            "/v1/admin/config/additions",
+            "The additions under way and the last that ended, the newest first.",
+            scope="configure",
+            answer=struct(Listed),
+            example=Example(needs=_HUB, answer={"data": [_ADDITION]}),
+        ),
+        Operation(
+            "GET",
+            "/v1/admin/config/additions/{id}",
+            "One of them.",
+            scope="configure",
+            answer=struct(Addition),
+            errors=(404,),
+            example=Example(path="/v1/admin/config/additions/1795500000001", needs=_HUB, answer=_ADDITION),
+        ),
+        Operation(
+            "DELETE",
+            "/v1/admin/config/additions/{id}",
+            "Cancel it. What has come stays, and the next try goes on from there.",
+            scope="configure",
+            answer=struct(Addition),
+            errors=(404,),
+            example=Example(
+                path="/v1/admin/config/additions/1795500000001",
+                needs=_HUB,
+                answer={**_ADDITION, "state": "cancelled", "eta_s": None},
             ),
         ),
     ),

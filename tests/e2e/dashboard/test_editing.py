@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 from tests.e2e.dashboard.conftest import row
 from tests.support import tiny
 from tests.support.daemon import Daemon, fake, gguf, running, wait_until
+from tests.support.fake_hub import Hub, Repo
 
 EDITOR, LOOKER = (f"sk-test-{name}-{'0' * 16}" for name in ("editor", "looker"))
 TEXT = "The configuration as YAML"
@@ -108,6 +109,60 @@ class TestSettings:
         page.get_by_label("Context, in tokens").fill("1024")
         page.get_by_role("button", name="Load once").click()
         expect(page.get_by_role("dialog")).to_contain_text("ready")
+
+
+class TestModels:
+    """Added and taken out."""
+
+    @pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (390, "light")])
+    def test_by_a_name_of_the_hub_to_an_answer_and_away(self, tmp_path, open_page, width, theme):
+        model = tiny.model(name="tiny-chat").read_bytes()
+        with Hub() as hub:
+            files = {
+                "tiny-chat-Q4_K_M.gguf": model,
+                "tiny-chat-Q8_0.gguf": model + bytes(1 << 20),
+                "tiny-chat-BF16.gguf": model + bytes(300 << 20),
+            }
+            hub.repos["acme/Tiny-Chat-GGUF"] = Repo(files, large=frozenset(files))
+            config = {
+                "devices": [{"kind": "host", "budget_mib": 300, "margin_mib": 0}],
+                "models": {"worker": fake()},
+                "server": {"models_dir": str(tmp_path / "models")},
+            }
+            variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+            with running(tmp_path, config, env=variables) as daemon:
+                page = open_page(daemon, width=width, theme=theme)
+                page.get_by_role("button", name="Add a model").click()
+                dialog = page.get_by_role("dialog")
+                dialog.get_by_role("textbox").fill("acme/Tiny-Chat-GGUF")
+                page.keyboard.press("Enter")
+                expect(dialog.get_by_role("radio", name="Q4_K_M")).to_be_checked()
+                expect(dialog.get_by_role("radio", name="BF16")).to_be_disabled()
+                dialog.get_by_role("radio", name="Q8_0").check()
+                dialog.get_by_label("Name for clients").fill("mine")
+                dialog.get_by_role("button", name="Add", exact=True).click()
+                dialog.get_by_role("button", name="Load mine").click()
+                expect(row(page, "mine")).to_contain_text("ready")
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                assert daemon.chat("mine").json()["choices"][0]["message"]["content"] == tiny.ANSWER
+                page.goto(f"{daemon.url}/ui/#/models/mine/settings")
+                page.get_by_role("button", name="Take out…").click()
+                page.get_by_label("Delete its files, too: 1 file").check()
+                page.get_by_role("button", name="Take out", exact=True).click()
+                expect(row(page, "mine")).to_have_count(0)
+                assert list((tmp_path / "models").rglob("*.gguf")) == []
+
+    def test_what_is_not_there(self, home, open_page):
+        page = opened(open_page, home, "")
+        page.get_by_role("button", name="Add a model").click()
+        page.get_by_role("dialog").get_by_role("textbox").fill("/nowhere/at/all")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("there is no such file or folder")
+
+    def test_without_the_scope(self, home, open_page):
+        page = opened(open_page, home, "", LOOKER)
+        page.get_by_role("button", name="Add a model").click()
+        expect(page.get_by_role("dialog")).to_contain_text("--scope configure")
 
 
 class TestText:

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { get, post, send } from "./api.js";
-import { Diff, EtagBanner, WhyLocked } from "./edit-parts.js";
+import { Diff, WhyNotSaved, WhyLocked } from "./edit-parts.js";
 import { plural } from "./format.js";
 import { Empty, Select, useWork, Warnings } from "./parts.js";
 import { notify, state } from "./state.js";
@@ -122,7 +122,7 @@ export function ConfigurationPage() {
       <${Editor} area=${area} text=${text} marks=${marks} onInput=${change} />
       <${Marks} marks=${marks} onShow=${(line) => showLine(area.current, line)} />
       ${guarded.length > 0 && html`<p class="problem" role="alert">Read-only here: ${guarded.join(", ")}.</p>`}
-      ${trouble && html`<${EtagBanner} error=${trouble} onAgain=${read} />`}
+      ${trouble && html`<${WhyNotSaved} error=${trouble} onAgain=${read} />`}
       ${isChanged && checked?.diff && html`<${Diff} text=${checked.diff} />`}
       ${isChanged && checked?.difference && html`<${Effect} difference=${checked.difference} /><${Warnings} texts=${checked.difference.warnings} />`}
       <div class="buttons">

@@ -16,7 +16,7 @@ export const WhyLocked = ({ error }) =>
     : html`<p class="problem" role="alert">${error.message}</p>`;
 
 /** Why a change wasn't saved. */
-export function EtagBanner({ error, onAgain }) {
+export function WhyNotSaved({ error, onAgain }) {
   const lines = error.detail?.join("\n");
   return html`<div class="stack" role="alert">
     <p class="problem">${error.message}</p>

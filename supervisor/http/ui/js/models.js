@@ -1,6 +1,7 @@
 // The table of models: one row each, whose name takes the focus (Tab, j, k) and the keys l, u, p, Enter.
 
 import { html, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { askToAdd } from "./adding.js";
 import { isAsking, load, pin, STOPPED } from "./actions.js";
 import { hue } from "./colours.js";
 import { duration, mib } from "./format.js";
@@ -145,6 +146,7 @@ export function Models() {
   return html`<section class="panel" aria-labelledby="models-title">
     <div class="title">
       <h2 id="models-title">Models <small>${state.models.size}</small></h2>
+      <button class="apart" onClick=${askToAdd}>Add a model</button>
       <input ref=${search} type="search" placeholder="Filter" aria-label="Filter the models" value=${filter} onInput=${(event) => setFilter(event.target.value)} onKeyDown=${(event) => event.key === "Escape" && (setFilter(""), event.target.blur())} />
     </div>
     <${AllWarnings} />

@@ -3,9 +3,10 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { load } from "./actions.js";
 import { get, post, send } from "./api.js";
-import { Diff, EtagBanner, WhyLocked } from "./edit-parts.js";
+import { Diff, WhyNotSaved, WhyLocked } from "./edit-parts.js";
 import { mib, plural } from "./format.js";
 import { Empty, useWork } from "./parts.js";
+import { askToRemove } from "./removing.js";
 import { notify, state } from "./state.js";
 
 const PATH = "/v1/admin/config";
@@ -139,10 +140,11 @@ function Form({ model, told, refused, again }) {
       <input value=${names} autocomplete="off" spellcheck="false" onInput=${(event) => setNames(event.target.value)} /></label>`}
     ${rest.length > 0 && html`<ul class="mistakes" role="alert">${rest.map((text) => html`<li>${text}</li>`)}</ul>`}
     ${checked?.notes.map((note) => html`<p class="problem">${note}</p>`)}
-    ${trouble && html`<${EtagBanner} error=${trouble} onAgain=${again} />`}
+    ${trouble && html`<${WhyNotSaved} error=${trouble} onAgain=${again} />`}
     ${isChanged && checked?.diff && html`<details open=${Boolean(told.locked)}><summary>What is written</summary><${Diff} text=${checked.diff} /></details>`}
     ${isChanged && checked?.difference?.stops.length > 0 && html`<p class="hint">Saving ends ${plural(checked.difference.stops.length, "worker")} after the running requests: ${checked.difference.stops.map((stop) => stop.model).join(", ")}.</p>`}
     <div class="buttons">
+      ${told.etag && html`<button type="button" class="danger apart" onClick=${() => askToRemove(name, told.etag)}>Take out…</button>`}
       ${isChanged && html`<button type="button" class="quiet" onClick=${takeBack}>Take back</button>`}
       <button type="button" disabled=${loadable.size === 0} title="Until it is unloaded; the configuration stays as it is" onClick=${() => load(name, forLoad)}>Load once</button>
       <button type="submit" class="primary" disabled=${mayNotSave} title="Into the configuration">Save</button>
