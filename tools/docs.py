@@ -367,6 +367,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "virtual models": partial(section, "VirtualModelConfig", without=("physical", "params")),
         "clients": partial(section, "ClientConfig"),
         "tasks": partial(section, "TaskConfig"),
+        "sets": partial(section, "SetConfig"),
         "candidates": partial(section, "CandidateConfig", without=("physical", "params")),
         "every model": model_settings,
         **{f"model of {name}": partial(runtime_settings, registry, name) for name in registry.names()},

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -45,11 +46,12 @@ from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.runner_variables import VLLM_RUNTIME, with_defaults
 from supervisor.catalog.sections import DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig
-from supervisor.catalog.staying import default_problems, with_keep_alives
+from supervisor.catalog.sets import CONFIGURED, SetConfig
+from supervisor.catalog.staying import staying_problems, with_keep_alives
 from supervisor.core.types import DEFAULT_PRIORITY, REPLICA, ModelId
 from supervisor.errors import ConfigError, NotFoundError
 
-SECTIONS = ("models", "models_from", "virtual_models", "tasks", "clients", "devices", "limits", "server")
+SECTIONS = ("models", "models_from", "virtual_models", "tasks", "sets", "clients", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
 CLIENT_LIMIT = 100  # as long as the name of a key, which may be one
 
@@ -116,7 +118,14 @@ class Assembly(PublicNames):
         self._add_local(models, devices, own_runtimes_dir)
         models = with_keep_alives(limits, models)
         virtual = self._virtual_models(models)
-        self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
+        stays = partial(
+            staying_problems, root=self.root, models=models, virtual=virtual, named=self._table("virtual_models")
+        )
+        self.problems += stays(limits.default_models if limits else (), ("limits", "default_model"))
+        sets = self._sets()
+        for name, config in sets.items():
+            self.problems += stays(config.default_models, ("sets", name, "default_model"))
+            self.problems += stays(config.pin, ("sets", name, "pin"))
         tasks = self._tasks(models, virtual)
         enabled = {name for name, model in models.items() if model is None or model.config.enabled}
         clients = self._clients({*virtual, *tasks, *enabled})
@@ -129,6 +138,7 @@ class Assembly(PublicNames):
             virtual=virtual,
             tasks=tasks,
             clients=filled(clients),
+            sets=sets,
             server=server,
             limits=limits,
             devices=devices,
@@ -462,6 +472,15 @@ class Assembly(PublicNames):
 
     def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:
         self.problems.append(_placed(message, node, trail))
+
+    def _sets(self) -> dict[str, SetConfig]:
+        found: dict[str, SetConfig] = {}
+        for name, node in self._table("sets").items():
+            if not is_name(name) or name == CONFIGURED:
+                self._problem(node, ("sets", name), f"not a name for a set: {NAME_RULE}, and not {CONFIGURED}")
+            if (config := self._validated(SetConfig, node, ("sets", name))) is not None:
+                found[name] = config
+        return found
 
     def _clients(self, names: Collection[str]) -> dict[str, ClientConfig]:
         """The profiles; `names`: of what answers."""

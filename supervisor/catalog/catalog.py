@@ -42,6 +42,7 @@ from supervisor.catalog.sections import (
     VirtualModelConfig,
     drain_seconds,
 )
+from supervisor.catalog.sets import SetConfig
 from supervisor.catalog.tasks import TaskConfig
 from supervisor.core.device_sets import MARGIN_MIB, MOST_PARTS, allowed
 from supervisor.core.footprint import choose
@@ -111,6 +112,14 @@ class CatalogModel:
         """With the troubles that it has `now`, and all else as its files said when they were there."""
         same = copy(self)
         same.__dict__.update(troubles=now.troubles, look=now.look, type_keep_alive_s=now.type_keep_alive_s)
+        return same
+
+    def pinned(self, *, pin: bool) -> CatalogModel:
+        """The same, pinned or not. All that is known of its files stays known."""
+        same = copy(self)
+        same.__dict__.update(
+            config=self.config.model_copy(update={"pin": pin}), _written=self.written.model_copy(update={"pin": pin})
+        )
         return same
 
     def configured(self, config: ModelConfig) -> CatalogModel:
@@ -335,6 +344,8 @@ class Catalog:
     tasks: Mapping[str, Task] = field(default_factory=dict)  # by public name
     origins: Mapping[Trail, Place] = field(default_factory=dict, repr=False)
     clients: Mapping[str, ClientConfig] = field(default_factory=dict)  # by tenant
+    sets: Mapping[str, SetConfig] = field(default_factory=dict)
+    active_set: str | None = None  # whose pins and default models count; None: as configured
     models_from: tuple[Path, ...] = ()  # the folders of which it has all models
     unread: tuple[str, ...] = ()  # why a file in them is no model
 
@@ -352,6 +363,16 @@ class Catalog:
         virtual = {name: replace(one, model=models[one.model.id]) for name, one in self.virtual.items()}
         tasks = {name: task.sized(models) for name, task in self.tasks.items()}
         return replace(self, models=models, virtual=virtual, tasks=tasks)
+
+    def with_set(self, name: str | None) -> Catalog:
+        """What was read from the file, with this set active; as it is where there is no such set."""
+        config = self.sets.get(name or "")
+        if config is None:
+            return self
+        pinned = {self.resolve(one).model.id for one in config.pin}
+        models = {model.id: model.pinned(pin=model.id in pinned) for model in self.models.values()}
+        limits = self.limits.model_copy(update={"default_model": list(config.default_models)})
+        return replace(self.of(models), limits=limits, active_set=name)
 
     def model_specs(self, learned: Learned = NOTHING_LEARNED) -> tuple[ModelSpec, ...]:
         """Every model for the core, in the order of the file. Blocks on reading model files: call it in a thread."""

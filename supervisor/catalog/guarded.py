@@ -24,7 +24,7 @@ KEYS: Final = frozenset(
 )
 RUNTIMES: Final = frozenset({"command", "claude_cli", "comfyui", "openai_remote"})
 _WHOLE: Final = "server"
-_SECTIONS: Final = ("models", "virtual_models", "tasks", "clients")
+_SECTIONS: Final = ("models", "virtual_models", "tasks", "sets", "clients")
 """Whose entries may go."""
 
 

@@ -13,6 +13,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.sections import DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.sets import SetConfig
 from supervisor.catalog.tasks import CandidateConfig, TaskConfig
 
 Schema = dict[str, JsonValue]
@@ -28,6 +29,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
         VirtualModelConfig,
         CandidateConfig,
         TaskConfig,
+        SetConfig,
         ClientConfig,
         FoldersConfig,
         *configs.values(),
@@ -57,6 +59,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
                 "type": ["object", "null"],
                 "additionalProperties": {"$ref": refs[VirtualModelConfig]},
             },
+            "sets": {"type": ["object", "null"], "additionalProperties": {"$ref": refs[SetConfig]}},
             "tasks": {"type": ["object", "null"], "additionalProperties": {"$ref": refs[TaskConfig]}},
             "clients": {"type": ["object", "null"], "additionalProperties": {"$ref": refs[ClientConfig]}},
             "devices": {"anyOf": [{"const": "auto"}, {"type": "array", "items": {"$ref": refs[DeviceConfig]}}]},

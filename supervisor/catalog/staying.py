@@ -5,7 +5,7 @@ A model's own `keep_alive_s` counts before that of its type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -78,19 +78,18 @@ def with_keep_alives(
     }
 
 
-def default_problems(
-    limits: LimitsConfig | None,
+def staying_problems(
+    names: Sequence[str],
+    at: Trail,
     root: Table,
     models: Mapping[str, CatalogModel | None],
     virtual: Mapping[str, VirtualModel],
     named: Mapping[str, Node],
 ) -> Iterator[Problem]:
-    """What is wrong with the names in `default_model`. `virtual`: the sound ones of all that are `named`."""
-    for index, name in enumerate(limits.default_models if limits else ()):
-        trail: Trail = ("limits", "default_model")
-        node = find(root, trail)[0]
-        if isinstance(node, Items):
-            trail = (*trail, index)
+    """What is wrong with the names at `at`, which come back or are pinned. `virtual`: the sound ones of all that are `named`."""
+    verb, noun = ("be pinned", "pin") if at[-1] == "pin" else ("come back", "return")
+    for index, name in enumerate(names):
+        trail = (*at, index) if isinstance(find(root, at)[0], Items) else at
         place = find(root, trail)[0].place
         if name in virtual:
             model: CatalogModel | None = virtual[name].model
@@ -101,6 +100,6 @@ def default_problems(
                 yield Problem(place, trail, f'no model "{name}"{suggestion(name, [*models, *named], what="there is")}')
             continue
         if model is not None and not model.config.enabled:
-            yield Problem(place, trail, f'the model "{name}" is disabled, so it can\'t come back: enable it')
+            yield Problem(place, trail, f'the model "{name}" is disabled, so it can\'t {verb}: enable it')
         elif model is not None and model.adapter.remote:
-            yield Problem(place, trail, f'"{name}" runs elsewhere: it is never unloaded, and needs no return')
+            yield Problem(place, trail, f'"{name}" runs elsewhere: it is never unloaded, and needs no {noun}')

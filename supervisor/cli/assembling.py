@@ -71,6 +71,7 @@ async def assemble(
     server, devices = catalog.server, opened.devices
     footprints, state = stores
     runtime = RuntimeConfig(state, allow_cloud_fallback=from_environment())
+    catalog = catalog.with_set(runtime.active_set)
     specs = tuple(device.spec for device in devices)
     keys = {DeviceId(device.id): device.key for device in devices}
     by_key = {key: device for device, key in keys.items()}

@@ -146,6 +146,8 @@ def effective(catalog: Catalog) -> Iterator[Effective]:
     for task in catalog.tasks.values():
         about = {"candidates": [one.model_dump(mode="json", exclude_unset=True) for one in task.config.candidates]}
         yield from _section(catalog, ("tasks", task.name.removeprefix(TASK)), task.config, about)
+    for name, config in catalog.sets.items():
+        yield from _section(catalog, ("sets", name), config)
     for name, client in catalog.clients.items():
         yield from _section(catalog, ("clients", name), client)
     folders: list[JsonValue] = [str(path) for path in catalog.models_from if path != catalog.server.model_base_path]

@@ -80,10 +80,10 @@ class LoadCancelled:
 
 @dataclass(frozen=True, slots=True)
 class PinAsked:
-    """An operator pins or unpins a model until the daemon ends, whatever the configuration says."""
+    """An operator pins or unpins a model until the daemon ends, whatever the configuration says. None: as that says."""
 
     model: ModelId
-    pin: bool
+    pin: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,9 @@ def pin(state: SchedulerState, step: Step, event: PinAsked) -> None:
     model = state.models.get(event.model)
     if model is None:
         return
-    step.decide("pin" if event.pin else "unpin", model.id, "asked by an operator")
+    is_pinned = model.spec.pin if event.pin is None else event.pin
+    if event.pin is not None or is_pinned != model.pinned:
+        step.decide("pin" if is_pinned else "unpin", model.id, "asked by an operator")
     for each in state.replicas(model):
         if not each.spec.extra:
             each.pin = event.pin

@@ -280,7 +280,7 @@ class Reloader:
     ) -> _Prepared:
         """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
-        wanted = self._configuration.read(text=text)
+        wanted = self._configuration.read(text=text).with_set(self._daemon.runtime.active_set)
         fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
         server = wanted.server.model_copy(update={key: getattr(running.server, key) for key in fixed})
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)

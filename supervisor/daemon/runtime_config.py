@@ -1,4 +1,4 @@
-"""Settings that operators change while the daemon runs, kept over restarts: `GET` and `PUT /api/v1/config`.
+"""Settings that operators change while the daemon runs, kept over restarts: `GET` and `PUT /api/v1/config`, and the active set.
 
 A file or a variable only says what they are at first. What can't be kept isn't changed.
 """
@@ -13,7 +13,7 @@ from supervisor.errors import ConfigError
 from supervisor.io.store import Store
 
 VARIABLE: Final = "MODEL_BOSS_ALLOW_CLOUD_FALLBACK"
-_COLLECTION, _CLOUD_FALLBACK = "runtime_config", "allow_cloud_fallback"
+_COLLECTION, _CLOUD_FALLBACK, _ACTIVE_SET = "runtime_config", "allow_cloud_fallback", "active_set"
 _WORDS: Final[Mapping[str, bool]] = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -25,6 +25,7 @@ class RuntimeConfig:
         self._store = store
         self._changed: bool | None = None  # by an operator
         self._first = allow_cloud_fallback
+        self._active_set: str | None = None
 
     @property
     def allow_cloud_fallback(self) -> bool:
@@ -38,6 +39,19 @@ class RuntimeConfig:
             self._changed = cloud_fallback
         else:
             await self._store.put(_COLLECTION, _CLOUD_FALLBACK, cloud_fallback)
+
+    @property
+    def active_set(self) -> str | None:
+        """The set that an operator switched on; None: none. It may not be configured any more."""
+        kept = self._active_set if self._store is None else self._store.get(_COLLECTION, _ACTIVE_SET)
+        return kept if isinstance(kept, str) else None
+
+    async def activate(self, name: str | None) -> None:
+        """From now on, also after a restart. Raises NotSavedError; then nothing has changed."""
+        if self._store is None:
+            self._active_set = name
+        else:
+            await self._store.put(_COLLECTION, _ACTIVE_SET, name)
 
 
 def from_environment() -> bool:

@@ -23,6 +23,7 @@ from supervisor.daemon.job import KEY, Answer, Job
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
+from supervisor.daemon.sets import Sets
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, TooLargeError, UnavailableError
@@ -39,6 +40,7 @@ from supervisor.http import (
     metrics,
     openapi,
     runtime_config,
+    sets,
     ui,
     watch,
 )
@@ -89,6 +91,7 @@ class Application:
                 *admin.routes(daemon, reloader, handover),
                 *editing.routes(editor),
                 *additions.routes(editor, daemon.additions),
+                *sets.routes(Sets(daemon, reloader)),
                 *clients.routes(daemon),
                 *leases.routes(daemon),
                 *jobs.routes(daemon),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from supervisor.daemon.sets import SetList, Switch
 from supervisor.dialects.operation import (
     Example,
     Operation,
@@ -17,6 +18,7 @@ from supervisor.dialects.operation import (
     number,
     record,
     request,
+    struct,
     text,
     whole,
 )
@@ -84,6 +86,17 @@ _TASK: Final = named(
     ),
     "Task",
 )
+_SETS: Final = {
+    "data": [
+        {
+            "name": "coding",
+            "description": "In the evening",
+            "default_models": ["qwen-coder"],
+            "pin": ["qwen-coder"],
+            "active": True,
+        }
+    ]
+}
 _GUARD: Final = {"allowCloudFallback": flag("May tasks [fall back to remote models](tasks.md#remote-models)?")}
 _PRIMARY: Final = {
     "name": "task:reply",
@@ -139,6 +152,26 @@ SECTION: Final = Section(
             answer=_TASK,
             errors=(404,),
             example=Example(path="/v1/admin/tasks/task:reply", needs="a task", answer=_PRIMARY),
+        ),
+        Operation(
+            "GET",
+            "/v1/admin/sets",
+            "The [sets](configuration.md#sets), and which of them is active.",
+            scope="admin",
+            answer=struct(SetList),
+            example=Example(needs="sets", answer=_SETS),
+        ),
+        Operation(
+            "PUT",
+            "/v1/admin/sets",
+            "Switch to another set, or to none (`null`): all as configured.",
+            "It holds at once, and is kept over restarts. Pins that operators set by hand end with it. No worker ends, and none is loaded by "
+            "the switch itself. Where it can't be kept, nothing changes, and the answer is 507 `state_not_saved`.",
+            scope="admin",
+            request=struct(Switch),
+            answer=struct(SetList),
+            errors=(404, 503, 507),
+            example=Example({"active": "coding"}, needs="sets", answer=_SETS),
         ),
         Operation(
             "GET",

@@ -12,7 +12,7 @@ _IF_MATCH: Final = Parameter(
     "If-Match", "The ETag of the file for which the edit was made.", place="header", required=True
 )
 _NEEDS: Final = "a configuration file"
-_CHECKED: Final = {
+_CHECKED: Final[dict[str, object]] = {
     "etag": '"1b2c3d4e5f60718a"',
     "text": "models:\n  qwen3:\n    path: qwen3.gguf\n    n_ctx: 8192\n",
     "diff": "@@ -2,2 +2,3 @@\n   qwen3:\n     path: qwen3.gguf\n+    n_ctx: 8192",

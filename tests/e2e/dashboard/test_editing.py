@@ -224,3 +224,32 @@ class TestText:
         page = opened(open_page, home, "configuration", LOOKER)
         expect(page.get_by_role("main")).to_contain_text("--scope configure")
         expect(page.get_by_label(TEXT)).to_have_count(0)
+
+
+class TestSets:
+    """One switch above the models."""
+
+    @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+    def test_is_switched_by_keyboard_and_by_others(self, tmp_path, open_page, width, theme):
+        sets = {
+            "coding": {"description": "In the evening", "pin": ["coder"]},
+            "documents": {"default_model": "embedder"},
+        }
+        config = {"models": {"coder": fake(), "embedder": fake(type="embedding")}, "sets": sets}
+        with running(tmp_path, config) as daemon:
+            page = open_page(daemon, width=width, theme=theme)
+            choice = page.get_by_role("group", name="Set")
+            expect(choice.get_by_role("radio", name="As configured")).to_be_checked()
+            choice.get_by_role("radio", name="As configured").focus()
+            page.keyboard.press("ArrowDown")
+            expect(choice).to_contain_text("In the evening; pinned: coder")
+            expect(row(page, "coder").get_by_label("Pin coder")).to_have_attribute("aria-pressed", "true")
+            with daemon.client() as client:
+                assert client.put("/v1/admin/sets", json={"active": "documents"}).status_code == 200
+            expect(choice.get_by_role("radio", name="documents")).to_be_checked()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    def test_is_not_there_without_sets(self, home, open_page):
+        page = opened(open_page, home, "")
+        expect(row(page, "chat")).to_be_visible()
+        expect(page.get_by_role("group", name="Set")).to_have_count(0)

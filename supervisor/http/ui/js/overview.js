@@ -8,6 +8,7 @@ import { Loads } from "./loads.js";
 import { Memory } from "./memory.js";
 import { Models } from "./models.js";
 import { Requests } from "./requests.js";
+import { Sets } from "./sets.js";
 import { Tasks } from "./tasks.js";
 
 const SPEED_POINTS = 5; // what "now" means for tokens/s: ten seconds
@@ -35,6 +36,7 @@ export const Overview = () => html`
   <h1 class="unseen">Overview</h1>
   <${Numbers} />
   <${Memory} />
+  <${Sets} />
   <${Models} />
   <${Loads} />
   <${Tasks} />

@@ -1,0 +1,85 @@
+"""Which of the configured sets is active: their pins and default models count instead of the models' and the limits' own.
+
+A switch is a reload with another set, so it ends no worker and loads nothing by itself: default models come back as they do
+always. Pins that operators set by hand end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import structlog
+
+from supervisor.core.events import PinAsked
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.reload import Reloader
+from supervisor.errors import LlmuxError, NotFoundError
+
+log = structlog.get_logger("llmux.sets")
+
+
+class SetView(msgspec.Struct):
+    """A set as it is configured, and whether it is active."""
+
+    name: str
+    description: str | None
+    default_models: list[str]
+    pin: list[str]
+    active: bool
+
+
+class SetList(msgspec.Struct):
+    """All sets, in the order of the file. None of them active: it is all as configured."""
+
+    data: list[SetView]
+
+
+class Switch(msgspec.Struct, forbid_unknown_fields=True):
+    """`active`: the set to switch to; null: all as configured."""
+
+    active: str | None
+
+
+class Sets:
+    """One for each daemon. Use from the event loop's thread."""
+
+    def __init__(self, daemon: Daemon, reloader: Reloader) -> None:
+        self._daemon = daemon
+        self._reloader = reloader
+        self._turn = asyncio.Lock()
+
+    def listing(self) -> SetList:
+        """All sets."""
+        catalog = self._daemon.catalog
+        return SetList(
+            [
+                SetView(name, one.description, [*one.default_models], one.pin, name == catalog.active_set)
+                for name, one in catalog.sets.items()
+            ]
+        )
+
+    async def switch(self, name: str | None) -> None:
+        """Make this the active set. Nothing has changed where this raises.
+
+        Raises NotFoundError for a set that isn't configured, NotSavedError where it can't be kept, ConfigError where the files have mistakes.
+        """
+        if name is not None and name not in self._daemon.catalog.sets:
+            there = ", ".join(self._daemon.catalog.sets) or "none"
+            raise NotFoundError(
+                f"There is no set {name[:200]!r}; there is: {there}.", code="set_not_found", param="active"
+            )
+        async with self._turn:
+            await asyncio.shield(self._switch(name))
+
+    async def _switch(self, name: str | None) -> None:
+        daemon, before = self._daemon, self._daemon.runtime.active_set
+        await daemon.runtime.activate(name)
+        try:
+            await self._reloader.reload(f"switch to {name or 'what is configured'}")
+        except LlmuxError:
+            await daemon.runtime.activate(before)
+            raise
+        for model in daemon.catalog.models:
+            daemon.engine.post(PinAsked(model, None))
+        log.info("set.switched", active=name, before=before)
