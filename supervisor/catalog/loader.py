@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -27,6 +28,7 @@ from supervisor.catalog.runner_variables import beneath, read_variables, vllm_de
 from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import ConfigError
 
+FileKind = Literal["configuration", "tasks", "local", "api_keys"]
 FILE_NAME = "llmux.yaml"
 LOCAL_NAME = "local.yaml"
 TASKS_NAME = "tasks.yaml"
@@ -154,12 +156,13 @@ class Configuration:
 
         return tuple(file for folder in catalog.models_from for file in (folder, *local_models.candidates(folder)))
 
-    def files(self, catalog: Catalog) -> tuple[Path, ...]:
-        """The files whose text decides what `catalog` is and who may use it, whether they are there or not."""
+    def files(self, catalog: Catalog) -> dict[Path, FileKind]:
+        """The files whose text decides what `catalog` is and who may use it, whether they are there or not; the base file first."""
         local = _path_variable("LLMUX_LOCAL_CONFIG") or self.base.with_name(LOCAL_NAME)
         own = (self.base,) if self.foreign is None else self.foreign.files
         tasks = self.base.with_name(TASKS_NAME)
-        return (*own, tasks, local, catalog.server.api_keys or self.base.with_name(KEYS_NAME))
+        keys = catalog.server.api_keys or self.base.with_name(KEYS_NAME)
+        return {**dict.fromkeys(own, "configuration"), tasks: "tasks", local: "local", keys: "api_keys"}
 
 
 def _path_variable(name: str) -> Path | None:

@@ -114,8 +114,11 @@ def mib(value: object) -> str:
 
 
 def duration(value: object) -> str:
+    """With tenths where it is less than ten seconds."""
     if not isinstance(value, int | float):
         return "-"
+    if value < 9.95:
+        return f"{value:.1f} s"
     if value < 60:
         return f"{value:.0f} s"
     if value < 3600:
@@ -123,11 +126,6 @@ def duration(value: object) -> str:
     if value < 48 * 3600:
         return f"{value // 3600:.0f} h {value % 3600 // 60:.0f} min"
     return f"{value // 86400:.0f} d"
-
-
-def seconds(value: object) -> str:
-    """How long something took: with tenths where it was less than ten seconds."""
-    return f"{value:.1f} s" if isinstance(value, int | float) and value < 9.95 else duration(value)
 
 
 def clock(at: object) -> str:

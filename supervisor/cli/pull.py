@@ -303,7 +303,7 @@ def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
     told = [download.problem for download in wanted if download.problem is not None]
     size = sum(download.size_bytes for download in wanted)
     left = sum(download.still_bytes() for download in wanted)
-    total = f"{_amount(size)} in all, {_amount(left)} to get"
+    total = f"{_amount(size)} total, {_amount(left)} to get"
     if unseen := sum(download.copy is None for download in wanted):
         total = f"{total}, beside {unseen} of {len(wanted)} that could not be looked at"
         if unseen == len(wanted):

@@ -27,6 +27,7 @@ from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.fitting import specs_on
 from supervisor.catalog.keys import Keyring, keyring_of, refuse_exposed, without_revoked
+from supervisor.catalog.loader import FileKind
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.replicas import expanded
@@ -137,7 +138,7 @@ class Reloader:
         """What it reads."""
         return self._configuration
 
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> dict[Path, FileKind]:
         """The files that it reads, whether they are there or not; the base file is the first."""
         return self._configuration.files(self._daemon.catalog)
 

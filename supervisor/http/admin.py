@@ -166,7 +166,8 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
             "state_dir": str(server.state_dir),
             "watch": server.watch,
             "configuration": [
-                {"path": str(path), "exists": there} for path, there in zip(files, existing, strict=True)
+                {"path": str(path), "kind": kind, "exists": there}
+                for (path, kind), there in zip(files.items(), existing, strict=True)
             ],
         }
         return JSONResponse(body)

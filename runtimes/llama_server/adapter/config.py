@@ -95,13 +95,13 @@ class LlamaServerConfig(DividedConfig):
     mmproj: FilePath | None = Field(default=None, description="Multimodal projector; gives the model images or audio.")
     mmproj_offload: bool = Field(default=True, description="Put the projector on the GPU.")
     image_min_tokens: int | None = Field(default=None, ge=1, description="Least tokens an image takes.")
-    image_max_tokens: int | None = Field(default=None, ge=1, description="Most tokens an image takes.")
+    image_max_tokens: int | None = Field(default=None, ge=1, description="Maximum tokens of an image.")
     draft_model: FilePath | None = Field(default=None, description="Draft model for speculative decoding.")
     spec_type: SpecType | Annotated[list[SpecType], Field(min_length=1)] | None = Field(
         default=None,
         description="Kind of speculative decoding, or several. Default: draft-simple with a draft_model, else none.",
     )
-    spec_draft_n_max: int | None = Field(default=None, ge=0, description="Most tokens drafted at once (3).")
+    spec_draft_n_max: int | None = Field(default=None, ge=0, description="Maximum tokens drafted at once (3).")
     spec_draft_p_min: float | None = Field(
         default=None, ge=0, le=1, description="Stop drafting below this probability."
     )
@@ -110,7 +110,7 @@ class LlamaServerConfig(DividedConfig):
     reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] = Field(
         default="auto", description="Where thoughts go; none: they stay in the content."
     )
-    reasoning_budget: int | None = Field(default=None, ge=-1, description="Most tokens of thinking; -1: no limit.")
+    reasoning_budget: int | None = Field(default=None, ge=-1, description="Maximum tokens of thinking; -1: no limit.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads for generation.")
     threads_batch: int | None = Field(default=None, ge=1, description="CPU threads for prompts.")
     parallel: int | None = Field(

@@ -45,7 +45,7 @@ def _row(one: Json) -> output.Row:
         output.text(one.get("worker")),
         output.state(str(one.get("state"))),
         f"{progress:.0%}" if isinstance(progress, float | int) else "-",
-        *(output.seconds(one.get(name)) for name in ("waited_s", "took_s", "expected_s", "eta_s")),
+        *(output.duration(one.get(name)) for name in ("waited_s", "took_s", "expected_s", "eta_s")),
         output.clock(one.get("asked_at")),
         output.text(one.get("stage") if one.get("state") == "loading" and one.get("stage") else one.get("reason")),
     )

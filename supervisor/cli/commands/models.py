@@ -139,7 +139,7 @@ def _wide(model: Json) -> output.Row:
         "yes" if model.get("pin") else "no",
         output.text(worker.get("pid")),
         output.text(worker.get("port")),
-        output.seconds(model.get("load_s")),
+        output.duration(model.get("load_s")),
         _need(model),
         output.duration(model.get("unload_s")),
         output.text(client.part(model, "sizing").get("text")).removeprefix("context "),

@@ -121,7 +121,7 @@ SECTION: Final = Section(
             "/v1/admin/info",
             "Which daemon this is.",
             "`watch` says whether it reloads when a file changes. `configuration` has the files that a reload reads: the first is the "
-            "configuration itself, then come the changes on this machine and the API keys.",
+            "configuration itself, then come tasks, the changes on this machine (`local`) and the API keys.",
             scope="admin",
             answer=record(
                 {
@@ -133,7 +133,15 @@ SECTION: Final = Section(
                     "port": whole(),
                     "state_dir": text(),
                     "watch": flag(),
-                    "configuration": array(record({"path": text(), "exists": flag()})),
+                    "configuration": array(
+                        record(
+                            {
+                                "path": text(),
+                                "kind": choice("configuration", "tasks", "local", "api_keys"),
+                                "exists": flag(),
+                            }
+                        )
+                    ),
                 }
             ),
         ),

@@ -17,7 +17,7 @@ function useInfo() {
   return info;
 }
 
-const KINDS = ["the configuration", "changes on this machine", "API keys"];
+const KINDS = { configuration: "the configuration", tasks: "tasks", local: "changes on this machine", api_keys: "API keys" };
 
 function Facts({ info }) {
   const facts = [
@@ -30,7 +30,7 @@ function Facts({ info }) {
   ];
   return html`<dl class="facts">${facts.map(([name, text]) => html`<dt>${name}</dt><dd>${text}</dd>`)}</dl>
     <h3>Files</h3>
-    <div class="files">${info.configuration.map(({ path, exists }, index) => html`<div><small>${KINDS[index] ?? ""}${exists ? "" : ": not there"}</small><${Snippet} label=${`path of ${KINDS[index]}`} text=${path} /></div>`)}</div>`;
+    <div class="files">${info.configuration.map(({ path, kind, exists }) => html`<div><small>${KINDS[kind]}${exists ? "" : ": not there"}</small><${Snippet} label=${`path of ${KINDS[kind]}`} text=${path} /></div>`)}</div>`;
 }
 
 const Names = ({ title, names }) => names.length > 0 && html`<dt>${title}</dt><dd>${names.join(", ")}</dd>`;

@@ -52,6 +52,13 @@ function Mark({ left, decisions }) {
   return html`<a class="mark" style=${{ left: leftOf(left) }} href=${href("decisions", ...about)} title=${text} aria-label=${`${plural(decisions.length, "eviction")}: ${text}`}><i /></a>`;
 }
 
+/** Where the axis ends: not far above what is shown, in steps, so that a small use of a large device is no flat line. */
+function scaleOf(used, total) {
+  const most = 1.1 * Math.max(1, ...used.map((value) => value ?? 0));
+  const power = 2 ** Math.floor(Math.log2(most));
+  return Math.min(total, [power, 1.5 * power, 2 * power].find((end) => end >= most));
+}
+
 /** What each model's worker took on one device, one upon the other; the dashed line is all that is used there. */
 function MemoryChart({ device }) {
   const [at, setAt] = useState(null);
@@ -72,10 +79,10 @@ function MemoryChart({ device }) {
     <figcaption>
       <span>${at === null ? `Memory of ${device.id}` : clock(from + at * interval, 8)}</span>
       ${models.filter((model) => series[prefix + model][point]).map((model) => html`<span class=${`series ${hue(model)}`}><i class="swatch" />${model}<b class="num">${mib(series[prefix + model][point])}</b></span>`)}
-      <span class="series"><i class="dashes" />used in all<b class="num">${mib(used[point])}</b></span>
+      <span class="series"><i class="dashes" />total used<b class="num">${mib(used[point])}</b> of ${mib(device.total_mib)}</span>
     </figcaption>
     <div class="marked">
-      <${Plot} drawn=${drawn} values=${values} from=${from} interval=${interval} top=${device.total_mib} height=${170} stepped onCursor=${setAt} />
+      <${Plot} drawn=${drawn} values=${values} from=${from} interval=${interval} top=${scaleOf(used, device.total_mib)} height=${170} stepped onCursor=${setAt} />
       ${marks(device.id, used.length).map((mark) => html`<${Mark} key=${mark.decisions[0].seq} ...${mark} />`)}
     </div>
   </figure>`;
@@ -84,7 +91,7 @@ function MemoryChart({ device }) {
 export function History() {
   if (!state.history) return null;
   return html`<section class="panel" aria-labelledby="history-title">
-    <h2 id="history-title">Last half hour <small>▾ evicted: why is a click away</small></h2>
+    <h2 id="history-title">Last half hour <small>click ▾ for the reason of an eviction</small></h2>
     <div class="charts">
       ${state.devices.map((device) => html`<${MemoryChart} key=${device.id} device=${device} />`)}
       <${Chart} title="Tokens per second" names=${["tokens_per_s"]} />

@@ -39,7 +39,7 @@ export function Loads() {
   const shown = [...told.data.filter((load) => !isOver(load)), ...told.data.filter(isOver).slice(0, ENDED)];
   const { loads, mean_error: error } = told.estimates;
   return html`<section class="panel" aria-labelledby="loads-title">
-    <div class="title"><h2 id="loads-title">Loads</h2>${loads > 0 && html`<small class="muted" title="How far the expected times were from those that came">expected times of ${loads} off by ${Math.round(100 * error)} %</small>`}</div>
+    <div class="title"><h2 id="loads-title">Loads</h2>${loads > 0 && html`<small class="muted" title=${`Of ${loads} loads`}>load-time estimates off by ${Math.round(100 * error)} %</small>`}</div>
     <div class="scrolls"><table class="listing loads-table">
       <thead><tr><th>Model</th><th>State</th><th>Done</th><th class="num">Time</th><th>Why</th><td></td></tr></thead>
       <tbody>${shown.map((load) => html`<${Row} key=${load.id} load=${load} read=${read} />`)}</tbody>

@@ -77,7 +77,7 @@ function Found({ request }) {
   return html`
     <div class="summary">
       <span class=${`badge ${running ? "busy" : failed ? "bad" : "good"}`}>${running ? request.state : (request.error ?? request.status)}</span>
-      <span class="reason">${request.error_message ?? (running ? `for ${duration(request.total_ms / 1000)}` : `${milliseconds(request.total_ms)} in all`)}</span>
+      <span class="reason">${request.error_message ?? (running ? `for ${duration(request.total_ms / 1000)}` : `${milliseconds(request.total_ms)} total`)}</span>
       ${running && request.id && html`<button class="danger" onClick=${() => cancel([request])}>Cancel</button>`}
     </div>
     ${request.awaits && html`<p>${request.awaits.what} <span class="muted">${request.awaits.eta ?? ""}</span></p>`}

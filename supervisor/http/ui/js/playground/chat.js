@@ -145,7 +145,7 @@ export function Chat({ model, choice }) {
     <div class="fields">
       ${choice}
       <label>Temperature<input type="number" min="0" max="2" step="0.1" placeholder="default" value=${options.temperature} onInput=${set("temperature")} /></label>
-      <label>Most tokens<input type="number" min="1" step="1" placeholder="no limit" value=${options.max_tokens} onInput=${set("max_tokens")} /></label>
+      <label>Max tokens<input type="number" min="1" step="1" placeholder="no limit" value=${options.max_tokens} onInput=${set("max_tokens")} /></label>
       ${thinks && html`<${Select} label="Thinking" value=${options.thinking} options=${[["", "default"], "on", "off"]} onChange=${(thinking) => setOptions({ ...options, thinking })} />`}
       <label class="wide">System prompt<input placeholder="none" value=${options.system} onInput=${set("system")} /></label>
     </div>
