@@ -179,7 +179,7 @@ class TestUnload:
         expect(row(page, "single")).to_contain_text("1 queued")
         row(page, "single").get_by_role("button", name="Unload").click()
         question = page.get_by_role("dialog", name="Unload single")
-        expect(question).to_contain_text("get up to 1 s more; what is left then is cut off")
+        expect(question).to_contain_text("get up to 1.0 s more; what is left then is cut off")
         expect(question).to_contain_text("The waiting ones stay, and load it again right after.")
         question.get_by_role("button", name="Unload when done").click()
         wait_until(lambda: (view := empty.model("single"))["generation"] > before and view["in_flight"] == 1)

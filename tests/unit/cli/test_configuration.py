@@ -80,7 +80,7 @@ class TestSettingsOfLlmPool:
         assert list(checked(None).models) == ["one", "two"]
         configuration = found(None)
         files = configuration.files(configuration.read())
-        assert files[:2] == (settings, settings.with_name("local.json"))
+        assert [*files][:2] == [settings, settings.with_name("local.json")]
 
     def test_mistakes_name_the_file(self, folder, settings):
         settings.write_text(settings.read_text().replace(".gguf", ".gone.gguf"))

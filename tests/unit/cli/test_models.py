@@ -37,5 +37,5 @@ class TestTimes:
     @pytest.mark.parametrize(
         ("took_s", "shown"), [(0.31, "0.3 s"), (9.94, "9.9 s"), (9.96, "10 s"), (90, "1 min"), (None, "-")]
     )
-    def test_seconds(self, took_s, shown):
-        assert output.seconds(took_s) == shown
+    def test_tenths(self, took_s, shown):
+        assert output.duration(took_s) == shown

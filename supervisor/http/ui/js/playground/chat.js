@@ -6,18 +6,20 @@ import { milliseconds } from "../format.js";
 import { notify } from "../live.js";
 import { physical } from "../colours.js";
 import { Icon, Select, useWork } from "../parts.js";
+import { asDataUrl } from "./files.js";
 import { Text } from "./markup.js";
 import { Waiting } from "./playground.js";
+import { Calls, grown, parsedTools, ToolEditor } from "./tools.js";
 
 const IMAGE_LIMIT = 20 * 1024 * 1024; // bytes
 
-const asDataUrl = (file) =>
-  new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
-  });
+/** A turn as the API takes it. */
+function message(turn) {
+  const { role, text, calls, id } = split(turn);
+  if (role === "tool") return { role, tool_call_id: id, content: text };
+  if (!calls?.length) return { role, content: content(split(turn)) };
+  return { role, content: text || null, tool_calls: calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } })) };
+}
 
 function content(turn) {
   if (!turn.images?.length) return turn.text;
@@ -34,7 +36,7 @@ function split(turn) {
 async function converse(body, signal, grow) {
   const began = performance.now();
   const response = await send("POST", "/v1/chat/completions", { body, signal });
-  const turn = { role: "assistant", text: "", thought: "", queue_ms: Number(response.headers.get("x-queue-wait-ms")) || null };
+  const turn = { role: "assistant", text: "", thought: "", calls: [], queue_ms: Number(response.headers.get("x-queue-wait-ms")) || null };
   let first = null;
   let last = null;
   let pieces = 0;
@@ -44,7 +46,8 @@ async function converse(body, signal, grow) {
     if (chunk.error) throw new Error(chunk.error.message);
     const delta = chunk.choices?.[0]?.delta ?? {};
     const thought = delta.reasoning_content ?? delta.reasoning ?? "";
-    if (thought || delta.content) {
+    if (delta.tool_calls) turn.calls = grown(turn.calls, delta.tool_calls);
+    if (thought || delta.content || delta.tool_calls) {
       last = performance.now();
       first ??= last;
       pieces += 1;
@@ -60,8 +63,9 @@ async function converse(body, signal, grow) {
   }
 }
 
-function Turn({ turn, model }) {
-  const { role, text, thought, images } = split(turn);
+function Turn({ turn, model, onResults }) {
+  const { role, text, thought, images, calls = [] } = split(turn);
+  if (role === "tool") return html`<li class="turn user"><div><small>Result</small><p>${text}</p></div></li>`;
   if (role === "user") {
     return html`<li class="turn user"><div>${images.map((url) => html`<img src=${url} alt="Attached" />`)}${text && html`<p>${text}</p>`}</div></li>`;
   }
@@ -69,11 +73,12 @@ function Turn({ turn, model }) {
     turn.first_ms ? `first token ${milliseconds(turn.first_ms)}` : null,
     turn.tokens ? `${turn.tokens} tokens` : null,
     turn.speed ? `${turn.speed.toFixed(1)} tokens/s` : null,
-    turn.finish && turn.finish !== "stop" ? turn.finish : null,
+    turn.finish && turn.finish !== "stop" && turn.finish !== "tool_calls" ? turn.finish : null,
   ].filter(Boolean);
   return html`<li class="turn assistant">
     ${thought && html`<details class="thought"><summary>${text ? "Thought" : "Thinking"}</summary><p>${thought}</p></details>`}
-    ${text ? html`<${Text} text=${text} />` : !turn.error && !thought && html`<${Waiting} model=${model} />`}
+    ${text ? html`<${Text} text=${text} />` : !turn.error && !thought && calls.length === 0 && html`<${Waiting} model=${model} />`}
+    ${calls.length > 0 && html`<${Calls} calls=${calls} onResults=${onResults} />`}
     ${turn.error && html`<p class="problem" role="alert">${turn.error}</p>`}
     ${facts.length > 0 && html`<small class="num">${facts.join(" · ")}</small>`}
   </li>`;
@@ -83,7 +88,7 @@ export function Chat({ model, choice }) {
   const [turns, setTurns] = useState([]);
   const [text, setText] = useState("");
   const [images, setImages] = useState([]);
-  const [options, setOptions] = useState({ system: "", temperature: "", max_tokens: "", thinking: "" });
+  const [options, setOptions] = useState({ system: "", temperature: "", max_tokens: "", thinking: "", tools: "" });
   const [over, setOver] = useState(false);
   const end = useRef(null);
   const files = useRef(null);
@@ -101,11 +106,13 @@ export function Chat({ model, choice }) {
 
   const [run, busy, stop] = useWork(async (signal, asked) => {
     const grow = (turn) => setTurns([...asked, turn]);
-    const messages = asked.filter((turn) => turn.text || turn.images?.length).map((turn) => ({ role: turn.role, content: content(split(turn)) }));
+    const messages = asked.filter((turn) => turn.text || turn.images?.length || turn.calls?.length).map(message);
+    const tools = parsedTools(options.tools);
     const body = { model, messages, stream: true, stream_options: { include_usage: true } };
     if (options.system.trim()) messages.unshift({ role: "system", content: options.system });
     if (options.temperature !== "") body.temperature = Number(options.temperature);
     if (options.max_tokens !== "") body.max_tokens = Number(options.max_tokens);
+    if (tools.length) body.tools = tools;
     if (options.thinking) body.chat_template_kwargs = { enable_thinking: options.thinking === "on" };
     grow({ role: "assistant", text: "", thought: "" });
     try {
@@ -124,6 +131,7 @@ export function Chat({ model, choice }) {
     setImages([]);
     run(asked);
   };
+  const goOn = (calls) => (results) => run([...turns, ...calls.map(({ id }, index) => ({ role: "tool", id, text: results[index] }))]);
   const typed = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) ask(event);
   };
@@ -139,6 +147,7 @@ export function Chat({ model, choice }) {
     attach(event.dataTransfer.files);
   };
   const set = (name) => (event) => setOptions({ ...options, [name]: event.target.value });
+  const calls = physical(model)?.capabilities?.tools !== false;
   const thinks = physical(model)?.capabilities?.thinking !== false;
 
   return html`<div class=${`chat ${over ? "over" : ""}`} onDragOver=${(event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)} onDrop=${dropped}>
@@ -149,8 +158,9 @@ export function Chat({ model, choice }) {
       ${thinks && html`<${Select} label="Thinking" value=${options.thinking} options=${[["", "default"], "on", "off"]} onChange=${(thinking) => setOptions({ ...options, thinking })} />`}
       <label class="wide">System prompt<input placeholder="none" value=${options.system} onInput=${set("system")} /></label>
     </div>
+    ${calls && html`<${ToolEditor} text=${options.tools} onInput=${(tools) => setOptions({ ...options, tools })} />`}
     <ol class="turns" aria-label="Conversation" aria-live="polite" aria-busy=${busy}>
-      ${turns.map((turn) => html`<${Turn} turn=${turn} model=${model} />`)}
+      ${turns.map((turn, index) => html`<${Turn} turn=${turn} model=${model} onResults=${!busy && index === turns.length - 1 && turn.calls?.length ? goOn(turn.calls) : null} />`)}
       <li ref=${end} class="end" aria-hidden="true" />
     </ol>
     <form class="ask" onSubmit=${ask}>
