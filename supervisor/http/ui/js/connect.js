@@ -1,12 +1,15 @@
-// Addresses, the key and settings, ready to copy for Open WebUI and the SDKs.
+// Addresses, the key and settings, ready to copy for Open WebUI, agents, editors and the SDKs.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { address, get, key } from "./api.js";
+import { physical } from "./colours.js";
 import { start, state } from "./live.js";
 import { Snippet } from "./parts.js";
+import { snippets } from "./snippets.js";
 
 const HIDDEN = "••••••••";
 const CONTAINER_HOST = "host.docker.internal";
+const FEEDBACK = '{"X-Llmux-Load-Feedback": "true"}';
 // Open WebUI's own words for its fields.
 const OTHERS = [
   { type: "asr", where: "Audio › Speech-to-Text", engine: "Speech-to-Text Engine", model: "STT Model" },
@@ -18,6 +21,12 @@ const OTHERS = [
 function ofType(type) {
   const model = [...state.models.values()].find((found) => found.type === type);
   return model && (model.virtual_models[0] ?? model.name);
+}
+
+/** A model that fills gaps in code: another one than that for chats, where there is one. */
+function fills() {
+  const found = [...state.models.values()].filter(({ capabilities }) => capabilities?.endpoints?.includes("POST /infill"));
+  return found.at(-1)?.name ?? null;
 }
 
 /** A voice that the model has. */
@@ -59,31 +68,30 @@ export function Connect() {
   const fromContainer = new URL(base);
   fromContainer.hostname = CONTAINER_HOST;
   const masked = (text) => (key.get() ? text.replaceAll(secret, visible) : text);
-  const curl = `curl ${base}/chat/completions \\\n  -H 'Authorization: Bearer ${secret}' \\\n  -H 'Content-Type: application/json' \\\n  -d '{"model": "${chat}", "messages": [{"role": "user", "content": "Hello"}]}'`;
-  const python = `from openai import OpenAI\n\nclient = OpenAI(base_url="${base}", api_key="${secret}")\nanswer = client.chat.completions.create(\n    model="${chat}",\n    messages=[{"role": "user", "content": "Hello"}],\n)\nprint(answer.choices[0].message.content)`;
-  const node = `import OpenAI from "openai";\n\nconst client = new OpenAI({ baseURL: "${base}", apiKey: "${secret}" });\nconst answer = await client.chat.completions.create({\n  model: "${chat}",\n  messages: [{ role: "user", content: "Hello" }],\n});\nconsole.log(answer.choices[0].message.content);`;
-  const environment = `export OPENAI_BASE_URL=${base}\nexport OPENAI_API_KEY=${secret}`;
+  const context = physical(chat)?.capabilities?.context ?? null;
+  const all = snippets({ base, secret, chat: { name: chat, context }, fill: fills(), embed: ofType("embedding") ?? null });
   return html`<div class="connect">
     <h1 class="unseen">Connect</h1>
     <${KeyPanel} shown=${shown} onShow=${() => setShown(!shown)} />
     <section class="panel" aria-labelledby="webui-title">
       <h2 id="webui-title">Open WebUI <small>Admin Settings</small></h2>
       <h3>Connections › OpenAI API</h3>
-      <${Settings} rows=${[["URL", base], ["API Key", secret, visible], ["Advanced › Provider", "llama.cpp"]]} />
-      <p class="hint">With the provider llama.cpp Open WebUI gets buttons that load and eject models; they need a key with the scope <code>admin</code> as well.</p>
+      <${Settings} rows=${[["URL", base], ["API Key", secret, visible], ["Advanced › Provider", "llama.cpp"], ["Advanced › Headers", FEEDBACK]]} />
+      <p class="hint">With the provider llama.cpp Open WebUI gets buttons that load and eject models; they need a key with the scope <code>admin</code> as well. With the header a thought tells what a message waits for while its model loads.</p>
       <h3>From a container on this machine</h3>
       <${Settings} rows=${[["URL", fromContainer.href], ["llmux.yaml", "server:\n  host: 0.0.0.0"], ["docker run", `--add-host=${CONTAINER_HOST}:host-gateway`]]} />
       <p class="hint">llmux listens to others only once it has keys. It knows the name <code>${CONTAINER_HOST}</code>, and with keys this machine's own name; any other name goes into <code>server.allowed_hosts</code>.</p>
+      <h3>Interface</h3>
+      <${Settings} rows=${[["Task Model", "Current model"]]} />
+      <p class="hint">For each message Open WebUI asks for a title and tags, too: another model for these would be swapped in each time.</p>
       <div class="columns">
         ${OTHERS.filter(({ type }) => ofType(type)).map(
-          ({ type, where, engine, model }) => html`<div><h3>${where}</h3><${Settings} rows=${[[engine, "OpenAI"], ["API Base URL", base], ["API Key", secret, visible], [model, ofType(type)], ["TTS Voice", type === "tts" && voice]]} /></div>`,
+          ({ type, where, engine, model }) => html`<div><h3>${where}</h3><${Settings} rows=${[[engine, "OpenAI"], ["API Base URL", base], ["API Key", secret, visible], [model, ofType(type)], ["TTS Voice", type === "tts" && voice], ["Image Size", type === "image" && "512x512"]]} /></div>`,
         )}
       </div>
     </section>
     <div class="columns">
-      ${[["curl", curl], ["Environment of the OpenAI SDKs", environment], ["Python", python], ["Node", node]].map(
-        ([name, text]) => html`<section class="panel"><h2>${name}</h2><${Snippet} label=${name} text=${text} shown=${masked(text)} /></section>`,
-      )}
+      ${all.map(({ name, where, text }) => html`<section class="panel"><h2>${name} <small>${where}</small></h2><${Snippet} label=${name} text=${text} shown=${masked(text)} /></section>`)}
     </div>
   </div>`;
 }
