@@ -112,16 +112,11 @@ class Feed:
         for device in engine.devices():
             free = device.totals.free_mib
             values[f"memory_free_mib:{device.id}"] = free
-            held = 0
+            values[f"memory_used_mib:{device.id}"] = None if free is None else max(0, device.totals.total_mib - free)
             for lease in device.leases:
                 held_mib = lease.mib if lease.measured_mib is None else lease.measured_mib
                 name = f"worker_memory_mib:{device.id}/{lease.holder[0]}"
                 values[name] = (values.get(name) or 0) + held_mib  # a model may have an ending worker and its next
-                held += held_mib
-            # The device and its workers are read one after the other, and workers may share pages: the whole is never less
-            # than its parts.
-            used = None if free is None else max(0, held, device.totals.total_mib - free)
-            values[f"memory_used_mib:{device.id}"] = used
         self._daemon.history.sample(engine.clock(), values)
 
 

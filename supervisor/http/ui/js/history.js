@@ -65,11 +65,13 @@ function MemoryChart({ device }) {
   const { interval_s: interval, from, series } = state.history;
   const prefix = `worker_memory_mib:${device.id}/`;
   const used = series[`memory_used_mib:${device.id}`];
-  const { models, values } = useMemo(() => {
+  const { models, values, total } = useMemo(() => {
     const models = Object.keys(series).filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length)).sort();
     let below = (used ?? []).map((value) => (value === null ? null : 0));
     const stacked = models.map((model) => (below = below.map((value, point) => (value === null ? null : value + (series[prefix + model][point] ?? 0)))));
-    return { models, values: [...stacked.reverse(), used] };
+    // The device and its workers are not read at the same time: the whole is never less than its parts.
+    const total = (used ?? []).map((value, point) => (value === null ? null : Math.max(value, below[point] ?? 0)));
+    return { models, values: [...stacked.reverse(), total], total };
   }, [state.history]);
   if (!used) return null;
   const layers = models.map((model) => hue(model)).reverse();
@@ -79,10 +81,10 @@ function MemoryChart({ device }) {
     <figcaption>
       <span>${at === null ? `Memory of ${device.id}` : clock(from + at * interval, 8)}</span>
       ${models.filter((model) => series[prefix + model][point]).map((model) => html`<span class=${`series ${hue(model)}`}><i class="swatch" />${model}<b class="num">${mib(series[prefix + model][point])}</b></span>`)}
-      <span class="series"><i class="dashes" />total used<b class="num">${mib(used[point])}</b> of ${mib(device.total_mib)}</span>
+      <span class="series"><i class="dashes" />total used<b class="num">${mib(total[point])}</b> of ${mib(device.total_mib)}</span>
     </figcaption>
     <div class="marked">
-      <${Plot} drawn=${drawn} values=${values} from=${from} interval=${interval} top=${scaleOf(used, device.total_mib)} height=${170} stepped onCursor=${setAt} />
+      <${Plot} drawn=${drawn} values=${values} from=${from} interval=${interval} top=${scaleOf(total, device.total_mib)} height=${170} stepped onCursor=${setAt} />
       ${marks(device.id, used.length).map((mark) => html`<${Mark} key=${mark.decisions[0].seq} ...${mark} />`)}
     </div>
   </figure>`;
