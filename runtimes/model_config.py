@@ -23,7 +23,7 @@ PromptFormatName = Literal[
 PLACEMENT = (
     *("priority", "pin", "preload", "keep_alive_s", "hold_s", "drain_s", "vram_mib", "devices", "target_inflight"),
     *("max_queue", "replicas", "replica_max"),
-    *("public", "enabled", "source", "prompt_format"),
+    *("public", "enabled", "source", "prompt_format", "keep_bodies"),
 )
 """Keys of every model that say when and where its worker runs, who finds it, and how; they don't change what it takes."""
 
@@ -163,6 +163,12 @@ class ModelConfig(BaseModel):
         description="List it under its own name? Default: only where no virtual model refers to it.",
     )
     enabled: bool = Field(default=True, description="False: as if it were not in the file.")
+
+    keep_bodies: bool = Field(
+        default=False,
+        description="Keep the bodies of its last 100 requests and their answers on disk, for the scope `admin` to look at: 64 KiB of "
+        "each, without media and what is named like a secret.",
+    )
 
     @property
     def equal_gpus(self) -> int:

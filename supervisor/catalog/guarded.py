@@ -19,7 +19,7 @@ KEYS: Final = frozenset(
         *("cmd", "stop_cmd", "kill_cmd", "command", "cwd", "binary", "python", "folder", "base_directory", "workflow"),
         *("extra_args", "system_args", "env", "pass_env", "library_path", "trust_remote_code", "load_format"),
         *("base_url", "api_key_env", "ca_file", "allow_remote"),  # where prompts go, and with which secret
-        *("chat_template", "chat_template_file", "voices"),  # whose text a client can get to see
+        *("chat_template", "chat_template_file", "voices", "keep_bodies"),  # whose text a client can get to see
     }
 )
 RUNTIMES: Final = frozenset({"command", "claude_cli", "comfyui", "openai_remote"})

@@ -30,16 +30,16 @@ def masked(value: JsonValue, key: str) -> JsonValue:
                 for name, item in value.items()
             }
         case list() if all(isinstance(word, str) for word in value):
-            return [_masked_text(word) for word in _masked_words([str(word) for word in value])]
+            return [masked_text(word) for word in _masked_words([str(word) for word in value])]
         case str() if key in {"cmd", "stop_cmd", "kill_cmd"}:
-            return _masked_text(" ".join(_masked_words(value.split())))
+            return masked_text(" ".join(_masked_words(value.split())))
         case str():
-            return _masked_text(value)
+            return masked_text(value)
         case _:
             return value
 
 
-def _masked_text(text: str) -> str:
+def masked_text(text: str) -> str:
     """Text without passwords in URLs, credentials of headers, and tokens of well-known kinds."""
     return _IN_TEXT.sub(lambda found: (found[1] or found[2] or "") + MASK, text)
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, f
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
+from supervisor.catalog.alerts import AlertsConfig
 from supervisor.catalog.folders import models_dir, runtimes_dir, state_dir
 from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.job_limits import JobsConfig
@@ -132,6 +133,9 @@ class ServerConfig(RunnerConfig, ListenersConfig, Section):
     )
     media: MediaConfig | None = Field(
         default=None, description="What is loaded for prompts that refer to media. Default: nothing."
+    )
+    alerts: AlertsConfig | None = Field(
+        default=None, description="Who hears of alerts besides the log. Default: nobody."
     )
     governance: GovernanceConfig | None = Field(default=None, description="Who must sign the runner API's operations.")
     responses: Literal["openai", "llm-pool"] = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterable
 
 import structlog
@@ -16,15 +17,19 @@ from supervisor.cli.sizes import named
 from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import Configured
 from supervisor.core.types import DeviceId
+from supervisor.daemon.alert_hook import AlertHook
+from supervisor.daemon.body_log import BodyLog
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.job import former_owners
+from supervisor.daemon.request_log import RequestLog
 from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
 from supervisor.daemon.shared_leases import SharedLeases
 from supervisor.daemon.sizes import tell_sizes, warnings_of
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.io.devices import Opened, open_sampler
+from supervisor.io.kept_bodies import KeptBodies
 from supervisor.io.lease_store import LeaseStore
 from supervisor.io.ports import PortRange
 from supervisor.io.store import FOOTPRINTS, Footprints, Store
@@ -98,8 +103,15 @@ async def assemble(
     )
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, learn)
-    daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
+    run = f"{int(time.time()):x}"  # before numbers of requests, which begin anew each time
+    body_log = BodyLog(KeptBodies(server.state_dir / "bodies"), run)
+    daemon = Daemon(
+        engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime, body_log=body_log
+    )
+    daemon.alerts = AlertHook(lambda: daemon.catalog.server.alerts, instance, log_dir)
     daemon.restore(state)
+    daemon.request_log = RequestLog(state, daemon.requests, daemon.wall_time(0.0), run)
+    await daemon.request_log.open()
     daemon.responses.owners = owners = await former_owners(state, keyring.keys)
     daemon.jobs.open(state, server.state_dir, owners)
     daemon.batches.open(state, server.state_dir, owners)

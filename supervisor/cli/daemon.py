@@ -277,6 +277,10 @@ async def _until_stopped(
     background = [
         asyncio.create_task(task) for task in (notify.feed_watchdog(), reloader.watch(), rechecking.watch(daemon))
     ]
+    if daemon.request_log is not None:
+        background.append(asyncio.create_task(daemon.request_log.run()))
+    if daemon.alerts is not None:
+        background.append(asyncio.create_task(daemon.alerts.run()))
     trimming = asyncio.create_task(return_freed_memory())  # to the end: an old daemon has bodies, too
     shared = daemon.partners.shared
     if shared is not None:
@@ -311,6 +315,8 @@ async def _until_stopped(
     server.end()
     await serving
     await daemon.responses.close()
+    if daemon.request_log is not None and not handover.done.is_set():
+        await daemon.request_log.flush()
     if daemon.tracing is not None:
         await daemon.tracing.close()
     if not handover.done.is_set():  # else they are the successor's

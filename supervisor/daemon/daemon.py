@@ -11,8 +11,10 @@ from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.daemon.additions import Additions
+from supervisor.daemon.alert_hook import AlertHook
 from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.batches import Batches
+from supervisor.daemon.body_log import BodyLog
 from supervisor.daemon.caching import Salts
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.context_use import ContextUse
@@ -27,6 +29,7 @@ from supervisor.daemon.op_tokens import OpTokens
 from supervisor.daemon.partners import Partners
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.pulls import Pulls
+from supervisor.daemon.request_log import RequestLog
 from supervisor.daemon.requests import InFlight
 from supervisor.daemon.runner_metrics import RunnerMetrics
 from supervisor.daemon.runtime_config import RuntimeConfig
@@ -72,6 +75,9 @@ class Daemon:
     batches: Batches = field(init=False)
     responses: ResponseStore = field(default_factory=ResponseStore)
     pictures: PictureStore = field(default_factory=PictureStore)
+    body_log: BodyLog | None = None  # set iff bodies can be kept
+    alerts: AlertHook | None = None  # set iff this process may start others
+    request_log: RequestLog | None = None  # set iff what has ended is kept
     pulls: Pulls = field(default_factory=Pulls)
     additions: Additions = field(default_factory=Additions)
     op_tokens: OpTokens = field(default_factory=OpTokens)
@@ -128,7 +134,10 @@ class Daemon:
             self.responses,
             self.pictures,
             self.contexts,
+            self.body_log,
         )
+        if self.body_log is not None:
+            self.body_log.limit_to({model.id for model in catalog.models.values() if model.config.keep_bodies})
         self.jobs.configure(limits)
         self.batches.line_limit = limits.body_mib << 20
         self.responses.configure(

@@ -42,7 +42,10 @@ log = structlog.get_logger("llmux.editing")
 
 KEPT_IN = "configurations"
 """The folder of the versions, in the state directory."""
-EDITABLE = (*(key for key in PLACEMENT if key not in ("public", "enabled", "source", "prompt_format")), "gpus")
+EDITABLE = (
+    *(key for key in PLACEMENT if key not in ("public", "enabled", "source", "prompt_format", "keep_bodies")),
+    "gpus",
+)
 """Keys of every model that can be set without knowing its runtime."""
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from pydantic import JsonValue
 
 from supervisor.core.demand import ANY, Demand
-from supervisor.core.types import ModelId, TicketId
+from supervisor.core.types import Devices, ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
 from supervisor.daemon.waits import Part
 
@@ -36,12 +36,20 @@ class Ended(NamedTuple):
     model: ModelId | None  # the model whose worker it waited for, or got
     message: str | None  # of the error
     demand: Demand = ANY
+    key_id: str = ""  # of its key
+    devices: Devices = ()  # of its worker
+    admitted_at: float | None = None  # when its worker got it
+    cached_tokens: int | None = None  # of the prompt's
 
     @property
     def has_failed(self) -> bool:
         """Did its client get anything but a whole answer?"""
-        status = self.record["status"]
-        return self.record["error"] is not None or not isinstance(status, int) or not 200 <= status < 400
+        return has_failed(self.record)
+
+    @property
+    def tenant(self) -> str:
+        """For whom it came."""
+        return self.demand.tenant
 
     def is_about(self, name: str) -> bool:
         """Was this model asked for, by this name or another?"""
@@ -64,6 +72,41 @@ class Ended(NamedTuple):
         if not self.stream or self.first_at is None or not isinstance(count, int) or self.ended_at <= self.first_at:
             return None
         return round(count / (self.ended_at - self.first_at), 2)
+
+
+class EndedBefore(NamedTuple):
+    """One that an earlier daemon answered, as that kept it."""
+
+    record: Json  # what the view was
+    model: ModelId | None
+
+    @property
+    def id(self) -> JsonValue:
+        return self.record.get("id")
+
+    @property
+    def tenant(self) -> str:
+        """For whom it came."""
+        return str(self.record.get("tenant") or "")
+
+    @property
+    def has_failed(self) -> bool:
+        """As of Ended."""
+        return has_failed(self.record)
+
+    def is_about(self, name: str) -> bool:
+        """As of Ended."""
+        return name in {self.record.get("model"), self.model}
+
+    def view(self, _epoch: float) -> Json:
+        """As of Ended."""
+        return self.record
+
+
+def has_failed(record: Json) -> bool:
+    """Did its client get anything but a whole answer?"""
+    status = record.get("status")
+    return record.get("error") is not None or not isinstance(status, int) or not 200 <= status < 400
 
 
 def demanded(demand: Demand) -> Json:

@@ -267,6 +267,7 @@ class Engine(Operating):
         ticket = self._tickets[effect.ticket]
         ticket.model, ticket.generation = effect.model, effect.generation
         ticket.upstream = self._fleet.upstream(effect.model, effect.generation)
+        ticket.devices = self._scheduler.state.models[effect.model].devices
         ticket.admitted = self.clock()
         ticket.wake()
 

@@ -60,6 +60,8 @@ class Feed:
             elif isinstance(effect, Alert):
                 at = round(daemon.wall_time(daemon.engine.clock()), 3)
                 about: Json = {"device": effect.device, "model": effect.model}
+                if daemon.alerts is not None:
+                    daemon.alerts.add(effect)
                 daemon.hub.publish("alert", {"at": at, "code": effect.code, "message": effect.message, **about})
         if decided and daemon.hub.wants("decision"):
             for decision in daemon.engine.decisions(limit=decided):

@@ -223,6 +223,8 @@ class Handover:
             await self._calm(pidfd)
             await self._daemon.batches.close()
             await self._daemon.jobs.close()  # its successor runs them
+            if self._daemon.request_log is not None:
+                await self._daemon.request_log.flush()
             for store in stores:
                 await store.lend()
             async with _within(ANSWER_S, f"it did not get ready within {ANSWER_S:.0f} s"):

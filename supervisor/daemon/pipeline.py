@@ -29,6 +29,7 @@ from supervisor.core.demand import Demand
 from supervisor.core.types import TicketId
 from supervisor.daemon.accounts import tokens_of
 from supervisor.daemon.answer_times import AnswerLog
+from supervisor.daemon.body_log import BodyLog, Capture
 from supervisor.daemon.caching import HEADERS as CACHE_HEADERS
 from supervisor.daemon.caching import CacheWish, Salts, wish_of
 from supervisor.daemon.clients import Clients
@@ -92,6 +93,7 @@ class Pipeline:
         responses: ResponseStore,
         pictures: PictureStore,
         contexts: ContextUse,
+        body_log: BodyLog | None = None,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
@@ -102,6 +104,12 @@ class Pipeline:
         self._responses = responses
         self._pictures = pictures
         self._public_url = catalog.server.public_url
+        self._body_log = body_log
+        self._kept_models = (
+            frozenset()
+            if body_log is None
+            else frozenset(m.id for m in catalog.models.values() if m.config.keep_bodies)
+        )
         self._traces = catalog.server.traces
         self._targets = Targets(engine, catalog, bodies, runtime, salts, pictures, contexts)
         self._table = self._targets.table
@@ -145,6 +153,7 @@ class Pipeline:
         held = HeldBody(self._bodies)
         target: Target | None = None
         turn: Turn | None = None
+        capture: Capture | None = None
         is_for_daemon = False
         try:
             # 1.
@@ -163,6 +172,9 @@ class Pipeline:
             target = await self._targets.find(scope, body, context, held, profile)
             if target.ladder is None:
                 held = target.body
+            if self._kept_models and (target.model in self._kept_models or target.ladder is not None):
+                capture = Capture(send, (target.body.source or target.body).data)
+                send = capture.send
             del raw, body  # only what `held` has is kept, and what a task's next candidate may need
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
@@ -197,6 +209,9 @@ class Pipeline:
                 target.body.release()
             if not is_for_daemon:
                 self._requests.finished(context)
+            if capture is not None and self._body_log is not None and context.model in self._kept_models:
+                assert context.model is not None
+                self._body_log.keep(context.model, str(context.ticket_id), capture)
 
     # ------------------------------------------------------------------------------------------------------------ target
 

@@ -49,7 +49,17 @@ STILL_WITHIN_S: Final = 10.0
 MOVING: Final = "something keeps writing to it"
 LIVE: Final = frozenset(
     {"allowed_hosts", "allowed_origins", "api_keys", "watch", "runner_id", "runner_type", "health", "governance"}
-    | {"multi_tenant", "metrics", "model_base_path", "allow_pull", "media", "responses", "load_feedback", "edit"}
+    | {
+        "multi_tenant",
+        "metrics",
+        "model_base_path",
+        "allow_pull",
+        "media",
+        "responses",
+        "load_feedback",
+        "edit",
+        "alerts",
+    }
 )
 """Settings of `server` that need no restart."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from supervisor.core.types import ModelId
-from supervisor.daemon.ended import ENDED, Ended
+from supervisor.daemon.ended import ENDED, Ended, EndedBefore
 from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.views import Json, decision_view
 from supervisor.daemon.waits import Part
@@ -29,6 +29,8 @@ def request_view(daemon: Daemon, wanted: str) -> Json:
             until = found.arrived_at + sum(took_s for _, took_s in found.waits)
             told = {"state": "finished", **found.view(epoch), "awaits": None, "progress": None}
             return told | {"decisions": _decisions(daemon, found.model, found.waits, found.arrived_at, until)}
+        case EndedBefore():
+            return {"state": "finished", **found.view(epoch), "awaits": None, "progress": None, "decisions": []}
         case RequestContext():
             now = daemon.engine.clock()
             parts = tuple(found.parts(now))
@@ -51,8 +53,8 @@ def ended_views(
             break
         if (
             (model is None or ended.is_about(model))
-            and (key is None or ended.record["key"] == key)
-            and (tenant is None or ended.demand.tenant == tenant)
+            and (key is None or ended.record.get("key") == key)
+            and (tenant is None or ended.tenant == tenant)
             and (failed is None or ended.has_failed is failed)
         ):
             data.append(ended.view(epoch))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,7 +19,7 @@ from supervisor.catalog.keys import Key
 from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.caching import CacheWish
-from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, demanded, details, milliseconds
+from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, EndedBefore, demanded, details, milliseconds
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.daemon.leaving import HandedOverError
@@ -150,6 +150,10 @@ class RequestContext:
             self.model,
             (outcome.error_message or self.failed_message or "")[:MESSAGE_LIMIT] or None,
             self.demand,
+            "" if self.key is None else self.key.id,
+            () if self.ticket is None else self.ticket.devices,
+            self.admitted_at,
+            self.usage.cached,
         )
 
 
@@ -163,7 +167,8 @@ class InFlight:
         self._epoch = epoch
         self._calls: dict[TicketId, tuple[RequestContext, CancelOnDisconnect]] = {}
         self._ended: list[RequestContext] = []
-        self._last: deque[Ended] = deque(maxlen=ENDED)
+        self._last: deque[Ended | EndedBefore] = deque(maxlen=ENDED)
+        self.kept: list[Ended] | None = None  # those that ended since somebody took them; None: nobody does
         self.listeners: list[
             Callable[[RequestContext, float], None]
         ] = []  # called for each request that ended, with its seconds
@@ -201,6 +206,8 @@ class InFlight:
             record = context.record(context.ended_at)
             kept = context.ended(record)
             self._last.append(kept)
+            if self.kept is not None:
+                self.kept.append(kept)
             log.info("request.finished", **record)
             for listener in self.listeners:
                 listener(context, context.ended_at - context.arrived_at)
@@ -217,7 +224,11 @@ class InFlight:
             now = ended[-1].ended_at
             self._history.spread("tokens_per_s", quick_tokens, now, now)
 
-    def find(self, wanted: str) -> RequestContext | Ended | None:
+    def restore(self, before: Iterable[EndedBefore]) -> None:
+        """Those that ended before this daemon began, the oldest first. Call it once, at the start."""
+        self._last.extendleft(reversed([*before]))
+
+    def find(self, wanted: str) -> RequestContext | Ended | EndedBefore | None:
         """The request with this id, else the latest with this x-request-id, if it runs or is one of the last that ended."""
         found = self._calls.get(TicketId(wanted))
         if found is not None:
@@ -233,7 +244,7 @@ class InFlight:
         """Those that a worker answers."""
         return [context for context, _ in self._calls.values() if context.ticket is not None]
 
-    def last(self) -> Iterator[Ended]:
+    def last(self) -> Iterator[Ended | EndedBefore]:
         """Those that ended last, newest first."""
         return reversed(self._last)
 

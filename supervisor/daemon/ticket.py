@@ -13,7 +13,7 @@ from supervisor.core.demand import Expected
 from supervisor.core.effects import AskClients, Reject
 from supervisor.core.limits import Counted, Standing
 from supervisor.core.recent_waits import QueueLoad
-from supervisor.core.types import ASKED, Generation, ModelId, RejectCode, TicketId
+from supervisor.core.types import ASKED, Devices, Generation, ModelId, RejectCode, TicketId
 from supervisor.errors import (
     BudgetError,
     LlmuxError,
@@ -43,6 +43,7 @@ class Ticket:
     arrived: float
     generation: Generation | None = None
     upstream: Upstream | None = None
+    devices: Devices = ()
     admitted: float = 0.0
     client: CancelOnDisconnect | None = None  # who waits for the answer, until it has ended
     rejection: Reject | None = None  # no exception: that would keep the frames it passes, and they keep the ticket

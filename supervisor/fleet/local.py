@@ -160,7 +160,7 @@ class LocalLauncher:
         return self.log_dir / f"{plain}.log"
 
     def _order(self, worker: WorkerKey, spec: LaunchSpec, environment: EnvLease | None) -> SpawnOrder:
-        env = {**_inherited(), **spec.env}
+        env = {**inherited(), **spec.env}
         if spec.library_path:
             env["LD_LIBRARY_PATH"] = ":".join(filter(None, (*spec.library_path, env.get("LD_LIBRARY_PATH"))))
         model, generation = worker
@@ -180,7 +180,7 @@ class LocalLauncher:
 
     def programs(self, model: ModelId, spec: ProgramSpec) -> ProgramPool:
         """See `Launcher`."""
-        return ProgramPool(spec, model, self.instance, {**_inherited(), **spec.env}, self.log_path(model))
+        return ProgramPool(spec, model, self.instance, {**inherited(), **spec.env}, self.log_path(model))
 
     async def _until_gone(self, worker: WorkerKey, process: WorkerProcess, environment: EnvLease | None) -> ProcessExit:
         end = await process.wait()
@@ -216,7 +216,7 @@ class LocalLauncher:
             give_back(environment)
 
 
-def _inherited() -> dict[str, str]:
+def inherited() -> dict[str, str]:
     """What of our environment is no secret."""
     return {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
 

@@ -27,6 +27,7 @@ from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.task_views import task_view, task_views
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
+from supervisor.http.editing import answer
 from supervisor.io.distribution import version
 from supervisor.proxy.parameters import flag, json_object, number
 
@@ -138,6 +139,11 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
             await daemon.steps.look([found])
         return JSONResponse(request_view(daemon, wanted))
 
+    async def body(request: Request) -> Response:
+        if daemon.body_log is None:
+            raise NotFoundError("No bodies are kept here.", code="body_not_found")
+        return answer(await daemon.body_log.find(request.path_params["id"]))
+
     async def queue(_request: Request) -> Response:
         return JSONResponse(queue_view(daemon))
 
@@ -191,6 +197,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         Route("/v1/admin/queue", queue, methods=["GET"]),
         Route("/v1/admin/requests", requests, methods=["GET"]),
         Route("/v1/admin/requests/ended", ended, methods=["GET"]),
+        Route("/v1/admin/requests/{id}/body", body, methods=["GET"]),
         Route("/v1/admin/requests/{id}", one_request, methods=["GET"]),
         Route("/v1/admin/requests/{id}", cancel, methods=["DELETE"]),
         Route("/v1/admin/history", history, methods=["GET"]),

@@ -42,6 +42,7 @@ from supervisor.http import (
     runtime_config,
     sets,
     ui,
+    usage,
     watch,
 )
 from supervisor.http.auth import Auth
@@ -99,6 +100,7 @@ class Application:
                 *batches.routes(daemon),
                 metrics.route(daemon),
                 runtime_config.route(daemon),
+                *usage.routes(daemon),
                 openapi.route(),
                 *ui.routes(),
             ],

@@ -52,6 +52,22 @@ MIGRATIONS: Final = (
     INSERT INTO entries SELECT device, definition, CAST(mib AS TEXT) FROM footprints;
     DROP TABLE footprints;
     """,
+    """
+    CREATE TABLE requests (number INTEGER PRIMARY KEY, view TEXT NOT NULL) STRICT;
+    CREATE TABLE usage (
+        day TEXT NOT NULL,
+        key_id TEXT NOT NULL,
+        key TEXT NOT NULL,
+        model TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        failed INTEGER NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        cached_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        gpu_s REAL NOT NULL,
+        PRIMARY KEY (day, key_id, model)
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 """One script for each schema version, in order. Never change the result of one that was released; add another."""
 
@@ -149,6 +165,25 @@ class Store:
     def began(self) -> float:
         """Since when (Unix seconds) all that was kept is here: the file was new then, or an older copy took its place."""
         return float(self._entries.get(_BEGAN, "0"))
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` gives, which is done in the store's thread, in one transaction. For tables of their own.
+
+        Raises NotSavedError; then nothing has changed.
+        """
+        file = self._file
+        if file is None:
+            raise NotSavedError(f"the store {self.path} can't be used: {self.trouble or 'it is closed'}")
+
+        def within() -> T:
+            with file:  # commits, or rolls back
+                return work(file)
+
+        try:
+            return await self._do(within)
+        except sqlite3.Error as error:
+            self.trouble = str(error)
+            raise NotSavedError(f"the store {self.path} can't be used: {error}") from error
 
     async def put(self, collection: str, key: str, value: JsonValue) -> None:
         """Change one value, or delete it (None). Raises NotSavedError; then nothing has changed."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from supervisor.daemon.alert_hook import Delivery
 from supervisor.daemon.sets import SetList, Switch
+from supervisor.daemon.usage import UsageList
 from supervisor.dialects.operation import (
     Example,
     Operation,
@@ -160,6 +162,55 @@ SECTION: Final = Section(
             answer=_TASK,
             errors=(404,),
             example=Example(path="/v1/admin/tasks/task:reply", needs="a task", answer=_PRIMARY),
+        ),
+        Operation(
+            "GET",
+            "/v1/admin/usage",
+            "What each key used on each day: requests, tokens, seconds of GPUs.",
+            """The last 30 days, or those of `from` and `to`, as this machine's clock names them; 400 days are kept. Each request counts once, on the
+day of its end, for its key and the model that answered. A GPU second is one second of one GPU during which a worker had the request;
+requests that a worker computes together count each as if alone. As CSV, names that a spreadsheet would take for formulas have an
+apostrophe before them.""",
+            scope="admin",
+            parameters=(
+                Parameter("from", "The first day, such as 2026-11-01."),
+                Parameter("to", "The last day."),
+                Parameter("key", "Only this key, by its name or id."),
+                Parameter("model", "Only this model."),
+                Parameter("by_model", "A row for each model.", flag()),
+                Parameter("format", "`json` or `csv`; without it `Accept: text/csv` counts.", choice("json", "csv")),
+            ),
+            answer=struct(UsageList),
+            other_types=("text/csv",),
+            errors=(507,),
+            example=Example(
+                needs="requests of an earlier day",
+                answer={
+                    "data": [
+                        {
+                            "day": "2026-11-26",
+                            "key": "anna",
+                            "key_id": "key_0123456789abcdef01234567",
+                            "requests": 214,
+                            "failed": 3,
+                            "prompt_tokens": 512400,
+                            "cached_tokens": 301220,
+                            "completion_tokens": 61230,
+                            "gpu_s": 1893.4,
+                            "model": None,
+                        }
+                    ]
+                },
+            ),
+        ),
+        Operation(
+            "POST",
+            "/v1/admin/alerts/test",
+            "Send an alert on all [configured ways](operations.md#alerts), once, to see whether it arrives.",
+            scope="admin",
+            answer=struct(Delivery),
+            errors=(503,),
+            example=Example(needs="`server.alerts`", answer={"webhook": None, "command": "command: it ended with 1"}),
         ),
         Operation(
             "GET",

@@ -1,0 +1,125 @@
+"""Keeps what ended over restarts: the last requests, and what each key used on each day. Written every few seconds, off the loop.
+
+A daemon that is killed loses what ended since the last write, and nothing else. While a successor has the store nothing is
+written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+from datetime import date, timedelta
+from typing import Final
+
+import msgspec
+import structlog
+
+from supervisor.core.types import ModelId
+from supervisor.daemon.ended import ENDED, Ended, EndedBefore
+from supervisor.daemon.requests import InFlight
+from supervisor.daemon.usage import Used, summed, today, used
+from supervisor.io.store import NotSavedError, Store
+
+log = structlog.get_logger("llmux.requests")
+
+FLUSH_S: Final = 2.0
+KEPT_DAYS: Final = 400
+_ADD: Final = """
+    INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (day, key_id, model) DO UPDATE SET
+        key = excluded.key,
+        requests = requests + excluded.requests,
+        failed = failed + excluded.failed,
+        prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+        cached_tokens = cached_tokens + excluded.cached_tokens,
+        completion_tokens = completion_tokens + excluded.completion_tokens,
+        gpu_s = gpu_s + excluded.gpu_s
+"""
+
+
+class RequestLog:
+    """One for each daemon. Use from the event loop's thread."""
+
+    def __init__(self, store: Store, requests: InFlight, epoch: float, run: str) -> None:
+        """`epoch`: when the engine's clock was zero, in Unix seconds; `run`: what stands before this daemon's numbers."""
+        self._store = store
+        self._requests = requests
+        self._epoch = epoch
+        self._run = run
+        self._turn = asyncio.Lock()
+        self._has_failed = False
+
+    async def open(self) -> None:
+        """Restore the last requests, and keep from now on."""
+        self._requests.kept = []
+        with contextlib.suppress(NotSavedError):  # which `Store` has said
+            texts = await self._store.run(_last)
+            found = [one for text in texts if (one := _before(text)) is not None]
+            self._requests.restore(found)
+
+    async def run(self) -> None:
+        """Loops: writes what has ended."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what has ended so far. What can't be written is tried again with the next."""
+        async with self._turn:
+            ended = self._requests.kept
+            if not ended:
+                return
+            self._requests.kept = []
+            try:
+                await self._store.run(lambda file: self._write(file, ended))
+                self._has_failed = False
+            except NotSavedError as error:
+                self._requests.kept = [*ended, *self._requests.kept][-ENDED:]
+                if not self._has_failed:  # once, and not every few seconds
+                    log.warning("requests.not_kept", reason=error.message)
+                self._has_failed = True
+
+    async def usage(self, first: date, last: date) -> list[Used]:
+        """What was used on these days. Raises NotSavedError where it can't be read."""
+        await self.flush()
+        return await self._store.run(
+            lambda file: [
+                Used(*row)
+                for row in file.execute("SELECT * FROM usage WHERE day BETWEEN ? AND ?", (str(first), str(last)))
+            ]
+        )
+
+    def _write(self, file: sqlite3.Connection, ended: list[Ended]) -> None:
+        """In the store's thread."""
+        texts = [(msgspec.json.encode(self._kept(one)).decode(),) for one in ended[-ENDED:]]
+        file.executemany("INSERT INTO requests (view) VALUES (?)", texts)
+        file.execute("DELETE FROM requests WHERE number <= (SELECT max(number) FROM requests) - ?", (ENDED,))
+        file.executemany(_ADD, summed(used(one, self._epoch) for one in ended))
+        file.execute("DELETE FROM usage WHERE day < ?", (str(today() - timedelta(days=KEPT_DAYS)),))
+
+    def _kept(self, one: Ended) -> dict[str, object]:
+        view = one.view(self._epoch)
+        number = None if one.id is None else f"{self._run}-{one.id}"
+        return {"model": one.model, "view": {**view, "id": number}}
+
+
+def _last(file: sqlite3.Connection) -> list[str]:
+    return [text for (text,) in file.execute("SELECT view FROM requests ORDER BY number")]
+
+
+def _before(text: str) -> EndedBefore | None:
+    """None for what is no request: somebody else wrote it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    view = found.get("view") if isinstance(found, dict) else None
+    if (
+        not isinstance(view, dict)
+        or not isinstance(view.get("request_id"), str)
+        or not isinstance(view.get("at"), float)
+    ):
+        return None
+    return EndedBefore(view, ModelId(found["model"]) if isinstance(found.get("model"), str) else None)

@@ -1,0 +1,126 @@
+"""What each key used on each day: requests, tokens, seconds of GPUs. Counted once a request has ended, on the day of that.
+
+A GPU second is one second of one GPU during which a worker had the request, from its admission to the end of the answer. Requests that a
+worker computes together count each as if alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterable
+from datetime import date, datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from runtimes.device_kind import HOST
+from supervisor.core.types import REMOTE
+from supervisor.daemon.ended import Ended
+
+NO_KEY: Final = "(no key)"
+_NO_GPU: Final = frozenset({HOST.device_id(), *REMOTE})
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula."""
+
+
+class Used(NamedTuple):
+    """What one request used, and what is summed for its day, key and model."""
+
+    day: str
+    key_id: str
+    key: str
+    model: str
+    requests: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    gpu_s: float
+
+
+class UsageRow(msgspec.Struct):
+    """The sum for a day and key, and for a model where that was asked for. `key_id`: of a key that is called so now or was."""
+
+    day: str
+    key: str
+    key_id: str
+    requests: int
+    failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    gpu_s: float
+    model: str | None = None
+
+
+class UsageList(msgspec.Struct):
+    """The oldest day first."""
+
+    data: list[UsageRow]
+
+
+def today() -> date:
+    """By this machine's time zone, as all days of usage are."""
+    return datetime.now().astimezone().date()
+
+
+def used(ended: Ended, epoch: float) -> Used:
+    """By a request that has ended. `epoch`: when the engine's clock was zero, in Unix seconds."""
+    gpus = sum(device not in _NO_GPU for device in ended.devices)
+    busy_s = 0.0 if ended.admitted_at is None else max(0.0, ended.ended_at - ended.admitted_at)
+    prompt, completion = ended.record["prompt_tokens"], ended.record["completion_tokens"]
+    return Used(
+        time.strftime("%Y-%m-%d", time.localtime(ended.ended_at + epoch)),
+        ended.key_id,
+        str(ended.record["key"] or NO_KEY),
+        ended.model or "",
+        1,
+        int(ended.has_failed),
+        prompt if isinstance(prompt, int) else 0,
+        ended.cached_tokens or 0,
+        completion if isinstance(completion, int) else 0,
+        gpus * busy_s,
+    )
+
+
+def summed(all_used: Iterable[Used], *, by_model: bool = True) -> list[Used]:
+    """One for each day, key and model; `by_model=False`: of all models together."""
+    sums: dict[tuple[str, str, str], Used] = {}
+    for one in all_used:
+        model = one.model if by_model else ""
+        before = sums.get((one.day, one.key_id, model))
+        amounts = one[4:] if before is None else tuple(map(sum, zip(before[4:], one[4:], strict=True)))
+        sums[one.day, one.key_id, model] = Used(one.day, one.key_id, one.key, model, *amounts)
+    return [sums[at] for at in sorted(sums)]
+
+
+def rows(all_used: Iterable[Used], *, by_model: bool) -> list[UsageRow]:
+    """For the API."""
+    return [
+        UsageRow(
+            one.day,
+            one.key,
+            one.key_id,
+            *one[4:9],
+            round(one.gpu_s, 3),
+            (one.model or None) if by_model else None,
+        )
+        for one in summed(all_used, by_model=by_model)
+    ]
+
+
+def as_csv(found: Iterable[UsageRow], *, by_model: bool) -> str:
+    """By RFC 4180. A name that a spreadsheet would take for a formula gets an apostrophe before it."""
+    names = [field for field in UsageRow.__struct_fields__ if by_model or field != "model"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(names)
+    for row in found:
+        writer.writerow([_cell(getattr(row, name)) for name in names])
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
