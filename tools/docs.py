@@ -361,6 +361,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
     return {
         "server": partial(section, "ServerConfig"),
         "media": partial(section, "MediaConfig"),
+        "alerts": partial(section, "AlertsConfig"),
         "governance": partial(section, "GovernanceConfig"),
         "limits": partial(section, "LimitsConfig"),
         "devices": partial(section, "DeviceConfig"),

@@ -30,7 +30,7 @@ LIMIT_S: Final = 10.0
 AGAIN_S: Final = 60.0
 PAUSES_S: Final = (1.0, 5.0)
 MOST_WAITING: Final = 100
-TEST: Final = Alert("alert.test", "An operator tries whether alerts arrive.")
+TEST: Final = Alert(code="alert.test", message="An operator tries whether alerts arrive.")
 LOG_NAME: Final = "(alerts).log"
 _LOG_BYTES: Final = 1 << 20
 

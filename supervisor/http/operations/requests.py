@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from supervisor.daemon.body_log import KeptBody
 from supervisor.dialects.operation import (
     EVENTS,
     Example,
@@ -18,6 +19,7 @@ from supervisor.dialects.operation import (
     named,
     number,
     record,
+    struct,
     text,
     whole,
 )
@@ -178,7 +180,7 @@ SECTION: Final = Section(
             "GET",
             "/v1/admin/requests/ended",
             "The last 1000 requests that ended, newest first; never their bodies.",
-            """They outlive a reload, not a restart. Each has the fields of [the line in the log](operations.md#log), and those of
+            """They outlive reloads and restarts; one of an earlier daemon has an `id` with that daemon's mark before its number. Each has the fields of [the line in the log](operations.md#log), and those of
 the table. `kind` in its `wait` is one of `body` (its body arrived and was read), `place` (the worker answered as many as it
 may), `turn` (other models came first), `drain` (requests of a worker that had to go), `unload` (a worker ended), `memory` (memory
 came back), `load`, `crash` (the pause after one), `health` (the worker did not answer), `retry` (the first worker ended),
@@ -204,6 +206,25 @@ came back), `load`, `crash` (the pause after one), `health` (the worker did not 
             answer=_ONE,
             errors=(404,),
             example=Example(path="/v1/admin/requests/1"),
+        ),
+        Operation(
+            "GET",
+            "/v1/admin/requests/{id}/body",
+            "The body of a request that has ended, and the answer, where its model has [`keep_bodies`](operations.md#bodies-of-requests).",
+            scope="admin",
+            answer=struct(KeptBody),
+            errors=(404,),
+            example=Example(
+                path="/v1/admin/requests/1/body",
+                needs="a model with `keep_bodies`",
+                answer={
+                    "request": '{\n "model": "qwen3"\n}',
+                    "request_cut": False,
+                    "answer": '{"choices": []}',
+                    "answer_cut": False,
+                    "answer_type": "application/json",
+                },
+            ),
         ),
         Operation(
             "DELETE",

@@ -17,11 +17,13 @@ import { RequestsPage } from "./request-list.js";
 import { go, parts } from "./route.js";
 import { HelpDialog, listen } from "./shortcuts.js";
 import { dismiss, state, subscribe } from "./state.js";
+import { UsagePage } from "./usage.js";
 
 const PAGES = [
   { path: "", title: "Overview" },
   { path: "playground", title: "Playground" },
   { path: "requests", title: "Requests" },
+  { path: "usage", title: "Usage" },
   { path: "decisions", title: "Decisions" },
   { path: "connect", title: "Connect" },
   { path: "configuration", title: "Configuration" },
@@ -111,6 +113,7 @@ function App() {
       ${shown === "" && html`<${Overview} />`}
       ${shown === "playground" && html`<${Playground} kind=${detail} />`}
       ${shown === "requests" && html`<${RequestsPage} />`}
+      ${shown === "usage" && html`<${UsagePage} />`}
       ${shown === "decisions" && html`<${DecisionsPage} model=${detail} chosen=${more} />`}
       ${shown === "connect" && html`<${Connect} />`}
       ${shown === "configuration" && html`<${ConfigurationPage} />`}

@@ -68,7 +68,7 @@ export function RequestsPage() {
       </table>`}
       ${found.length > most && html`<div class="buttons"><button onClick=${() => setMost(most + STEP)}>Show ${Math.min(STEP, found.length - most)} more</button></div>`}
       ${found.length === 0 && html`<${Empty}>${all.length ? "No request matches." : "No request has ended yet."}<//>`}
-      <p class="hint">The daemon keeps the last ${ENDED_KEPT}, without their prompts and answers; its log has all of them.</p>
+      <p class="hint">The daemon keeps the last ${ENDED_KEPT}, also over a restart, without their prompts and answers unless a model has <code>keep_bodies</code>; its log has all of them.</p>
     </section>
     <${Clients} />`;
 }

@@ -10,6 +10,7 @@ import { asker, duration, milliseconds, time } from "./format.js";
 import { Dialog, Empty, Snippet } from "./parts.js";
 import { hasFailed } from "./request-list.js";
 import { href } from "./route.js";
+import { idOf } from "./state.js";
 
 const AGAIN_MS = 1000;
 
@@ -71,6 +72,17 @@ function Facts({ request }) {
   return html`<dl class="facts">${facts.filter(([, value]) => value).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
 }
 
+/** What was kept of its body and its answer. */
+function Bodies({ id }) {
+  const [kept, setKept] = useState(null);
+  useEffect(() => void get(`/v1/admin/requests/${encodeURIComponent(id)}/body`).then(setKept, (error) => setKept({ error: error.message })), [id]);
+  if (!kept) return null;
+  if (kept.error) return html`<p class="hint">${kept.error}</p>`;
+  const more = (cut) => (cut ? html` <small>its beginning</small>` : "");
+  return html`<h3>Body${more(kept.request_cut)}</h3><${Snippet} label="body" text=${kept.request} />
+    <h3>Answer${more(kept.answer_cut)} <small>${kept.answer_type}</small></h3><${Snippet} label="answer" text=${kept.answer} />`;
+}
+
 function Found({ request }) {
   const running = request.state !== "finished";
   const failed = !running && hasFailed(request);
@@ -84,7 +96,8 @@ function Found({ request }) {
     <${Phases} request=${request} />
     <${Facts} request=${request} />
     ${request.decisions.length > 0 && html`<h3>What was decided while it waited</h3><${Decisions} decisions=${request.decisions} />`}
-    ${request.path && html`<h3>Try it again</h3><p class="hint">Its body was not kept: this one is a short example.</p><${Snippet} label="request as curl" text=${curl(request)} />`}`;
+    ${!running && physical(request.model)?.definition?.keep_bodies && html`<${Bodies} id=${idOf(request)} />`}
+    ${request.path && html`<h3>Try it again</h3><p class="hint">This body is a short example.</p><${Snippet} label="request as curl" text=${curl(request)} />`}`;
 }
 
 export function RequestDialog({ id, onClose }) {

@@ -25,7 +25,7 @@ export function useShortcuts(table) {
 }
 
 const HELP = [
-  ["1 – 7", "Overview, playground, requests, decisions, connect, configuration, daemon"],
+  ["1 – 8", "Overview, playground, requests, usage, decisions, connect, configuration, daemon"],
   ["j  k", "Next, previous model"],
   ["Enter", "Details of the model: why, log, definition"],
   ["l", "Load it"],
