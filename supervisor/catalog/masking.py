@@ -31,6 +31,8 @@ def masked(value: JsonValue, key: str) -> JsonValue:
             }
         case list() if all(isinstance(word, str) for word in value):
             return [masked_text(word) for word in _masked_words([str(word) for word in value])]
+        case list():
+            return [masked(item, key) for item in value]
         case str() if key in {"cmd", "stop_cmd", "kill_cmd"}:
             return masked_text(" ".join(_masked_words(value.split())))
         case str():

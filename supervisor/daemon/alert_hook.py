@@ -60,7 +60,7 @@ class AlertHook:
         self._config = config
         self._instance = instance
         self._log = log_dir / LOG_NAME
-        self._waiting: asyncio.Queue[Alert] = asyncio.Queue(MOST_WAITING)
+        self._waiting: asyncio.Queue[AlertMessage] = asyncio.Queue(MOST_WAITING)
         self._sent: dict[tuple[str, str | None, str | None], float] = {}
         self._count = 0
 
@@ -73,22 +73,22 @@ class AlertHook:
             return
         self._sent = {key: at for key, at in self._sent.items() if now - at < AGAIN_S} | {about: now}
         with contextlib.suppress(asyncio.QueueFull):
-            self._waiting.put_nowait(alert)
+            self._waiting.put_nowait(_message(alert))
 
     async def run(self) -> None:
         """Loops: sends what waits."""
         while True:
-            alert = await self._waiting.get()
+            message = await self._waiting.get()
             config = self._config()
             for way in (self._post, self._run):
                 for pause_s in (*PAUSES_S, None):
                     try:
                         if config is not None:
-                            await way(config, _message(alert))
+                            await way(config, message)
                         break
                     except (LlmuxError, OSError) as error:
                         if pause_s is None:
-                            log.warning("alert.not_sent", code=alert.code, reason=str(error))
+                            log.warning("alert.not_sent", code=message.code, reason=str(error))
                             break
                         await asyncio.sleep(pause_s)
 

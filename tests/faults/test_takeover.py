@@ -308,6 +308,15 @@ class TestNobodyNotices:
             )
             assert new.status_code == 200
 
+    def test_what_ended_before_it_is_remembered_and_counted_once(self, make):
+        daemon = make({"a": fake()})
+        assert daemon.chat("a").status_code == 200
+        daemon.upgrade()
+        assert daemon.chat("a").status_code == 200
+        ended = daemon.get("/v1/admin/requests/ended").json()["data"]
+        assert [(one["model"], one["status"]) for one in ended] == [("a", 200)] * 2
+        assert [row["requests"] for row in daemon.get("/v1/admin/usage").json()["data"]] == [2]
+
     def test_a_load_that_an_operator_waits_for(self, make, tmp_path):
         may_load = tmp_path / "may-load"
         daemon = make({"slow": held(may_load), "cold": fake()})

@@ -368,3 +368,29 @@ class TestLoads:
             expect(slow_load).to_contain_text("cancelled by an operator")
             expect(slow_load.get_by_role("button")).to_have_count(0)
             expect(row(page, "slow")).to_contain_text("stopped")
+
+
+class TestUsage:
+    """What each key used, as a table and as a file."""
+
+    @pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (390, "light")])
+    def test_by_key_and_model_and_as_csv(self, tmp_path, open_page, width, theme):
+        with running(tmp_path, {"models": {"a": fake(), "b": fake(keep_bodies=True)}}) as daemon:
+            for model in ("a", "a", "b"):
+                daemon.chat(model, text="What is kept?")
+            page = open_page(daemon, "usage", width=width, theme=theme)
+            rows = page.locator(".usage-table tbody tr")
+            expect(rows).to_have_count(2)  # the total, and the one key
+            expect(rows.nth(1)).to_contain_text("(no key)")
+            expect(rows.nth(1).locator("td").nth(1)).to_have_text("3")
+            page.get_by_label("By model").check()
+            expect(rows).to_have_count(3)
+            with page.expect_download() as download:
+                page.get_by_role("button", name="Download as CSV").click()
+            lines = download.value.path().read_text().splitlines()
+            assert lines[0].startswith("day,key,key_id,requests")
+            assert len(lines) == 3
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.goto(f"{daemon.url}/ui/#/requests")
+            page.get_by_role("link", name="b", exact=True).click()
+            expect(page.get_by_label("body", exact=True)).to_contain_text("What is kept?")
