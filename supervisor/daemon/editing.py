@@ -211,8 +211,10 @@ class Editor:
 
     async def settings(self, name: str) -> SettingsView:
         """What can be set of a model, and what the file says. Raises NotFoundError."""
-        found = await self._read()
-        model = self._daemon.catalog.resolve(name).model
+        return await asyncio.to_thread(self._settings, self._daemon.catalog.resolve(name).model, await self._read())
+
+    def _settings(self, model: CatalogModel, found: _File) -> SettingsView:
+        """Blocks for milliseconds."""
         document = _document(found.text)
         entry = _table(_table(document, "models"), model.id)
         described = model.adapter.config.model_json_schema()["properties"]
@@ -325,10 +327,8 @@ class Editor:
         return _File(text, "server.edit is none" if self._allowed == "none" else locked)
 
     async def _check(self, edit: Edit, before: _File) -> Checked:
-        text = await asyncio.to_thread(self._edited, edit, before.text)
-        checked = Checked(f'"{digest(text)}"', text, _diff(before.text, text), [], [], [])
-        if self._allowed != "all":
-            checked.guarded = list(guarded_changes(_document(before.text), _document(text)))
+        checked = await asyncio.to_thread(self._draft, edit, before.text)
+        text = checked.text
         try:
             rehearsal = await self._reloader.rehearse(text, force=edit.force or edit.remove)
         except MistakesError as error:
@@ -344,6 +344,13 @@ class Editor:
             checked.notes = list(self._overruled(rehearsal.catalog, spec.id, edit.keys))
             checked.fit = None if spec.remote else self._fit(spec)
         return checked
+
+    def _draft(self, edit: Edit, before: str) -> Checked:
+        """The edit as a text, and what of it only the owner may do. Blocks."""
+        text = self._edited(edit, before)
+        is_free = self._allowed == "all"
+        guarded = () if is_free else guarded_changes(_document(before), _document(text))
+        return Checked(f'"{digest(text)}"', text, _diff(before, text), [], [*guarded], [])
 
     def _overruled(self, catalog: Catalog, model: ModelId, keys: Iterable[str]) -> Iterator[str]:
         """What has no effect, because another file says it, too."""

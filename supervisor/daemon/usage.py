@@ -11,6 +11,7 @@ import io
 import time
 from collections.abc import Iterable
 from datetime import date, datetime
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -66,13 +67,19 @@ def today() -> date:
     return datetime.now().astimezone().date()
 
 
+@lru_cache(maxsize=8)
+def _day(minute: int) -> str:
+    """Of a minute since the epoch: each begins on one day."""
+    return time.strftime("%Y-%m-%d", time.localtime(minute * 60))
+
+
 def used(ended: Ended, epoch: float) -> Used:
     """By a request that has ended. `epoch`: when the engine's clock was zero, in Unix seconds."""
     gpus = sum(device not in _NO_GPU for device in ended.devices)
     busy_s = 0.0 if ended.admitted_at is None else max(0.0, ended.ended_at - ended.admitted_at)
     prompt, completion = ended.record["prompt_tokens"], ended.record["completion_tokens"]
     return Used(
-        time.strftime("%Y-%m-%d", time.localtime(ended.ended_at + epoch)),
+        _day(int(ended.ended_at + epoch) // 60),
         ended.key_id,
         str(ended.record["key"] or NO_KEY),
         ended.model or "",
@@ -87,13 +94,20 @@ def used(ended: Ended, epoch: float) -> Used:
 
 def summed(all_used: Iterable[Used], *, by_model: bool = True) -> list[Used]:
     """One for each day, key and model; `by_model=False`: of all models together."""
-    sums: dict[tuple[str, str, str], Used] = {}
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    gpu_s: dict[tuple[str, str, str], float] = {}
+    names: dict[tuple[str, str, str], str] = {}
     for one in all_used:
-        model = one.model if by_model else ""
-        before = sums.get((one.day, one.key_id, model))
-        amounts = one[4:] if before is None else tuple(map(sum, zip(before[4:], one[4:], strict=True)))
-        sums[one.day, one.key_id, model] = Used(one.day, one.key_id, one.key, model, *amounts)
-    return [sums[at] for at in sorted(sums)]
+        at = one.day, one.key_id, one.model if by_model else ""
+        names[at] = one.key
+        amounts = sums.setdefault(at, [0, 0, 0, 0, 0])
+        amounts[0] += one.requests
+        amounts[1] += one.failed
+        amounts[2] += one.prompt_tokens
+        amounts[3] += one.cached_tokens
+        amounts[4] += one.completion_tokens
+        gpu_s[at] = gpu_s.get(at, 0.0) + one.gpu_s
+    return [Used(at[0], at[1], names[at], at[2], *sums[at], gpu_s[at]) for at in sorted(sums)]
 
 
 def rows(all_used: Iterable[Used], *, by_model: bool) -> list[UsageRow]:

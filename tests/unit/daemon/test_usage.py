@@ -7,6 +7,7 @@ import io
 
 import pytest
 
+from supervisor.daemon import usage
 from supervisor.daemon.ended import Ended
 from supervisor.daemon.usage import as_csv, rows, summed, used
 
@@ -57,6 +58,7 @@ class TestOne:
         import time
 
         time.tzset()
+        usage._day.cache_clear()
         try:
             day_s = 20_000 * 86_400
             assert [used(ended(), day_s + hour * 3600 - 12).day for hour in (0, 14, 15)] == ["2024-10-04"] * 2 + [
@@ -65,6 +67,7 @@ class TestOne:
         finally:
             monkeypatch.undo()
             time.tzset()
+            usage._day.cache_clear()
 
 
 class TestSums:
