@@ -107,7 +107,7 @@ def summed(all_used: Iterable[Used], *, by_model: bool = True) -> list[Used]:
         amounts[3] += one.cached_tokens
         amounts[4] += one.completion_tokens
         gpu_s[at] = gpu_s.get(at, 0.0) + one.gpu_s
-    return [Used(at[0], at[1], names[at], at[2], *sums[at], gpu_s[at]) for at in sorted(sums)]
+    return [Used._make((at[0], at[1], names[at], at[2], *sums[at], gpu_s[at])) for at in sorted(sums)]
 
 
 def rows(all_used: Iterable[Used], *, by_model: bool) -> list[UsageRow]:
