@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 from supervisor.daemon.additions import Additions, Wanted
 from supervisor.daemon.editing import Editor, ReadOnlyError
+from supervisor.http.answer import answer
 from supervisor.http.auth import CONFIG
-from supervisor.http.editing import answer
 from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.parameters import struct_body
 

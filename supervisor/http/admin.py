@@ -27,7 +27,7 @@ from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.task_views import task_view, task_views
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
-from supervisor.http.editing import answer
+from supervisor.http.answer import answer
 from supervisor.io.distribution import version
 from supervisor.proxy.parameters import flag, json_object, number
 

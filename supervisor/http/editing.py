@@ -5,7 +5,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,6 +12,7 @@ from starlette.routing import Route
 from supervisor.catalog.document import MAX_BYTES
 from supervisor.daemon.editing import Edit, Editor
 from supervisor.errors import LlmuxError
+from supervisor.http.answer import answer
 from supervisor.http.auth import CONFIG
 from supervisor.proxy.parameters import struct_body
 
@@ -59,9 +59,3 @@ def routes(editor: Editor) -> list[Route]:
         Route(f"{CONFIG}/versions/{{id}}", version, methods=["GET"]),
         Route(f"{CONFIG}/models/{{name:path}}", settings, methods=["GET"]),
     ]
-
-
-def answer(value: object, etag: str | None = None, status: int = HTTPStatus.OK) -> Response:
-    """A struct as JSON."""
-    headers = {} if etag is None else {"etag": etag}
-    return Response(msgspec.json.encode(value), status, headers, "application/json")

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from supervisor.daemon.sets import Sets, Switch
-from supervisor.http.editing import answer
+from supervisor.http.answer import answer
 from supervisor.proxy.parameters import struct_body
 
 
