@@ -100,6 +100,19 @@ class TestSettings:
         expect(page.locator(".notice")).to_contain_text("saved")
         assert (entry(home, "chat")["n_ctx"], home.config_path.read_text()[-9:]) == (4096, "# theirs\n")
 
+    def test_where_the_file_is_read_only_the_lines_are_there_to_copy(self, tmp_path, open_page):
+        config = {"models": {"chat": gguf(tiny.model(name="tiny-chat"))}, "server": {"edit": "none"}}
+        with running(tmp_path, config) as daemon:
+            page = open_page(daemon, "models/chat/settings")
+            expect(page.locator(".settings-form")).to_contain_text("Nothing can be saved here: server.edit is none.")
+            page.get_by_label("Context, in tokens").fill("4096")
+            expect(page.get_by_label("lines to enter", exact=True)).to_have_text("    n_ctx: 4096")
+            expect(page.get_by_role("button", name="Save")).to_be_disabled()
+            page.goto(f"{daemon.url}/ui/#/configuration")
+            page.get_by_label(TEXT).fill(f"{daemon.config_path.read_text()}# more\n")
+            page.get_by_role("button", name="Copy the text").click()
+            assert page.evaluate("navigator.clipboard.readText()").endswith("# more\n")
+
     def test_without_the_scope_a_load_is_left(self, home, open_page):
         page = opened(open_page, home, "models/chat/settings", LOOKER)
         expect(page.locator(".settings-form")).to_contain_text(

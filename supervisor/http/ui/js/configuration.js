@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { get, post, send } from "./api.js";
 import { Diff, WhyNotSaved, WhyLocked } from "./edit-parts.js";
 import { plural } from "./format.js";
-import { Empty, Select, useWork, Warnings } from "./parts.js";
+import { copy, Empty, Select, useWork, Warnings } from "./parts.js";
 import { notify, state } from "./state.js";
 
 const PATH = "/v1/admin/config";
@@ -117,13 +117,14 @@ export function ConfigurationPage() {
   return html`<h1 class="unseen">Configuration</h1>
     <section class="panel stack" aria-labelledby="configuration-title" aria-busy=${saving}>
       <div class="title"><h2 id="configuration-title">Configuration <small>${file.path}</small></h2><${Versions} versions=${file.versions} current=${file.etag} onChosen=${goBack} /></div>
-      ${file.locked !== null && html`<p class="hint">It can't be changed from here: ${file.locked}. What you write is checked, and its difference can be copied.</p>`}
+      ${file.locked !== null && html`<p class="hint">It can't be changed from here: ${file.locked}. What you write is checked, and can be copied.</p>`}
       ${file.locked === null && file.edit === "safe" && html`<p class="hint" title=${file.guarded_keys.join(", ")}>Keys that name a program, its arguments or environment, and the section <code>server</code>, are read-only here. <code>server.edit: all</code> opens them.</p>`}
       <${Editor} area=${area} text=${text} marks=${marks} onInput=${change} />
       <${Marks} marks=${marks} onShow=${(line) => showLine(area.current, line)} />
       ${guarded.length > 0 && html`<p class="problem" role="alert">Read-only here: ${guarded.join(", ")}.</p>`}
       ${trouble && html`<${WhyNotSaved} error=${trouble} onAgain=${read} />`}
       ${isChanged && checked?.diff && html`<${Diff} text=${checked.diff} />`}
+      ${isChanged && file.locked !== null && html`<div class="buttons start"><button onClick=${() => copy(text)}>Copy the text</button></div>`}
       ${isChanged && checked?.difference && html`<${Effect} difference=${checked.difference} /><${Warnings} texts=${checked.difference.warnings} />`}
       <div class="buttons">
         ${isChanged && html`<button class="quiet" onClick=${() => change(file.text)}>Take back</button>`}

@@ -9,6 +9,14 @@ const TONES = { "+": "added", "-": "removed", "@": "place" };
 /** A unified difference. */
 export const Diff = ({ text }) => html`<pre class="diff" role="group" tabindex="0" aria-label="Difference">${text.split("\n").map((line, index) => html`<span key=${index} class=${TONES[line[0]] ?? ""}>${line}${"\n"}</span>`)}</pre>`;
 
+/** What a difference adds. */
+export const addedLines = (text) =>
+  text
+    .split("\n")
+    .filter((line) => line.startsWith("+"))
+    .map((line) => line.slice(1))
+    .join("\n");
+
 /** Why this page may not look at the configuration, and what to do. */
 export const WhyLocked = ({ error }) =>
   error.code === "insufficient_scope"

@@ -3,9 +3,9 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { load } from "./actions.js";
 import { get, post, send } from "./api.js";
-import { Diff, WhyNotSaved, WhyLocked } from "./edit-parts.js";
+import { addedLines, Diff, WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { mib, plural } from "./format.js";
-import { Empty, useWork } from "./parts.js";
+import { Empty, Snippet, useWork } from "./parts.js";
 import { askToRemove } from "./removing.js";
 import { notify, state } from "./state.js";
 
@@ -122,8 +122,8 @@ function Form({ model, told, refused, again }) {
       return;
     }
     notify(`${name} is saved.`);
-    takeBack();
     await again();
+    takeBack();
   });
   const loadable = new Set(Object.keys(model.load_constraints ?? {}));
   const forLoad = Object.fromEntries(Object.entries(keys).filter(([key, value]) => loadable.has(key) && value !== null));
@@ -132,7 +132,7 @@ function Form({ model, told, refused, again }) {
   const folded = told.settings.filter(({ key }) => !COMMON[key]);
   const mayNotSave = saving || refused || told.locked || !isChanged || !checked || checked.marks.length + checked.guarded.length > 0;
   return html`<form class="settings-form stack" onSubmit=${(event) => (event.preventDefault(), mayNotSave || save())}>
-    ${refused ? html`<${WhyLocked} error=${refused} />` : told.locked && html`<p class="hint">Nothing can be saved here: ${told.locked}. The lines below can be copied.</p>`}
+    ${refused ? html`<${WhyLocked} error=${refused} />` : told.locked && html`<p class="hint">Nothing can be saved here: ${told.locked}. What you set here can be copied, to be entered where the file comes from.</p>`}
     ${fit && html`<${Fit} fit=${fit} />`}
     <div class="fields">${told.settings.filter(({ key }) => COMMON[key]).map(field)}</div>
     <details><summary>${plural(folded.length, "further setting")}</summary><div class="fields">${folded.map(field)}</div></details>
@@ -142,6 +142,7 @@ function Form({ model, told, refused, again }) {
     ${checked?.notes.map((note) => html`<p class="problem">${note}</p>`)}
     ${trouble && html`<${WhyNotSaved} error=${trouble} onAgain=${again} />`}
     ${isChanged && checked?.diff && html`<details open=${Boolean(told.locked)}><summary>What is written</summary><${Diff} text=${checked.diff} /></details>`}
+    ${isChanged && told.locked && checked?.diff && html`<${Snippet} label="lines to enter" text=${addedLines(checked.diff)} />`}
     ${isChanged && checked?.difference?.stops.length > 0 && html`<p class="hint">Saving ends ${plural(checked.difference.stops.length, "worker")} after the running requests: ${checked.difference.stops.map((stop) => stop.model).join(", ")}.</p>`}
     <div class="buttons">
       ${told.etag && html`<button type="button" class="danger apart" onClick=${() => askToRemove(name, told.etag)}>Take out…</button>`}
