@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { get, post, send } from "./api.js";
-import { Diff, WhyNotSaved, WhyLocked } from "./edit-parts.js";
+import { Diff, WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { plural } from "./format.js";
 import { copy, Empty, Select, useWork, Warnings } from "./parts.js";
 import { notify, state } from "./state.js";
