@@ -7,6 +7,7 @@ old one said, with the change and nothing else, nothing comes of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ Document = dict[str, JsonValue]
 class EditError(LlmuxError):
     """The text is written in a way that can't be edited safely; `detail` has the lines for a person to add."""
 
+    status = HTTPStatus.CONFLICT
+    type = "invalid_request_error"
     code = "configuration_not_edited"
 
 
@@ -157,6 +160,8 @@ def _with_key(text: str, name: str, key: str, value: JsonValue) -> str:
     if mapping.flow_style:
         if own is not None and value is not None:
             return _spliced(text, own[1], flow(value))
+        if "#" in (written := text[mapping.start_mark.index : mapping.end_mark.index]) and "\n" in written:
+            raise ValueError  # it may be a comment, which would get lost
         rest = {each.value: text[each.start_mark.index : node.end_mark.index] for each, node in mapping.value}
         rest.pop(key, None)
         added = [f"{flow(key)}: {flow(value)}"] if value is not None else []

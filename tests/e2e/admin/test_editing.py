@@ -114,6 +114,19 @@ class TestSettings:
         assert refused.json()["error"]["param"] == "names"
         assert check(daemon, model="worker", names=["a name"])["marks"][0]["key"] == "virtual_models.a name"
 
+    def test_an_entry_that_can_not_be_edited_safely_gives_the_lines(self, daemon):
+        text = (
+            daemon.config_path.read_text()
+            .replace("  worker:", "  worker: &worker")
+            .replace("  large:", "  other: *worker\n  large:")
+        )
+        daemon.config_path.write_text(text)
+        daemon.post("/v1/admin/reload").raise_for_status()
+        refused = daemon.post(f"{CONFIG}/check", json={"model": "other", "keys": {"priority": 7}})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "configuration_not_edited")
+        assert refused.json()["error"]["detail"] == ["  other:", "    priority: 7"]
+        assert daemon.post(f"{CONFIG}/check", json={"model": "worker", "names": ["<<"]}).status_code == 409
+
     def test_what_another_file_overrules_is_noted(self, daemon):
         local = daemon.config_path.with_name("local.yaml")
         local.write_text("models:\n  worker:\n    priority: 3\n")

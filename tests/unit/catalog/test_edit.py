@@ -148,6 +148,12 @@ class TestKeys:
             "    # vram_mib: 2\n", "    # vram_mib: 2\n    vram_mib: 5\n"
         )
 
+    def test_a_comment_in_the_middle_is_not_lost(self):
+        text = "models:\n  a: {cmd: [b],\n    # mine\n    n: 1}\n"
+        assert with_keys(text, "a", {"n": 2}) == text.replace("n: 1", "n: 2")
+        with pytest.raises(EditError, match="yourself"):
+            with_keys(text, "a", {"m": 2})
+
     @pytest.mark.parametrize("name", ["a", "nobody"])
     def test_that_others_share_is_refused_with_the_lines(self, name):
         with pytest.raises(EditError, match="yourself") as refused:

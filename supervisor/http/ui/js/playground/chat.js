@@ -126,6 +126,12 @@ export function Chat({ model, choice }) {
   const ask = (event) => {
     event?.preventDefault();
     if (busy || (!text.trim() && images.length === 0)) return;
+    try {
+      parsedTools(options.tools);
+    } catch (error) {
+      notify(error.message, "bad");
+      return;
+    }
     const asked = [...turns, { role: "user", text: text.trim(), images }];
     setText("");
     setImages([]);
