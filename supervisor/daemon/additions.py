@@ -109,7 +109,8 @@ class Additions:
             async with asyncio.timeout(LOOK_S):
                 await watched.run(words, lines.append)
         except TimeoutError as error:
-            raise UnavailableError(f"Nobody said within {LOOK_S:.0f} s what there is of {wanted.what}.") from error
+            message = f"Nobody said within {LOOK_S:.0f} s what there is of {wanted.what}."
+            raise UnavailableError(message, retry_after_s=LOOK_S) from error
         except UnavailableError as error:
             raise InvalidRequestError(error.message, code="addition_failed", param="what") from error
         return msgspec.json.decode(lines[-1], type=Found)
@@ -124,7 +125,7 @@ class Additions:
             if (self._all[number].what, self._all[number].name) == (wanted.what, wanted.name):
                 return self._all[number]
         if len(self._tasks) >= MOST_WAITING:
-            raise UnavailableError(f"{MOST_WAITING} models are being added; try again later.")
+            raise UnavailableError(f"{MOST_WAITING} models are being added; try again later.", retry_after_s=LOOK_S)
         self._last += 1
         addition = self._all[str(self._last)] = Addition(str(self._last), wanted.what, wanted.name)
         if len(self._all) > KEPT:

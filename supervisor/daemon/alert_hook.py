@@ -20,7 +20,7 @@ import structlog
 
 from supervisor.catalog.alerts import AlertsConfig
 from supervisor.core.effects import Alert
-from supervisor.errors import LlmuxError, UnavailableError
+from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 from supervisor.fleet.local import inherited
 from supervisor.io.spawn import SpawnOrder, spawn
 
@@ -93,10 +93,10 @@ class AlertHook:
                         await asyncio.sleep(pause_s)
 
     async def test(self) -> Delivery:
-        """Send one now, once. Raises UnavailableError where nothing is configured."""
+        """Send one now, once. Raises InvalidRequestError where nothing is configured."""
         config = self._config()
         if config is None or (config.webhook is None and not config.command):
-            raise UnavailableError(
+            raise InvalidRequestError(
                 "No way for alerts is configured: set server.alerts.webhook or server.alerts.command."
             )
         found: list[str | None] = []

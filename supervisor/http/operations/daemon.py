@@ -209,7 +209,6 @@ apostrophe before them.""",
             "Send an alert on all [configured ways](operations.md#alerts), once, to see whether it arrives.",
             scope="admin",
             answer=struct(Delivery),
-            errors=(503,),
             example=Example(needs="`server.alerts`", answer={"webhook": None, "command": "command: it ended with 1"}),
         ),
         Operation(

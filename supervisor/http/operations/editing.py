@@ -91,7 +91,7 @@ and which `others` would go. `notes` name keys that have no effect, because anot
             scope="configure",
             request=struct(Edit),
             answer=struct(Checked),
-            errors=(404,),
+            errors=(404, 409),
             example=Example({"model": "qwen3", "keys": {"n_ctx": 8192}}, needs=_NEEDS, answer=_CHECKED),
         ),
         Operation(

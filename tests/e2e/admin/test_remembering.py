@@ -243,7 +243,7 @@ class TestAlerts:
             daemon.start()
 
     def test_nothing_is_configured(self, daemon):
-        assert daemon.post("/v1/admin/alerts/test").status_code == 503
+        assert daemon.post("/v1/admin/alerts/test").status_code == 400
 
 
 def _asked(daemon: Daemon) -> None:
