@@ -83,7 +83,7 @@ class TestInfo:
         assert (info["pid"], info["port"], info["watch"]) == (site.process.pid, site.port, False)
         assert 0 < info["uptime_s"] < site.get("/v1/admin/info").json()["uptime_s"]
         files = info["configuration"]
-        assert files[0] == {"path": str(site.config_path), "exists": True}
+        assert files[0] == {"path": str(site.config_path), "exists": True, "kind": "configuration"}
         assert not any(file["exists"] for file in files[1:])
 
 
