@@ -55,8 +55,7 @@ def _guarded(value: JsonValue, trail: Trail) -> Iterator[tuple[Trail, JsonValue]
 def _is_guarded(trail: Trail, value: JsonValue) -> bool:
     if trail == (_WHOLE,) or trail[-1] in KEYS:
         return True
-    if trail[-1] == "runtime":
-        return value in RUNTIMES
-    return (
-        isinstance(value, str) and "$" in value and trail[0] in ("models", "models_from")
-    )  # a variable would show in what it becomes
+    if not isinstance(value, str):
+        return False
+    # A variable would show in what it becomes.
+    return (trail[-1] == "runtime" and value in RUNTIMES) or ("$" in value and trail[0] in ("models", "models_from"))

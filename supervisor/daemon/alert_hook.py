@@ -119,7 +119,7 @@ class AlertHook:
                 answer = await client.post(
                     config.webhook, content=msgspec.json.encode(message), headers={"content-type": "application/json"}
                 )
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnavailableError(f"webhook: {error or type(error).__name__}") from error
         if not answer.is_success:
             raise UnavailableError(f"webhook: it answered {answer.status_code}")

@@ -118,7 +118,8 @@ def _shown(data: bytes) -> str:
     """As people may see it."""
     text = data.decode("utf-8", "replace")
     try:
-        return json.dumps(_clean(masked(json.loads(text), "")), ensure_ascii=False, indent=1)
+        whole = json.dumps(_clean(masked(json.loads(text), "")), ensure_ascii=False, indent=1)
+        return whole.encode("utf-8", "replace").decode()  # JSON can name halves of characters
     except (ValueError, RecursionError):
         pass
     if "\0" in text or text.count("\ufffd") > len(text) // 20:

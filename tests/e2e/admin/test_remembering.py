@@ -233,6 +233,10 @@ class TestAlerts:
             assert answer["webhook"].startswith("webhook: ")
             assert answer["command"].startswith("command: it ended with 1")
             config = yaml.safe_load(daemon.config_path.read_text())
+            config["server"]["alerts"] = {"webhook": "http://[::1"}
+            daemon.config_path.write_text(yaml.safe_dump(config))
+            daemon.post("/v1/admin/reload")
+            assert daemon.post("/v1/admin/alerts/test").json()["webhook"].startswith("webhook: ")
             config["server"]["alerts"] = {"command": [sys.executable, "-c", sleeper]}
             daemon.config_path.write_text(yaml.safe_dump(config))
             assert daemon.post("/v1/admin/reload").json()["settings"] == ["server.alerts"]

@@ -88,6 +88,9 @@ class TestChanges:
             (lambda doc: doc["models"]["b"].update(trust_remote_code=True), ("models.b.trust_remote_code",)),
             (lambda doc: doc["models"]["b"].update(runtime="claude_cli"), ("models.b.runtime",)),
             (lambda doc: doc["models"]["b"].update(path="$HF_TOKEN"), ("models.b.path",)),
+            (lambda doc: doc["models"]["b"].update(runtime="$ANY"), ("models.b.runtime",)),
+            (lambda doc: doc["models"]["b"].update(runtime=["claude_cli"]), ()),  # a mistake, as a reload says
+            (lambda doc: doc["models"]["b"].update(runtime={"cmd": "x"}), ("models.b.runtime.cmd",)),
             (lambda doc: doc.update(models_from=["${HOME}"]), ("models_from[0]",)),
             (lambda doc: doc["server"].update(edit="all"), ("server",)),
             (lambda doc: doc.pop("server"), ("server",)),

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 
+import msgspec
 import pytest
 
 from supervisor.daemon.body_log import SHOWN_BYTES, Capture
@@ -46,6 +47,10 @@ class TestKept:
         assert json.loads(found.request) == {"messages": [{"content": "Hello"}]}
         assert (found.answer, found.answer_type) == ("data: {}\n\ndata: [DONE]\n\n", "text/event-stream")
         assert (found.request_cut, found.answer_cut) == (False, False)
+
+    def test_half_a_character(self):
+        found = kept(b'{"content": "\\ud800 and more"}', b"")
+        assert json.loads(msgspec.json.encode(found))["request"] == '{\n "content": "? and more"\n}'
 
     @pytest.mark.parametrize("field", ["api_key", "token", "password", "client_secret", "Authorization"])
     def test_no_value_that_is_named_like_a_secret(self, field):
