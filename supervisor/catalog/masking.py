@@ -20,6 +20,15 @@ _IN_TEXT = re.compile(
     r"|(?<![\w/.-])(?:sk-|hf_|gh[opsu]_|github_pat_|glpat-|xox[a-z]-)[\w-]{16,}"
 )
 
+_NAME = re.compile(r'(\\?)"([^"\\]{1,100})\1"\s*:')
+"""The name of a field of JSON, or of JSON in a string of JSON."""
+_ENDS = r"|[\[{\]}]|[^\s,\[{}\]\"\\]+"
+_TOKENS: Final = {
+    "": re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)' + _ENDS, re.DOTALL),
+    "\\": re.compile(r'\\"[^"\\]*(?:\\\\(?:\\.|.)[^"\\]*)*(?:\\"|\\*\Z)' + _ENDS, re.DOTALL),
+}
+"""Of such a field's value, by what stands before its quotes. The end of the text may be in a string."""
+
 
 def masked(value: JsonValue, key: str) -> JsonValue:
     """The value of a configuration's `key`, with secrets masked."""
@@ -44,6 +53,26 @@ def masked(value: JsonValue, key: str) -> JsonValue:
 def masked_text(text: str) -> str:
     """Text without passwords in URLs, credentials of headers, and tokens of well-known kinds."""
     return _IN_TEXT.sub(lambda found: (found[1] or found[2] or "") + MASK, text)
+
+
+def masked_fields(text: str) -> str:
+    """Without values of fields that are named like a secret: of JSON that is cut, or is in a string."""
+    parts: list[str] = []
+    at = 0
+    for found in _NAME.finditer(text):
+        if found.start() >= at and _SECRET.search(found[2]):
+            parts += text[at : found.end()], MASK
+            at = _end_of_value(text, found.end(), _TOKENS[found[1]])
+    return "".join([*parts, text[at:]])
+
+
+def _end_of_value(text: str, start: int, tokens: re.Pattern[str]) -> int:
+    depth = 0
+    for token in tokens.finditer(text, start):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if depth <= 0:
+            return token.end()
+    return len(text)
 
 
 def _masked_words(words: list[str]) -> Iterator[str]:

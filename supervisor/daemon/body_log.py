@@ -1,7 +1,7 @@
 """Keeps the bodies of requests and answers of models for which the operator switched that on (`keep_bodies`).
 
-No header is ever kept. Of a JSON body, values that are named like a secret are masked, and pictures and sounds are replaced by
-their size. All that happens in a thread, after the answer.
+No header is ever kept. Values that are named like a secret are masked, and pictures and sounds are replaced by their size: in JSON,
+in streams of JSON, and in the beginning of a longer one, which is no JSON any more. All that happens in a thread, after the answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from pydantic import JsonValue
 
-from supervisor.catalog.masking import masked, masked_text
+from supervisor.catalog.masking import masked, masked_fields, masked_text
 from supervisor.errors import NotFoundError
 from supervisor.io.held_body import Bytes
 from supervisor.io.kept_bodies import KeptBodies
@@ -27,9 +27,14 @@ log = structlog.get_logger("llmux.bodies")
 SHOWN_BYTES: Final = 64 * 1024
 READ_BYTES: Final = 8 * 1024 * 1024
 """A larger request isn't read as JSON, only its beginning is kept."""
+READ_TEXT: Final = 4 * SHOWN_BYTES
+"""Characters of one text in JSON, after the picture or sound with which it may begin."""
 _LONG: Final = 512
-_DATA: Final = re.compile(r"data:([\w.+/-]*);base64,")
-_BASE64: Final = re.compile(r"[A-Za-z0-9+/=_-]+")
+_BASE64: Final = re.compile(
+    r"(?:data:([\w.+/-]{1,100});base64,)?([A-Za-z0-9+/=_-]{40,}(?:(?:\\[nr/]|[\r\n])+[A-Za-z0-9+/=_-]+)*)"
+)
+"""Pictures and sounds, also in lines and as JSON writes them; with them long words, which are shorter than `_LONG`."""
+_LINE: Final = re.compile(r"(data: ?)?(.*)", re.DOTALL)
 
 
 class KeptBody(msgspec.Struct):
@@ -47,7 +52,8 @@ class Capture:
 
     def __init__(self, send: Send, body: Bytes | None) -> None:
         self._send = send
-        self.body = b"" if body is None else bytes(body) if len(body) <= READ_BYTES else bytes(body[: SHOWN_BYTES + 1])
+        self.is_cut = body is not None and len(body) > READ_BYTES
+        self.body = b"" if body is None else bytes(body[: SHOWN_BYTES + 1] if self.is_cut else body)
         self.answer = bytearray()
         self.answer_type = ""
 
@@ -61,12 +67,14 @@ class Capture:
 
     def kept(self) -> KeptBody:
         """Without secrets and media. Takes milliseconds."""
-        request, answer = _shown(self.body), _shown(bytes(self.answer))
+        request, answer = (  # JSON may have halves of characters, which no file can
+            _shown(data).encode(errors="replace").decode() for data in (self.body, bytes(self.answer))
+        )
         return KeptBody(
             request[:SHOWN_BYTES],
-            len(request) > SHOWN_BYTES,
+            self.is_cut or len(request) > SHOWN_BYTES,
             answer[:SHOWN_BYTES],
-            len(answer) > SHOWN_BYTES,
+            max(len(answer), len(self.answer)) > SHOWN_BYTES,
             self.answer_type,
         )
 
@@ -78,7 +86,6 @@ class BodyLog:
         """`run`: what stands before the numbers of this daemon's requests."""
         self._kept = kept
         self._run = run
-        self._models: Collection[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def keep(self, model: str, number: str, capture: Capture) -> None:
@@ -106,10 +113,10 @@ class BodyLog:
         return msgspec.json.decode(text, type=KeptBody)
 
     def limit_to(self, models: Collection[str]) -> None:
-        """Delete soon what was kept of all other models."""
-        if models != self._models:
-            self._models = models
-            task = asyncio.create_task(asyncio.to_thread(self._kept.limit_to, models))
+        """Keep those of no other model, and delete soon what there is."""
+        if models != self._kept.models:
+            self._kept.models = models
+            task = asyncio.create_task(asyncio.to_thread(self._kept.delete_others))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -118,24 +125,50 @@ def _shown(data: bytes) -> str:
     """As people may see it."""
     text = data.decode("utf-8", "replace")
     try:
-        whole = json.dumps(_clean(masked(json.loads(text), "")), ensure_ascii=False, indent=1)
-        return whole.encode("utf-8", "replace").decode()  # JSON can name halves of characters
+        return json.dumps(masked(_clean(json.loads(text)), ""), ensure_ascii=False, indent=1)
     except (ValueError, RecursionError):
         pass
     if "\0" in text or text.count("\ufffd") > len(text) // 20:
         return f"({len(data)} bytes that are no text)"
-    return masked_text(text)
+    return "\n".join(_line(line) for line in text.split("\n"))
+
+
+def _line(line: str) -> str:
+    """One of a stream, or of something else."""
+    found = _LINE.fullmatch(line)
+    assert found is not None
+    try:
+        value = json.loads(found[2])
+        cleaned = masked(_clean(value), "")
+    except (ValueError, RecursionError):
+        return masked_text(_clean_text(line))
+    return line if cleaned == value else f"{found[1] or ''}{json.dumps(cleaned, ensure_ascii=False)}"
 
 
 def _clean(value: JsonValue) -> JsonValue:
-    """Pictures and sounds as their size."""
+    """Pictures and sounds as their size. Texts of JSON, such as arguments of tools, without their secrets."""
     match value:
         case dict():
             return {key: _clean(item) for key, item in value.items()}
         case list():
             return [_clean(item) for item in value]
-        case str() if len(value) > _LONG and (found := _DATA.match(value)):
-            return f"({found[1] or 'data'}, {len(value) - found.end()} characters of base64)"
-        case str() if len(value) > _LONG and _BASE64.fullmatch(value):
-            return f"({len(value)} characters of base64)"
+        case str():
+            return _clean_text(value)
     return value
+
+
+def _clean_text(text: str) -> str:
+    """Cut first where nobody would see it: each pattern holds up the whole daemon while it looks."""
+    if len(text) > _LONG:
+        media = _BASE64.match(text)
+        rest = text if media is None else text[media.end() :]
+        cut = " (cut)" if len(rest) > READ_TEXT else ""
+        text = f"{_size(media) if media else ''}{_BASE64.sub(_size, rest[:READ_TEXT])}{cut}"
+    return masked_fields(text[: SHOWN_BYTES + 1])
+
+
+def _size(found: re.Match[str]) -> str:
+    kind, size = found[1], len(found[2])
+    if size <= _LONG:
+        return found[0]
+    return f"({kind}, {size} characters of base64)" if kind else f"({size} characters of base64)"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sqlite3
 from datetime import date, timedelta
 from typing import Final
@@ -112,8 +111,8 @@ def _last(file: sqlite3.Connection) -> list[str]:
 def _before(text: str) -> EndedBefore | None:
     """None for what is no request: somebody else wrote it."""
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
         return None
     view = found.get("view") if isinstance(found, dict) else None
     if (

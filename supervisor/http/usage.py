@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import date
 from typing import Final
 
 from starlette.requests import Request
@@ -31,7 +31,9 @@ def routes(daemon: Daemon) -> list[Route]:
         if daemon.request_log is None:
             raise UnavailableError("Usage isn't counted here.")
         last = _day(request, "to", today())
-        first = _day(request, "from", last - timedelta(days=SHOWN_DAYS - 1))
+        first = _day(request, "from", date.fromordinal(max(1, last.toordinal() - SHOWN_DAYS + 1)))
+        if first > last:
+            raise InvalidRequestError(f"from: {first} is after {last}, the last day: change one of them.", param="from")
         key, model, by_model = (
             request.query_params.get("key"),
             request.query_params.get("model"),

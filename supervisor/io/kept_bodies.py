@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import re
 import shutil
+import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +16,8 @@ from supervisor.io import files
 
 MOST: Final = 100
 """Of one model; the oldest go."""
+MOST_BYTES: Final = 256 * 1024 * 1024
+"""Of all together; the oldest go."""
 _NAME: Final = re.compile(r"(\d{13})-([0-9a-f]+-\d+)\.json")
 
 
@@ -23,14 +26,29 @@ class KeptBodies:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._turn = threading.Lock()
+        self.models: Collection[str] = frozenset()  # whose bodies may be here
 
     def keep(self, model: str, number: str, text: str) -> None:
-        """Keep this of the request with this number. Raises OSError."""
-        folder = self._of(model)
-        files.create(folder / f"{time.time_ns() // 1_000_000:013}-{number}.json", text)
-        there = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-        for old in there[:-MOST]:
-            old.unlink(missing_ok=True)
+        """Keep this of the request with this number, if its model's may be kept still. Raises OSError."""
+        with self._turn:
+            if model not in self.models:
+                return
+            folder = self._of(model)
+            files.create(folder / f"{time.time_ns() // 1_000_000:013}-{number}.json", text)
+            there = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+            for old in there[:-MOST]:
+                old.unlink(missing_ok=True)
+            self._delete_beyond(MOST_BYTES)
+
+    def _delete_beyond(self, most: int) -> None:
+        sizes = {path: path.stat().st_size for path in self._folder.glob("*/*.json")}
+        total = sum(sizes.values())
+        for path in sorted(sizes, key=lambda path: path.name):
+            if total <= most:
+                return
+            path.unlink(missing_ok=True)
+            total -= sizes[path]
 
     def find(self, number: str) -> str | None:
         """What was kept of the request with this number; None: nothing. Raises OSError."""
@@ -39,10 +57,10 @@ class KeptBodies:
         found = next(self._folder.glob(f"*/*-{number}.json"), None)
         return None if found is None else found.read_text(encoding="utf-8")
 
-    def limit_to(self, models: Collection[str]) -> None:
-        """Delete what was kept of all other models."""
-        mine = {self._of(model) for model in models}
-        with contextlib.suppress(FileNotFoundError):
+    def delete_others(self) -> None:
+        """Delete what was kept of models whose bodies may not be here."""
+        with self._turn, contextlib.suppress(FileNotFoundError):
+            mine = {self._of(model) for model in self.models}
             for folder in self._folder.iterdir():
                 if folder not in mine:
                     shutil.rmtree(folder, ignore_errors=True)

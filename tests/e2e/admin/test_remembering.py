@@ -81,6 +81,8 @@ class TestRequests:
                 '{"view": 5}',
                 '{"view": {"request_id": "x"}}',
                 '{"model": 5, "view": {"request_id": 1, "at": 1.0}}',
+                '{"view": {"request_id": "x", "at": NaN}}',
+                "[" * 5000,
             ]
             file.executemany("INSERT INTO requests (view) VALUES (?)", [(row,) for row in rows])
         daemon.start()
@@ -135,13 +137,20 @@ class TestUsage:
             "data"
         ]
         assert [(row["key"], row["requests"]) for row in only] == [("anna", 1)]
-        assert self.ask(shared, ADMIN, USAGE, params={"to": "2020-01-01"}).json()["data"] == []
+        assert self.ask(shared, ADMIN, USAGE, params={"to": "0001-01-01"}).json()["data"] == []
 
     def test_is_for_the_scope_admin(self, shared):
         assert self.ask(shared, ANNA, USAGE).status_code == 403
 
     @pytest.mark.parametrize(
-        "query", [{"from": "yesterday"}, {"to": "2026-13-01"}, {"format": "xml"}, {"by_model": "2"}]
+        "query",
+        [
+            {"from": "yesterday"},
+            {"to": "2026-13-01"},
+            {"from": "2026-11-02", "to": "2026-11-01"},
+            {"format": "xml"},
+            {"by_model": "2"},
+        ],
     )
     def test_what_it_does_not_take(self, daemon, query):
         assert daemon.get(USAGE, params=query).status_code == 400

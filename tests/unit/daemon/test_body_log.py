@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from supervisor.daemon.body_log import SHOWN_BYTES, Capture
+from supervisor.io import kept_bodies
 from supervisor.io.kept_bodies import MOST, KeptBodies
 
 PNG = base64.b64encode(os.urandom(3000)).decode()
@@ -71,8 +72,39 @@ class TestKept:
         assert f"(image/png, {len(PNG)} characters of base64)" in found.request
         assert kept(b"\0\1\2" * 100, b"RIFF\0\0\0\0WAVE").answer == "(12 bytes that are no text)"
 
+    @pytest.mark.parametrize("around", ['{"password": %s}', '{"a": [{"client_secret": {"x": [{"y": 1}], "z": %s}}]}'])
+    def test_no_secret_of_what_is_cut_or_streamed(self, around):
+        secret = around % json.dumps('hush "hush" hush')
+        long = "so it goes, " * SHOWN_BYTES
+        cut = f'{{"a": {secret}, "b": "{long}"}}'
+        nested = json.dumps({"arguments": secret})
+        found = [
+            kept(b'{"a": %s, "b": "%s"}' % (secret.encode(), long.encode() * 20), cut.encode()),
+            kept(nested.encode(), f"data: {secret}\n\ndata: {nested}\n\n".encode()),
+            kept(json.dumps({"a": nested}).encode(), f'data: {nested}\n\ndata: {{"x": {nested[:-30]}'.encode()),
+            kept(b"{}", f'{{"a": {json.dumps(secret)}, "b": "{long}"}}'.encode()),
+        ]
+        assert [one for one in found if "hush" in one.request + one.answer] == []
+        assert (found[0].request_cut, found[0].answer_cut) == (True, True)
+        assert "so it goes" in found[0].answer
+
+    def test_no_media_of_what_is_cut_or_streamed(self):
+        long = PNG * 30
+        lines = "\n".join(PNG[at : at + 76] for at in range(0, len(PNG), 76))
+        found = [
+            kept({"image": long * 70}, json.dumps({"data": [{"b64_json": long}]}).encode()),
+            kept({"image": lines}, f"data: {json.dumps({'delta': PNG})}\n\n".encode()),
+        ]
+        assert [one for one in found if PNG[1000:1040] in one.request + one.answer] == []
+        assert (found[0].request_cut, found[0].answer_cut) == (True, True)
+        assert f"({len(PNG)} characters of base64)" in found[1].answer
+
+    def test_a_stream_stays_as_it_was(self):
+        text = 'data: {"a":1, "b": "x y"}\n\n: ping\n\ndata: [DONE]\n\n'
+        assert kept({}, text.encode()).answer == text
+
     def test_no_more_than_it_may(self):
-        found = kept({"content": "no base64, " * SHOWN_BYTES}, *[b"y" * 1000] * 300, content_type=b"text/plain")
+        found = kept({"content": "no base64, " * SHOWN_BYTES}, *[b"y " * 500] * 300, content_type=b"text/plain")
         assert (len(found.request), len(found.answer)) == (SHOWN_BYTES, SHOWN_BYTES)
         assert (found.request_cut, found.answer_cut) == (True, True)
 
@@ -86,6 +118,7 @@ class TestFiles:
 
     def test_the_oldest_go(self, tmp_path):
         bodies = KeptBodies(tmp_path / "bodies")
+        bodies.models = {"a/../b"}
         for number in range(MOST + 3):
             bodies.keep("a/../b", f"f-{number}", f"{number}")
         files = [path for path in (tmp_path / "bodies").rglob("*") if path.is_file()]
@@ -96,12 +129,24 @@ class TestFiles:
     @pytest.mark.parametrize("number", ["", "*", "../x", "f-1/../..", "f-*", "F-1", "f-1\n"])
     def test_only_numbers_are_looked_up(self, tmp_path, number):
         bodies = KeptBodies(tmp_path)
+        bodies.models = {"a"}
         bodies.keep("a", "f-1", "x")
         assert bodies.find(number) is None
 
-    def test_of_other_models_nothing_stays(self, tmp_path):
+    def test_of_other_models_nothing_stays_nor_comes(self, tmp_path):
         bodies = KeptBodies(tmp_path)
+        bodies.models = {"a", "b"}
         for model in "ab":
             bodies.keep(model, f"{ord(model):x}-1", model)
-        bodies.limit_to({"a"})
-        assert (bodies.find("61-1"), bodies.find("62-1")) == ("a", None)
+        bodies.models = {"a"}
+        bodies.delete_others()
+        bodies.keep("b", "62-2", "a request that began before")
+        assert [bodies.find(number) for number in ("61-1", "62-1", "62-2")] == ["a", None, None]
+
+    def test_all_together_are_bounded(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(kept_bodies, "MOST_BYTES", 25)
+        bodies = KeptBodies(tmp_path)
+        bodies.models = {"a", "b"}
+        for number, model in enumerate("abab"):
+            bodies.keep(model, f"f-{number}", "x" * 10)
+        assert [bodies.find(f"f-{number}") is None for number in range(4)] == [True, True, False, False]
