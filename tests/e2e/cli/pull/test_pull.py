@@ -122,7 +122,7 @@ class TestDryRun:
     def test_counts_what_is_there(self, pull):
         pull("small")
         told = pull("--dry-run").stdout
-        assert "10 MiB in all, 6 MiB to get" in told
+        assert "10 MiB total, 6 MiB to get" in told
 
 
 class TestBrokenLines:
@@ -189,7 +189,7 @@ class TestBrokenLines:
         pull.models["other"] = {"runtime": "transformers", "source": {"repo": "acme/nowhere"}}
         done = pull("--dry-run")
         assert done.returncode == ExitCode.FAILED
-        told = "10 MiB in all, 10 MiB to get, beside 1 of 3 that could not be looked at."
+        told = "10 MiB total, 10 MiB to get, beside 1 of 3 that could not be looked at."
         assert done.stdout.splitlines()[-1] == told
 
     def test_offline_by_the_persons_own_setting(self, pull):
