@@ -275,7 +275,7 @@ class TestTold:
     def test_only_what_is_there(self):
         targets = "|".join(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
         outside = re.compile(
-            rf"(?<![.\w])(?:docs|deploy|bench|tests|config)/\w[\w/.-]*|\bREADME\b|\bmake (?:{targets})\b"
+            rf"(?<![./\w])(?:docs|deploy|bench|tests|config)/\w[\w/.-]*|\bREADME\b|\bmake (?:{targets})\b"
         )
         others = {"config/settings.json"}  # of the program that is imported from
         found = [(path.name, match) for path, text in self.texts() for match in outside.findall(text)]
