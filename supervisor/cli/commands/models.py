@@ -87,9 +87,9 @@ def _progress(daemon: Client, path: str) -> output.Row:
     if isinstance(elapsed, int | float):
         if isinstance(left, int | float) and elapsed + left > 0:
             cells.append(output.Bar(elapsed / (elapsed + left)))
-            cells.append(f"{elapsed:.0f} s of about {elapsed + left:.0f} s")
+            cells.append(f"{output.duration(elapsed)} of about {output.duration(elapsed + left)}")
         else:
-            cells.append(f"{elapsed:.0f} s")
+            cells.append(output.duration(elapsed))
     return [*cells, output.dim(output.text(model.get("reason")))]
 
 

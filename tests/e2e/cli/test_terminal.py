@@ -49,7 +49,7 @@ class TestProgress:
             gate.touch()
             assert terminal.end() == ExitCode.DONE
             painted = ESCAPE.sub("", terminal.screen)
-            assert re.search(r"slow: starting  [━╸╺]+  \d+ s of about \d+ s", painted)
+            assert re.search(r"slow: starting  [━╸╺]+  [\d.]+ s of about [\d.]+ s", painted)
             result = terminal.screen.rpartition(TAKEN_AWAY)[2]
             assert [ESCAPE.sub("", line).split()[0] for line in result.splitlines()] == ["MODEL", "slow"]
         shell("unload", "slow")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.dashboard.conftest import row
 from tests.support import tiny
@@ -94,6 +94,12 @@ class TestSettings:
         page.get_by_role("button", name="Save").click()
         expect(page.get_by_role("alert")).to_contain_text("has changed since you read it")
         assert home.config_path.read_text() == theirs
+
+        def while_it_reads(route: Route) -> None:
+            expect(page.get_by_role("button", name="Save")).to_be_disabled()
+            route.continue_()
+
+        page.route("**/v1/admin/config/models/chat", while_it_reads)
         page.get_by_role("button", name="Read it again").click()
         expect(page.get_by_label("Context, in tokens")).to_have_value("4096")
         page.get_by_role("button", name="Save").click()

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { get, post, send } from "./api.js";
-import { Diff, WhyLocked, WhyNotSaved } from "./edit-parts.js";
+import { Diff, isOvertaken, WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { plural } from "./format.js";
 import { copy, Empty, Select, useWork, Warnings } from "./parts.js";
 import { notify, state } from "./state.js";
@@ -113,7 +113,7 @@ export function ConfigurationPage() {
   const marks = checked?.marks ?? [];
   const guarded = checked?.guarded ?? [];
   const mayForce = marks.length > 0 && marks.every(({ message }) => message.includes("--force"));
-  const mayNotSave = saving || !isChanged || !checked || checked.text.replaceAll("\r\n", "\n") !== text || file.locked !== null || guarded.length > 0;
+  const mayNotSave = saving || isOvertaken(trouble) || !isChanged || !checked || checked.text.replaceAll("\r\n", "\n") !== text || file.locked !== null || guarded.length > 0;
   return html`<h1 class="unseen">Configuration</h1>
     <section class="panel stack" aria-labelledby="configuration-title" aria-busy=${saving}>
       <div class="title"><h2 id="configuration-title">Configuration <small>${file.path}</small></h2><${Versions} versions=${file.versions} current=${file.etag} onChosen=${goBack} /></div>

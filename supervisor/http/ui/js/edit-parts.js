@@ -23,12 +23,15 @@ export const WhyLocked = ({ error }) =>
     ? html`<div class="stack"><p class="hint">To save changes, the page needs a key with the scope <code>configure</code>. On the machine of the daemon:</p><${Snippet} label="command for a key that edits" text=${KEY_COMMAND} /></div>`
     : html`<p class="problem" role="alert">${error.message}</p>`;
 
-/** Why a change wasn't saved. */
+/** Somebody else has changed the file: nothing can be saved before it was read again. */
+export const isOvertaken = (error) => error?.code === "configuration_changed";
+
+/** Why a change wasn't saved. `onAgain` reads the file again. */
 export function WhyNotSaved({ error, onAgain }) {
   const lines = error.detail?.join("\n");
   return html`<div class="stack" role="alert">
     <p class="problem">${error.message}</p>
     ${lines && html`<${Snippet} label="lines to enter" text=${lines} />`}
-    ${error.code === "configuration_changed" && html`<div class="buttons start"><button type="button" onClick=${onAgain}>Read it again</button></div>`}
+    ${isOvertaken(error) && onAgain && html`<div class="buttons start"><button type="button" onClick=${onAgain}>Read it again</button></div>`}
   </div>`;
 }

@@ -11,7 +11,7 @@ import { ask, notify } from "./state.js";
 const PATH = "/v1/admin/config";
 const close = () => ask(null);
 
-function Remove({ name, etag }) {
+function Remove({ name, etag, again }) {
   const [checked, setChecked] = useState(null);
   const [files, setFiles] = useState(false);
   const [trouble, setTrouble] = useState(null);
@@ -31,7 +31,7 @@ function Remove({ name, etag }) {
   const stops = checked?.difference?.stops ?? [];
   const found = checked?.files;
   return html`<${Dialog} title=${`Take out ${name}`} className="narrow" onClose=${close}>
-    ${trouble ? html`<${trouble.code === "insufficient_scope" ? WhyLocked : WhyNotSaved} error=${trouble} />` : !checked && html`<${Empty}>Asking…<//>`}
+    ${trouble ? html`<${trouble.code === "insufficient_scope" ? WhyLocked : WhyNotSaved} error=${trouble} onAgain=${() => (close(), again())} />` : !checked && html`<${Empty}>Asking…<//>`}
     ${checked?.marks.map(({ key, message }) => html`<p class="problem" role="alert">${key && `${key}: `}${message}</p>`)}
     ${checked && checked.marks.length === 0 && html`<p>It leaves the configuration${stops.length ? `, and its worker ends after ${plural(stops[0].in_flight, "running request")}` : ""}. The last version can be taken back on the page Configuration.</p>
       ${found?.names.length > 0 && html`<label class="check"><input type="checkbox" checked=${files} onChange=${(event) => setFiles(event.target.checked)} />Delete its files, too: ${plural(found.names.length, "file")}, ${mib(found.bytes / (1 << 20))}, in ${found.folder}</label>`}
@@ -39,5 +39,5 @@ function Remove({ name, etag }) {
   <//>`;
 }
 
-/** `etag`: of the file that the page shows. */
-export const askToRemove = (name, etag) => ask(() => html`<${Remove} name=${name} etag=${etag} />`);
+/** `etag`: of the file that the page shows; `again()` reads it again. */
+export const askToRemove = (name, etag, again) => ask(() => html`<${Remove} name=${name} etag=${etag} again=${again} />`);

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { load } from "./actions.js";
 import { get, post, send } from "./api.js";
-import { addedLines, Diff, WhyLocked, WhyNotSaved } from "./edit-parts.js";
+import { addedLines, Diff, isOvertaken, WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { mib, plural } from "./format.js";
 import { Empty, Snippet, useWork } from "./parts.js";
 import { askToRemove } from "./removing.js";
@@ -111,7 +111,7 @@ function Form({ model, told, refused, again }) {
       isChanged ? PAUSE_MS : 0,
     );
     return () => (clearTimeout(timer), controller.abort());
-  }, [asked, told.etag]);
+  }, [asked, told]);
   const takeBack = () => (setTyped({}), setNames(null), setTrouble(null));
   const [save, saving] = useWork(async (signal) => {
     try {
@@ -130,7 +130,7 @@ function Form({ model, told, refused, again }) {
   const [own, rest] = problemsOf(checked, name, told.settings.map(({ key }) => key));
   const field = (setting) => html`<${Field} key=${setting.key} setting=${setting} text=${textOf(setting.key)} problem=${own.get(setting.key)} onInput=${(text) => setTyped({ ...typed, [setting.key]: text })} />`;
   const folded = told.settings.filter(({ key }) => !COMMON[key]);
-  const mayNotSave = saving || refused || told.locked || !isChanged || !checked || checked.marks.length + checked.guarded.length > 0;
+  const mayNotSave = saving || isOvertaken(trouble) || refused || told.locked || !isChanged || !checked || checked.marks.length + checked.guarded.length > 0;
   return html`<form class="settings-form stack" onSubmit=${(event) => (event.preventDefault(), mayNotSave || save())}>
     ${refused ? html`<${WhyLocked} error=${refused} />` : told.locked && html`<p class="hint">Nothing can be saved here: ${told.locked}. What you set here can be copied, to be entered where the file comes from.</p>`}
     ${fit && html`<${Fit} fit=${fit} />`}
@@ -145,7 +145,7 @@ function Form({ model, told, refused, again }) {
     ${isChanged && told.locked && checked?.diff && html`<${Snippet} label="lines to enter" text=${addedLines(checked.diff)} />`}
     ${isChanged && checked?.difference?.stops.length > 0 && html`<p class="hint">Saving ends ${plural(checked.difference.stops.length, "worker")} after the running requests: ${checked.difference.stops.map((stop) => stop.model).join(", ")}.</p>`}
     <div class="buttons">
-      ${told.etag && html`<button type="button" class="danger apart" onClick=${() => askToRemove(name, told.etag)}>Take out…</button>`}
+      ${told.etag && html`<button type="button" class="danger apart" onClick=${() => askToRemove(name, told.etag, again)}>Take out…</button>`}
       ${isChanged && html`<button type="button" class="quiet" onClick=${takeBack}>Take back</button>`}
       <button type="button" disabled=${loadable.size === 0} title="Until it is unloaded; the configuration stays as it is" onClick=${() => load(name, forLoad)}>Load once</button>
       <button type="submit" class="primary" disabled=${mayNotSave} title="Into the configuration">Save</button>
