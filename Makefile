@@ -21,7 +21,7 @@ LOWEST := $(FAST) $(addprefix --ignore=tests/unit/,core docs support tools) \
   tests/e2e/runtimes/test_sdk_server.py $(addprefix tests/security/test_,auth.py exposure.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run status logs restart stop test test-fast fast announced costs runtime-figures lint format check bench bench-gpu simulate tenants golden docs \
+.PHONY: help run status logs restart stop test test-all test-fast fast announced costs runtime-figures lint format check bench bench-gpu simulate tenants golden docs \
   soak llama-server test-llama-cpp test-vllm test-chatterbox test-open-webui lock upgrade release audit licences lowest clean
 
 help: ## List the targets
@@ -42,9 +42,13 @@ restart: ## Restart the service, after its running requests
 stop: ## Stop the service and its socket, until the next start or login
 	systemctl --user stop 'llmux.s*'
 
-test: announced .venv/ready-dev ## Install what the tests need and run them all side by side, against real workers
+test: announced .venv/ready-dev ## Run the tests side by side, against real workers, but for costly ones that passed as they are
 	$(BIN)/python -m tests.support.environments
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --skip-unchanged
+
+test-all: announced .venv/ready-dev ## Run all tests, and note which costly ones passed, in tests/passed.json
+	$(BIN)/python -m tests.support.environments
+	$(BIN)/pytest -n auto --note-passed
 
 test-fast: .venv/ready-dev ## What to run at each save: pure and in-process tests, lint, types; under a minute
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync fast lint

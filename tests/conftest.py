@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import costs, figures, shares
+from tests.support import costs, figures, groups, shares
 
 # What is computed is judged, not how fast a shared machine was at it.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,6 +32,7 @@ ssl.create_default_context = cache(ssl.create_default_context)
 def pytest_addoption(parser):
     costs.add_option(parser)
     figures.add_option(parser)
+    groups.add_option(parser)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -45,6 +46,7 @@ def runtime_dir(tmp_path_factory):
 def pytest_configure(config):
     costs.register(config)
     figures.register(config)
+    groups.register(config)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients import SOAK, Gpu
+from tests.support.clients import Gpu
+from tests.support.counts import SOAK
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

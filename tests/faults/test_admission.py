@@ -11,7 +11,8 @@ from collections import Counter
 
 import pytest
 
-from tests.support.clients import code, starts, stats, times
+from tests.support.clients import code, starts, stats
+from tests.support.counts import times
 from tests.support.daemon import fake, running, wait_until
 
 PHASES = {

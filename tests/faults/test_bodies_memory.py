@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from tests.faults.test_takeover import Upgraded
-from tests.support.clients import times
+from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.fake_remote import KEY, MODEL, StandIn, serving
 from tests.support.held import held

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.clients import Call, Stream, code, starts, stats, times, worker_tree
+from tests.support.clients import Call, Stream, code, starts, stats, worker_tree
+from tests.support.counts import times
 from tests.support.daemon import FAKE_WORKER, fake, running, wait_until
 
 SLOW = {"chunks": 4000, "chunk_delay": 0.05}

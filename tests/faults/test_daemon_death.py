@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.clients import Call, times
+from tests.support.clients import Call
+from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, wait_until
 
 SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)

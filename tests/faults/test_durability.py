@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from tests.support.clients import times
+from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, wait_until
 
 CHAT = "/v1/chat/completions"

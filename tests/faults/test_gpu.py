@@ -9,7 +9,8 @@ from datetime import datetime
 
 import pytest
 
-from tests.support.clients import SOAK, Call, Gpu, Stream, starts
+from tests.support.clients import Call, Gpu, Stream, starts
+from tests.support.counts import SOAK
 from tests.support.daemon import FAKE_WORKER, fake, running, wait_until
 
 BIG, OTHER = 10000, 9000  # of 16384 MiB: never both

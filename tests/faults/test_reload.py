@@ -18,7 +18,8 @@ import yaml
 from supervisor.catalog.keys import new_key
 from supervisor.daemon.reload import STILL_S
 from tests.support import shell
-from tests.support.clients import SOAK, Stream
+from tests.support.clients import Stream
+from tests.support.counts import SOAK
 from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.held import frozen
 from tests.support.limits import LIMIT_S

@@ -24,7 +24,8 @@ from supervisor.cli import own_process
 from supervisor.cli.daemon import serve
 from supervisor.cli.server import Listeners, listen
 from supervisor.io.reap import take_lock
-from tests.support.clients import Call, Stream, stats, times
+from tests.support.clients import Call, Stream, stats
+from tests.support.counts import times
 from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients import times
+from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, wait_until
 
 MODELS = {"models": {"plain": fake()}}

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 
 import psutil
 
-from tests.support.clients import stats, times
+from tests.support.clients import stats
+from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, running, wait_until
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.clients import SOAK, times
+from tests.support.counts import SOAK, times
 from tests.support.daemon import Daemon, running, wait_until
 from tests.support.soak import MODELS, Answer, Soak, configuration, faults_of, requests_of
 

@@ -6,7 +6,8 @@ import threading
 import time
 
 from tests.support import tiny
-from tests.support.clients import starts, times
+from tests.support.clients import starts
+from tests.support.counts import times
 from tests.support.daemon import fake, gguf, running, wait_until
 
 BUDGET_MIB = 450

@@ -24,7 +24,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.support.clients import Call, Stream, code, starts, times, worker_tree
+from tests.support.clients import Call, Stream, code, starts, worker_tree
+from tests.support.counts import times
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, wait_until
 from tests.support.fake_remote import KEY, MODEL, StandIn, serving
 from tests.support.held import held

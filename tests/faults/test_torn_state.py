@@ -6,7 +6,7 @@ import os
 import random
 from pathlib import Path
 
-from tests.support.clients import times
+from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, wait_until
 
 SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from supervisor.dialects.operation import EVENTS, JSON, LINES
+from tests.support.counts import examples
 from tests.support.daemon import Daemon, fake, running
-from tests.support.fuzzing import damaged, examples
+from tests.support.fuzzing import damaged
 from tests.support.openapi import Described, errors, operations, strict
 from tests.support.schema_values import values
 

@@ -27,10 +27,10 @@ from supervisor.proxy.forward import Outcome
 from supervisor.proxy.json_body import JsonBody, open_object
 from supervisor.proxy.parameters import json_object
 from supervisor.proxy.upstream_error import error_answer, worker_error
-from tests.support.clients import times
+from tests.support.counts import times
 
 CHAT = Endpoint("/v1/chat/completions")
-few = settings(max_examples=times(60, 20_000), deadline=None)
+few = settings(max_examples=times(15, 20_000), deadline=None)
 
 WORDS = st.sampled_from(
     [

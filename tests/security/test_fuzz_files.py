@@ -26,8 +26,9 @@ from supervisor.catalog.keys import Keyring, load_keys, new_key
 from supervisor.cli import importers
 from supervisor.errors import ConfigError
 from tests.support import tiny
+from tests.support.counts import examples
 from tests.support.daemon import REPOSITORY
-from tests.support.fuzzing import ODD_NUMBERS, damaged, examples
+from tests.support.fuzzing import ODD_NUMBERS, damaged
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)

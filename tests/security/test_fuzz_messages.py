@@ -22,7 +22,8 @@ from supervisor.io import logs
 from supervisor.io.process import WorkerProcess
 from supervisor.io.reap import Mark
 from supervisor.io.spawn import SHIM
-from tests.support.fuzzing import damaged, examples, pieces
+from tests.support.counts import examples
+from tests.support.fuzzing import damaged, pieces
 
 
 @pytest.fixture(scope="module")

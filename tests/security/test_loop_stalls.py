@@ -29,7 +29,7 @@ from supervisor.proxy.disconnect import EXTENSION, Disconnect
 from supervisor.proxy.form import read_form
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.turn import Memory
-from tests.support.clients import times
+from tests.support.counts import times
 
 MIB = 1024 * 1024
 SIZE = times(12, 31) * MIB

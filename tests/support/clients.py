@@ -1,11 +1,7 @@
-"""What the fault tests share: counts, clients that see the bytes, and a machine with a fake GPU.
-
-Counts are small by default; LLMUX_SOAK=1 runs the full ones.
-"""
+"""What the fault tests share: clients that see the bytes, and a machine with a fake GPU."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -16,13 +12,6 @@ import httpx
 from tests.support import fake_nvml
 from tests.support.daemon import Daemon
 from tests.support.limits import LIMIT_S
-
-SOAK = os.environ.get("LLMUX_SOAK") == "1"
-
-
-def times(few: int, many: int) -> int:
-    """How often to do it: `few` by default, `many` in a soak."""
-    return many if SOAK else few
 
 
 class Stream(threading.Thread):

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 import struct
 
 from hypothesis import strategies as st
 
-SOAK = os.environ.get("LLMUX_SOAK") == "1"
 ODD_NUMBERS = (0, 1, 8, 0x7F, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 60, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
-
-
-def examples(few: int) -> int:
-    """How many inputs a test tries: `few` usually, many in a soak (LLMUX_SOAK=1)."""
-    return 20 * few if SOAK else few
 
 
 @st.composite

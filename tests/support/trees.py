@@ -14,12 +14,6 @@ from tests.support.limits import LIMIT_S, pause_s
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 PYTHON = (sys.executable, "-I", "-S")
-SOAK = os.environ.get("LLMUX_SOAK") == "1"
-
-
-def times(few: int, full: int) -> int:
-    """How often a fault is injected: `few` usually, `full` in a soak (LLMUX_SOAK=1)."""
-    return full if SOAK else few
 
 
 def order(instance: str, folder: Path, *switches: str, generation: int = 1, **more) -> SpawnOrder:

@@ -18,8 +18,9 @@ from supervisor.io import cgroup, shim
 from supervisor.io.ports import PortRange
 from supervisor.io.process import SpawnError, UnkillableError
 from supervisor.io.spawn import SpawnOrder, spawn
+from tests.support.counts import times
 from tests.support.ports import quiet_ports
-from tests.support.trees import order, state, survivors, times, until
+from tests.support.trees import order, state, survivors, until
 
 pytestmark = pytest.mark.usefixtures("subreaper")
 

@@ -16,7 +16,8 @@ import pytest
 from supervisor.errors import LlmuxError
 from supervisor.io import files, reap
 from supervisor.io.reap import Hunt, Mark, Proc, instance_lock, marked, open_same, reap_leftovers
-from tests.support.trees import FAKE_WORKER, PYTHON, state, survivors, times, wait_until
+from tests.support.counts import times
+from tests.support.trees import FAKE_WORKER, PYTHON, state, survivors, wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from supervisor.core.demand import HIGH, LOW, NORMAL, AnswerTimes
 from supervisor.core.effects import Dispatch, StopWorker
 from supervisor.core.types import Limits, RejectCode
+from tests.support.counts import examples
 from tests.support.simulation import World, load, model
 
 TEN = AnswerTimes(10.0, 10.0)
@@ -132,7 +133,7 @@ class Punctual(World):
 class TestPromise:
     """What was admitted with a budget is answered within it, as long as loads and answers take what they took before."""
 
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(
         st.lists(
             st.tuples(

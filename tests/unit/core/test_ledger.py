@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from supervisor.core.events import DeviceSample
 from supervisor.core.ledger import Holder, Ledger, Phase
 from supervisor.core.types import DeviceId, Devices, DeviceSpec, Generation, Limits, ModelId
+from tests.support.counts import examples
 
 GPU, HOST = DeviceId("gpu0"), DeviceId("host")
 LIMITS = Limits(memory_warn_s=5.0, memory_quarantine_s=30.0)
@@ -575,4 +576,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=50)
+TestLedgerMachine.settings = settings(max_examples=examples(200), stateful_step_count=50)

@@ -14,6 +14,7 @@ from supervisor.core.effects import Decided
 from supervisor.core.events import UnloadAsked, WorkerUnready
 from supervisor.core.limits import MOST_KEPT, TOLD_EVERY_S, Account, Accounts, Counted, Rate, TenantLimits
 from supervisor.core.types import Limits, ModelId, RejectCode, TicketId
+from tests.support.counts import examples
 from tests.support.simulation import World, load, model, record
 
 rates = st.builds(Rate, st.integers(1, 30), st.sampled_from([1.0, 60.0, 3600.0]))
@@ -40,7 +41,7 @@ class TestRequests:
     """A bucket of `count` that fills evenly."""
 
     @given(rates, st.lists(st.floats(0, 3.0), max_size=120), st.floats(0, 1e7))
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     def test_never_more_than_the_bucket_and_what_has_flowed_in(self, rate, gaps, start):
         now, times = start, []
         for gap in gaps:
@@ -54,7 +55,7 @@ class TestRequests:
                 assert last - first + 1 <= most + 1e-3
 
     @given(rates, st.lists(st.integers(0, 40), min_size=1, max_size=40), st.floats(0, 1e7))
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     def test_who_asks_no_faster_is_never_refused(self, rate, pauses, start):
         """An independent account of the same bucket, in whole units: each pause is a whole number of them."""
         times, left, now = [], rate.count, start
@@ -223,7 +224,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestAgainstAModel = Model.TestCase
-TestAgainstAModel.settings = settings(max_examples=80, stateful_step_count=40)
+TestAgainstAModel.settings = settings(max_examples=examples(80), stateful_step_count=40)
 
 
 def limited(world: World, count: int = 2) -> tuple[Account, ...]:

@@ -30,6 +30,7 @@ from supervisor.core.plans import (
     Wait,
 )
 from supervisor.core.types import DeviceId, Eviction, Limits, ModelId, Policy
+from tests.support.counts import examples
 
 TYPES = ("llm", "tts")
 NAMES = [f"m{number}" for number in range(7)]
@@ -241,7 +242,7 @@ def outline(answer) -> tuple:
 class TestOracle:
     """The plan is the one that trying everything finds."""
 
-    @settings(max_examples=600)
+    @settings(max_examples=examples(600))
     @given(cases())
     def test_the_plan_is_the_best_of_all(self, case):
         demand, snapshot = case
@@ -250,7 +251,7 @@ class TestOracle:
 
         assert outline(plan(demand, snapshot)) == expected
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(cases(), st.randoms())
     def test_it_does_not_depend_on_the_order_of_its_input(self, case, random):
         demand, snapshot = case
@@ -267,7 +268,7 @@ class TestOracle:
 class TestProofs:
     """Each kind of answer, proven without the search."""
 
-    @settings(max_examples=500)
+    @settings(max_examples=examples(500))
     @given(cases())
     def test_what_it_says_works_and_what_comes_before_it_does_not(self, case):
         demand, snapshot = case
@@ -304,7 +305,7 @@ class TestProofs:
                 if possible[0] in {2, 4}:  # nothing has to go besides what is going already
                     assert all(by_id[model].block is EvictionBlock.STOPPING for model in waits_for)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(cases())
     def test_carrying_the_evictions_out_leads_to_an_admission(self, case):
         """Victims go and their memory comes back, as does that of the stopping ones: then it is simply admitted."""
@@ -356,7 +357,7 @@ class TestSpread:
             self.room(case[1], device, gone) >= mib for device, mib in zip(option.devices, option.need_mib, strict=True)
         )
 
-    @settings(max_examples=600)
+    @settings(max_examples=examples(600))
     @given(spread_cases())
     def test_evictions_make_room_on_both_and_nobody_is_superfluous(self, case):
         demand, snapshot = case
@@ -375,7 +376,7 @@ class TestSpread:
             others = [other for other in answer.victims if other != model]
             assert model in typed or not self.fits(case, option, others), f"{model} went for nothing"
 
-    @settings(max_examples=600)
+    @settings(max_examples=examples(600))
     @given(spread_cases())
     def test_it_is_refused_only_where_nothing_would_help(self, case):
         demand, snapshot = case
@@ -395,7 +396,7 @@ class TestSpread:
 
         assert isinstance(answer, Refuse) == (not possible)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(spread_cases())
     def test_what_is_admitted_is_free_on_both(self, case):
         demand, snapshot = case

@@ -18,6 +18,7 @@ from supervisor.core.demand import HIGH, LOW, NORMAL
 from supervisor.core.effects import Decided, Dispatch
 from supervisor.core.model_state import ModelState
 from supervisor.core.types import DeviceId, Limits, ModelId, RejectCode, TicketId, WorkerState
+from tests.support.counts import examples
 from tests.support.simulation import GPU, World, model
 
 GPU1 = DeviceId("gpu1")
@@ -85,7 +86,7 @@ def serving(limits: Limits, devices: int = 1, places: int = 0) -> Serving:
 class TestStarvation:
     """By the deadline everybody is answered or told; with patience everybody is answered."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(arrivals, st.sampled_from([3.0, 20.0, 90.0]))
     def test_nobody_waits_past_the_deadline(self, asked, patience_s):
         world = serving(Limits(queue_wait_s=patience_s))
@@ -96,7 +97,7 @@ class TestStarvation:
             assert late == []
         assert {reject.code for reject in world.rejected.values()} <= {RejectCode.QUEUE_TIMEOUT}
 
-    @settings(max_examples=20)
+    @settings(max_examples=examples(20))
     @given(arrivals)
     def test_a_flood_for_loaded_models_starves_nobody(self, asked):
         """Short requests keep the loaded models busy without end; who waits for another model has its turn."""
@@ -115,7 +116,7 @@ class TestStarvation:
 class TestInversion:
     """A request of a higher class waits for lower ones only until the running answers have ended."""
 
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     @given(arrivals, names, st.floats(0.0, 5.0), st.sampled_from([0, 1]))
     def test_no_longer_than_the_running_answers(self, asked, name, pause_s, places):
         world = serving(Limits(aging_s=math.inf), places=places)
@@ -127,7 +128,7 @@ class TestInversion:
         world.run(full_s + turn_s + ANSWER_S + turn_s)  # what loads is not broken off; then its drain, and its own turn
         assert ticket in world.begun, world.reasons(name)[-5:]
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(arrivals, names, st.sampled_from([20.0, 70.0, 130.0]), st.sampled_from([0, 1]))
     def test_nor_longer_than_two_behind_who_waited_long(self, asked, name, pause_s, places):
         """Then the lower one has its turn first."""
@@ -195,7 +196,7 @@ class Watching(Serving):
 class TestWhoUsedItLast:
     """Whoever comes when: no less urgent request evicts a model that a more urgent one uses, or used within its time."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(
         st.lists(
             st.tuples(
@@ -219,7 +220,7 @@ class TestWhoUsedItLast:
 class TestIdleDevices:
     """No device idles while a request waits that it could serve."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(arrivals, st.integers(1, 2))
     def test_none_while_somebody_waits(self, asked, devices):
         world = serving(Limits(min_residency_s=0.0), devices)

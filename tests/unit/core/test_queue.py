@@ -15,6 +15,7 @@ from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.demand import ANY, HIGH, LOW, NORMAL, Demand
 from supervisor.core.queue import AdmissionQueue
 from supervisor.core.types import ASKED, Limits, ModelId, Policy, TicketId
+from tests.support.counts import examples
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 
@@ -281,4 +282,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestQueueMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -59,6 +59,7 @@ from supervisor.core.types import (
     TicketId,
 )
 from supervisor.daemon.recording import packed
+from tests.support.counts import examples
 from tests.support.simulation import GPU, World, load, model, record
 from tests.unit.core.test_scheduler_stateful import Scheduling
 
@@ -184,7 +185,7 @@ class Stumbling(Scheduling):
 
 
 TestStumbling = Stumbling.TestCase
-TestStumbling.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestStumbling.settings = settings(max_examples=examples(25), stateful_step_count=40, deadline=None)
 
 
 A, IDLE, AWAY, JOB = map(ModelId, ("a", "idle", "away", "job"))

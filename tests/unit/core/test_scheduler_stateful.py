@@ -54,6 +54,7 @@ from supervisor.core.types import (
     TicketId,
     WorkerState,
 )
+from tests.support.counts import examples
 from tests.support.simulation import GPU, Key, World, model
 
 NAMES = ["asr", "tts", "small", "medium", "large", "guess", "spread"]
@@ -422,4 +423,4 @@ class Scheduling(RuleBasedStateMachine):
 
 
 TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=60, stateful_step_count=40)
+TestScheduling.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -27,6 +27,7 @@ from supervisor.core.plans import (
 )
 from supervisor.core.spreading import in_proportion
 from supervisor.core.types import DeviceId, Eviction, ModelId, Policy, RejectCode
+from tests.support.counts import examples
 
 MARGIN = 2
 
@@ -122,7 +123,7 @@ class Oracle:
 class TestOracle:
     """It finds a way whenever there is one, by the same rule, at no higher class, and nobody goes for nothing."""
 
-    @settings(max_examples=1000, deadline=None)
+    @settings(max_examples=examples(1000), deadline=None)
     @given(cases())
     def test_by_the_first_rule_that_has_a_way(self, case):
         demand, snapshot = case

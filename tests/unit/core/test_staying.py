@@ -12,6 +12,7 @@ from supervisor.core.demand import HIGH, LOW, NORMAL
 from supervisor.core.events import PinAsked, UnloadAsked
 from supervisor.core.types import Limits, ModelId, Policy
 from supervisor.core.waiting import awaited
+from tests.support.counts import examples
 from tests.support.simulation import World, load, model, record
 
 A, B = ModelId("a"), ModelId("b")
@@ -93,7 +94,7 @@ class TestKeepAliveOfARequest:
         world.run(0.1)
         assert world.state("a") == "stopping"
 
-    @settings(max_examples=25)
+    @settings(max_examples=examples(25))
     @given(
         own_s=st.floats(0.5, 50.0),
         requests=st.lists(

@@ -13,7 +13,7 @@ from supervisor.core.types import Crash, CrashClass, Generation, ModelId
 from supervisor.daemon import recording
 from supervisor.daemon.recording import Recording, event_line, packed, replay, unpacked
 from supervisor.errors import InvalidRequestError
-from tests.support.clients import SOAK
+from tests.support.counts import SOAK
 from tests.support.simulation import World, model
 
 EVENTS = 100_000 if SOAK else 5_000

@@ -1,0 +1,107 @@
+"""Costly groups of tests are left out only as long as nothing that they read has changed since they passed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.contract.conftest import ELSEWHERE
+from tests.support.daemon import REPOSITORY
+from tests.support.groups import GROUPS
+
+CONFTEST = """
+from pathlib import Path
+from tests.support import groups
+
+groups.REPOSITORY = Path(__file__).parent
+groups.PASSED = groups.REPOSITORY / "passed.json"
+groups.GROUPS = {
+    "costly": groups.Group(("test_it.py::TestCostly",), ("source",), always=("test_it.py::TestCostly::test_one",)),
+    "absent": groups.Group(("test_absent.py",), ("source",)),
+}
+pytest_addoption, pytest_configure = groups.add_option, groups.register
+"""
+TESTS = """
+import os
+import pytest
+
+class TestCostly:
+    def test_one(self): ...
+    def test_two(self): assert "FAIL" not in os.environ
+
+def test_cheap(): ...
+"""
+ABSENT = "import pytest\n\n@pytest.mark.skip(reason='needs what is not here')\ndef test_it(): ..."
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name, text in {
+        "conftest.py": CONFTEST,
+        "test_it.py": TESTS,
+        "test_absent.py": ABSENT,
+        "source/a.txt": "1",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def run(project, *words: str, code: int = 0, **env: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={project}"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), **env}
+    done = subprocess.run([*command, *words], cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+class TestSelection:
+    """What is noted, and what is left out for it."""
+
+    def test_what_passed_is_left_out_and_said(self, project):
+        assert "4 passed" not in run(project, "--note-passed")
+        assert list(json.loads((project / "passed.json").read_text())) == ["costly"], "of the other nothing could run"
+        told = run(project, "--skip-unchanged")
+        assert "left out, unchanged since it passed: costly" in told
+        assert "2 passed, 1 skipped, 1 deselected" in told
+
+    def test_other_runs_leave_nothing_out(self, project):
+        run(project, "--note-passed")
+        assert "3 passed, 1 skipped" in run(project)
+
+    @pytest.mark.parametrize("path", ["source/a.txt", "source/new.txt", "test_it.py"])
+    def test_a_change_brings_it_back(self, project, path):
+        run(project, "--note-passed")
+        with (project / path).open("a") as file:
+            file.write("\n")
+        assert "3 passed, 1 skipped" in run(project, "--skip-unchanged")
+
+    def test_a_failure_notes_nothing(self, project):
+        run(project, "--note-passed", code=1, FAIL="1")
+        assert not (project / "passed.json").exists()
+
+    @pytest.mark.parametrize("part", [["test_it.py::TestCostly::test_two"], ["-k", "test_two"]])
+    def test_a_part_notes_nothing(self, project, part):
+        run(project, "--note-passed", *part)
+        assert not (project / "passed.json").exists()
+
+    def test_a_folder_without_files_fails(self, project):
+        (project / "source" / "a.txt").unlink()
+        assert "names source, where there is no file" in run(project, "--skip-unchanged", code=4)
+
+
+class TestGroups:
+    """The groups of this repository."""
+
+    @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+    def test_each_path_has_files(self, group):
+        group.digest()
+
+    def test_of_each_runtime_a_worker_runs_every_time(self):
+        always = {test.partition("::")[0] for group in GROUPS.values() for test in group.always}
+        elsewhere = {place for place in ELSEWHERE.values() if place.startswith("tests/")}
+        assert elsewhere <= always
+        assert not any(group.has("tests/contract/test_contract.py::TestReady") for group in GROUPS.values())
