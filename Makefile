@@ -1,4 +1,4 @@
-# `make help` lists the targets. Everything is installed into .venv; nothing outside this folder is changed, except caches.
+# `make help` lists the targets, those first that one needs most. Everything is installed into .venv; nothing outside this folder is changed, except caches.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -24,8 +24,13 @@ LOWEST := $(FAST) $(addprefix --ignore=tests/unit/,core docs support tools) \
 .PHONY: help run status logs restart stop test test-all test-fast fast announced costs runtime-figures lint format check bench bench-gpu simulate tenants golden docs \
   soak llama-server test-llama-cpp test-vllm test-chatterbox test-open-webui lock upgrade release audit licences lowest clean
 
+FIRST := run test-fast test check docs
+
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' -v first="$(FIRST)" ' \
+	  BEGIN { count = split(first, names, " "); for (at in names) is_first[names[at]] } \
+	  /^[a-z-]+:.*## / { line[$$1] = sprintf("  make %-16s %s", $$1, $$2); if (!($$1 in is_first)) rest = rest "\n" line[$$1] } \
+	  END { for (at = 1; at <= count; at++) print line[names[at]]; print rest }' $(MAKEFILE_LIST)
 
 run: .venv/ready ## Serve the demo on 127.0.0.1:8081 (installs what it needs first)
 	@exec $(BIN)/llmux serve --demo
@@ -51,7 +56,7 @@ test-all: announced .venv/ready-dev ## Run all tests, and note which costly ones
 	$(BIN)/pytest -n auto --note-passed
 
 test-fast: .venv/ready-dev ## What to run at each save: pure and in-process tests, lint, types; under a minute
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync fast lint
+	@$(MAKE) --no-print-directory --jobs 2 fast lint
 
 runtime-figures: announced .venv/ready-dev ## Install and load each runtime and note what that takes, in tests/runtimes.json
 	$(BIN)/python -m tests.support.runtime_figures
@@ -99,8 +104,8 @@ golden: .venv/ready-dev ## Write the golden files anew; read the difference befo
 docs: .venv/ready-dev ## Write anew what the documents take from the code
 	$(BIN)/python -m tools.docs
 
-soak: .venv/ready-dev ## Fault and fuzz tests with their full counts, and a thousand swaps under load (an hour or two)
-	LLMUX_SOAK=1 $(BIN)/pytest -s --timeout=3600 --figures-to=tests/figures.json tests/faults $(wildcard tests/security/test_fuzz_*.py)
+soak: .venv/ready-dev ## Fault, fuzz and property tests with their full counts, and a thousand swaps under load (an hour or two)
+	LLMUX_SOAK=1 $(BIN)/pytest -s --timeout=3600 --figures-to=tests/figures.json tests/faults tests/unit/core $(wildcard tests/security/test_fuzz_*.py)
 	$(BIN)/python -m tools.docs
 
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import costs, figures, groups, shares
+from tests.support import build_llama_server, costs, figures, groups, shares
 
 # What is computed is judged, not how fast a shared machine was at it.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -71,5 +71,24 @@ def pytest_collection():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.get_closest_marker("binary"):
+            item.add_marker(pytest.mark.timeout(3600))  # where it is still being compiled
     if hasattr(config, "workerinput"):
-        shares.sort(items)
+        shares.sort(items, is_built=config.workerinput["is_built"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Asked once: all processes have to put the tests in the same order."""
+    node.workerinput["is_built"] = is_built()
+
+
+@cache
+def is_built():
+    return build_llama_server.built() is not None
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("binary") and build_llama_server.find() is None:
+        pytest.skip("needs a compiled llama-server: make llama-server")

@@ -34,9 +34,7 @@ PINNED, OTHER = "b11146", "b11400"
 NAME = "llama_server"
 WORLD = f"gpu builds {os.getpid()}"  # of this file's programs, whose script says so
 
-pytestmark = pytest.mark.skipif(
-    build_llama_server.find() is None, reason="needs a compiled llama-server: make llama-server"
-)
+pytestmark = pytest.mark.binary
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +402,7 @@ class TestNeeds:
     """What the files need of the system is read from them, and named with its package before anything is started."""
 
     def test_the_compiled_program(self):
-        found = build_llama_server.find()
+        found = build_llama_server.built()
         assert found is not None
         told = needs(path for path in found.parent.iterdir() if path.is_file())
         assert {"libc.so.6", "libgomp.so.1", "libstdc++.so.6"} <= told.libraries
@@ -412,7 +410,7 @@ class TestNeeds:
 
     def test_a_library_that_is_missing(self, machine, tmp_path, archives):
         """A plugin that needs what no system has: a copy of a real library, of which one need was renamed."""
-        found = build_llama_server.find()
+        found = build_llama_server.built()
         assert found is not None
         stub = next(found.parent.glob("libggml-cpu*.so*")).resolve().read_bytes()
         stub = stub.replace(b"libgomp.so.1\0", b"libgone.so.1\0")

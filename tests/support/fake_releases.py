@@ -46,7 +46,7 @@ def archive(
     extra: dict[str, bytes] | None = None,
 ) -> Path:
     """A release's archive; without `vram_mib` it is for the processor alone. `extra`: further files, by name."""
-    program = build_llama_server.find()
+    program = build_llama_server.built()
     assert program is not None, "make llama-server"
     path = folder / f"llama-{build}-bin-ubuntu-{kind}-x64.tar.gz"
     top = f"llama-{build}"

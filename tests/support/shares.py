@@ -40,12 +40,15 @@ def scheduler(config: pytest.Config, log: object) -> object:
     return Files(config, log)
 
 
-def sort(items: list[pytest.Item]) -> None:
-    """Those of expensive shares first, after new ones, of which nothing is known yet."""
+def sort(items: list[pytest.Item], *, is_built: bool) -> None:
+    """Those of expensive shares first, after new ones, of which nothing is known yet. Those that need a llama-server come last,
+    while it isn't built: they wait for it.
+    """
+    late = set() if is_built else {share_of(item.nodeid) for item in items if item.get_closest_marker("binary")}
     costs: dict[str, float] = defaultdict(float)
     for file, seconds in (json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}).items():
         costs[share_of(file)] += seconds
-    items.sort(key=lambda item: -costs.get(share_of(item.nodeid), inf))
+    items.sort(key=lambda item: (share_of(item.nodeid) in late, -costs.get(share_of(item.nodeid), inf)))
 
 
 def share_of(nodeid: str) -> str:

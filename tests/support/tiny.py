@@ -38,4 +38,4 @@ def runtimes_dir() -> Path:
 
 def llama_server() -> Path | None:
     """A real llama-server program; None where none was built."""
-    return build_llama_server.find()
+    return build_llama_server.built()
