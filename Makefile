@@ -100,6 +100,7 @@ tenants: .venv/ready-dev ## Let three clients of different class share four real
 
 golden: .venv/ready-dev ## Write the golden files anew; read the difference before you commit it
 	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/unit/core tests/e2e/cli/test_config_import.py tests/clients/test_request_fields.py
+	$(BIN)/python -m tests.support.corpus --write
 
 docs: .venv/ready-dev ## Write anew what the documents take from the code
 	$(BIN)/python -m tools.docs

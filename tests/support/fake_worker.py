@@ -27,7 +27,8 @@ The usual suspects:
 - `--flood`: writes without end; `--take-mib 100` of memory; `--grow-mib 5` a second
 - `--reuseport`: share the port; `--no-listen`: never open one
 
-`--ids-to FILE` appends the id of each request to a file, so that what a killed worker has seen is known as well.
+`--ids-to FILE` appends the id of each request to a file, so that what a killed worker has seen is known as well; `--saw-to FILE` a line
+of JSON with its head and body.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--mute", action="store_true")
     flags.add_argument("--mute-while")
     flags.add_argument("--ids-to")
+    flags.add_argument("--saw-to")
     flags.add_argument("--flood", action="store_true")
     flags.add_argument("--take-mib", type=int, default=0)
     flags.add_argument("--grow-mib", type=int, default=0)
@@ -170,6 +172,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         elif path == "/ws" and self.headers.get("Upgrade") == "websocket":
             self.echo_frames()
         elif path.startswith("/files/"):
+            self.seen(b"")
             self.send_json(200, {"path": self.path, "model": self.options.name})
         elif path == "/stats":
             self.send_json(200, self.stats.as_json())
@@ -215,6 +218,14 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return b"".join(parts)
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
+    def seen(self, body: bytes) -> bytes:
+        """Note it, where the test wants to look."""
+        if self.options.saw_to:
+            head = "\r\n".join([self.requestline, *(f"{name}: {value}" for name, value in self.headers.items())])
+            with open(self.options.saw_to, "ab", buffering=0) as file:
+                file.write(json.dumps([head, body.decode("latin-1")]).encode() + b"\n")
+        return body
+
     def do_POST(self) -> None:
         request_id = self.headers.get("X-Request-Id")
         self.stats.begin(request_id)
@@ -224,7 +235,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         aborted = True
         try:
             with self.stats.turn if self.options.one_at_a_time else contextlib.nullcontext():
-                self.answer(self.body())
+                self.answer(self.seen(self.body()))
             aborted = False
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True

@@ -1,0 +1,236 @@
+"""The recorded contract: what clients and operators see, as files in tests/golden/contract/<api>/, and what plays them.
+
+    python -m tests.support.corpus [NAME …]            play them, and print what differs, by kind
+    python -m tests.support.corpus --write [NAME …]    write what came instead (make golden)
+
+A file is a scenario: a configuration, and exchanges in their order, each on a connection of its own:
+
+    {"config": {"models": {"a": {"fake": ["--chunks", "2"]}}}, "keys": null, "varies": ["created"],
+     "exchanges": [{"request": {…}, "answer": {…}, "worker": [{…}]}], "log": [{…}]}
+
+`request` and `answer` have the first line, the headers in their order and case, and the body: as `json` (compact) or
+`spaced` (as Python's json writes it) where that gives the same bytes, else as `text`, or as `events` of a stream. `worker` is what the
+fake workers got for it; `log` are the daemon's lines about requests. Kept out: dates, ids, addresses, paths, cuts of chunks, times in headers, and the
+numbers of the keys in `varies`. `<id 1>` is the first id that an answer brought; a later request may name it.
+
+What depends on when it happens isn't here: disconnects, keep-alives, hand-overs. They are in tests/faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import socket
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running
+from tests.support.limits import LIMIT_S
+
+FOLDER = REPOSITORY / "tests" / "golden" / "contract"
+SAW = "saw.jsonl"
+KINDS = ("status", "headers", "body", "worker", "log")
+
+_ID = re.compile(
+    r"(?<![A-Za-z0-9])(?:(?:[a-z]{2,9}[_-])[0-9a-f]{12,64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,64})(?![0-9A-Za-z])"
+)
+_DATES = re.compile(
+    r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+)
+_ADDRESS = re.compile(r"(?<=127\.0\.0\.1:)\d{4,5}")
+_SPAN = re.compile(r"(ed in|d for|after|took) \d+(?:\.\d+)?(?= m?s\b)")
+_NUMBER = r'("(?:{keys})"\s*:\s*)(?:null|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)'
+STYLES = {"json": {"separators": (",", ":")}, "spaced": {}}
+
+Scenario = dict[str, Any]
+Message = dict[str, Any]
+
+
+class Words:
+    """What is another one each time, and what stands for it in a file."""
+
+    def __init__(self, folder: Path, varies: Iterable[str]) -> None:
+        self._places = {str(folder): "<folder>", str(REPOSITORY): "<repository>", sys.executable: "<python>"}
+        self._ids: dict[str, str] = {}
+        keys = "|".join(map(re.escape, varies))
+        self._number = re.compile(_NUMBER.replace("{keys}", keys)) if keys else None
+
+    def kept(self, text: str) -> str:
+        """The text as it is in a file."""
+        for place, word in self._places.items():
+            text = text.replace(place, word)
+        text = _SPAN.sub(r"\1 0", _ADDRESS.sub("<port>", _DATES.sub("<date>", text)))
+        text = _ID.sub(lambda found: self._ids.setdefault(found[0], f"<id {len(self._ids) + 1}>"), text)
+        return self._number.sub(r"\g<1>0", text) if self._number else text
+
+    def sent(self, text: str) -> str:
+        """The text of a file as it is sent."""
+        for actual, word in (self._places | self._ids).items():
+            text = text.replace(word, actual)
+        return text
+
+
+def materialised(scenario: Scenario, folder: Path) -> dict[str, Any]:
+    """The configuration for `Daemon`: `fake` and `gguf` models become what these names mean."""
+    config = json.loads(json.dumps(scenario["config"]).replace("<folder>", str(folder)))
+    for name, model in config["models"].items():
+        if "fake" in model:
+            flags = [*model.pop("fake"), "--saw-to", str(folder / SAW)]
+            config["models"][name] = fake(*flags, **model)
+        elif "gguf" in model:
+            config["models"][name] = gguf(**{key: value for key, value in model.items() if key != "gguf"})
+    return config
+
+
+def played(scenario: Scenario) -> Scenario:
+    """The same scenario with what came."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        if scenario.get("keys"):
+            (folder / "api_keys.yaml").write_text(scenario["keys"])
+            (folder / "api_keys.yaml").chmod(0o600)
+        words = Words(folder, scenario["varies"])
+        with running(folder, materialised(scenario, folder)) as daemon:
+            exchanges = [_exchanged(daemon, words, exchange["request"]) for exchange in scenario["exchanges"]]
+            lines = [words.kept(json.dumps(line)) for line in daemon.events("request.finished")]
+    return scenario | {"exchanges": exchanges, "log": [json.loads(line) for line in lines]}
+
+
+def _exchanged(daemon: Daemon, words: Words, request: Message) -> dict[str, Any]:
+    saw = daemon.folder / SAW
+    before = saw.stat().st_size if saw.exists() else 0
+    head, body = asked(daemon.port, request["line"].split()[0], _bytes_of(request, words))
+    seen = saw.read_bytes()[before:].splitlines() if saw.exists() else []
+    worker = [_message(words, *(part.encode("latin-1") for part in json.loads(line))) for line in seen]
+    return {"request": request, "answer": _message(words, head, body), "worker": worker}
+
+
+def _bytes_of(message: Message, words: Words) -> bytes:
+    if "text" in message:
+        body = words.sent(message["text"]).encode("latin-1")
+    else:
+        style = next((style for style in STYLES if style in message), None)
+        text = "" if style is None else json.dumps(message[style], ensure_ascii=False, **STYLES[style])
+        body = words.sent(text).encode()
+    sizes = {"content-length": str(len(body))}
+    head = [words.sent(message["line"])]
+    head += [f"{name}: {sizes.get(name.lower(), words.sent(value))}" for name, value in message["headers"]]
+    return "\r\n".join([*head, "", ""]).encode("latin-1") + body
+
+
+def _message(words: Words, head: bytes, body: bytes) -> Message:
+    line, *fields = words.kept(head.decode("latin-1").removesuffix("\r\n")).split("\r\n")
+    headers = [[name, _steady(name.lower(), value, len(body))] for name, _, value in (field.partition(": ") for field in fields)]
+    kind = next((value for name, value in headers if name.lower() == "content-type"), "")
+    return {"line": line, "headers": headers, **_shown(words, kind, body)}
+
+
+def _steady(name: str, value: str, size: int) -> str:
+    """A header's value without times, and without the length of a body that has times in it."""
+    if name.endswith("-ms") or name == "retry-after":
+        return re.sub(r"\d+", "0", value)
+    return "<length>" if name == "content-length" and value == str(size) else value
+
+
+def _shown(words: Words, kind: str, body: bytes) -> Message:
+    if not body:
+        return {}
+    if kind.startswith("text/event-stream"):
+        events = words.kept(body.decode()).split("\n\n")
+        return {"events": events if events[-1] else events[:-1]}
+    with contextlib.suppress(UnicodeDecodeError, ValueError):
+        text = words.kept(body.decode())
+        value = json.loads(text)
+        for style, options in STYLES.items():
+            if json.dumps(value, ensure_ascii=False, **options) == text:
+                return {style: value}
+    return {"text": words.kept(body.decode("latin-1"))}
+
+
+def asked(port: int, method: str, request: bytes) -> tuple[bytes, bytes]:
+    """The head of the answer without its last empty line, and its body without the framing."""
+    with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as connection:
+        connection.sendall(request)
+        with connection.makefile("rb") as answer:
+            while True:
+                head = b"".join(iter(answer.readline, b"\r\n"))
+                status = int(head.split(b" ", 2)[1])
+                if status >= 200:
+                    break
+            return head.removesuffix(b"\r\n"), b"".join(_pieces(answer, head.lower(), method, status))
+
+
+def _pieces(answer: Any, head: bytes, method: str, status: int) -> Iterator[bytes]:
+    if method == "HEAD" or status in {204, 304}:
+        return
+    if b"\r\ntransfer-encoding: chunked" in head:
+        while size := int(answer.readline(), 16):
+            yield answer.read(size)
+            answer.readline()
+        answer.readline()
+    elif size := re.search(rb"\r\ncontent-length: (\d+)", head):
+        yield answer.read(int(size[1]))
+    else:
+        yield answer.read()
+
+
+def differences(wanted: Scenario, found: Scenario) -> Iterator[tuple[str, str]]:
+    """What differs: its kind, and where and how."""
+    for number, (before, after) in enumerate(zip(wanted["exchanges"], found["exchanges"], strict=True), 1):
+        place = f"{number}. {before['request']['line']}"
+        for kind, left, right in (
+            ("status", before["answer"]["line"], after["answer"]["line"]),
+            ("headers", before["answer"]["headers"], after["answer"]["headers"]),
+            ("body", _body(before["answer"]), _body(after["answer"])),
+            ("worker", before["worker"], after["worker"]),
+        ):
+            if left != right:
+                yield kind, f"{place}\n  - {json.dumps(left)}\n  + {json.dumps(right)}"
+    if wanted["log"] != found["log"]:
+        yield "log", f"  - {json.dumps(wanted['log'])}\n  + {json.dumps(found['log'])}"
+
+
+def _body(message: Message) -> Mapping[str, Any]:
+    return {key: value for key, value in message.items() if key not in {"line", "headers"}}
+
+
+def scenarios() -> dict[str, Path]:
+    """By name: the api and the stem of the file."""
+    return {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in sorted(FOLDER.glob("*/*.json"))}
+
+
+def write(path: Path, scenario: Scenario) -> None:
+    """A line for each exchange's part, so that a difference is short."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(scenario, indent=1, ensure_ascii=False) + "\n")
+
+
+def main() -> int:
+    flags = argparse.ArgumentParser(description="Play the recorded contract.")
+    flags.add_argument("names", nargs="*", help="how the names of scenarios begin; else all")
+    flags.add_argument("--write", action="store_true", help="write what came")
+    told = flags.parse_args()
+    found: Counter[str] = Counter()
+    for name, path in scenarios().items():
+        if told.names and not name.startswith(tuple(told.names)):
+            continue
+        wanted = json.loads(path.read_text())
+        came = played(wanted)
+        for kind, text in differences(wanted, came):
+            found[kind] += 1
+            print(f"{kind}: {name} {text}")
+        if told.write:
+            write(path, came)
+    print(", ".join(f"{found[kind]} of {kind}" for kind in KINDS if found[kind]) or "no differences")
+    return 1 if found and not told.write else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
