@@ -10,8 +10,8 @@ A file is a scenario: a configuration, and exchanges in their order, each on a c
 
 `request` and `answer` have the first line, the headers in their order and case, and the body: as `json` (compact) or
 `spaced` (as Python's json writes it) where that gives the same bytes, else as `text`, or as `events` of a stream. `worker` is what the
-fake workers got for it; `log` are the daemon's lines about requests. Kept out: dates, ids, addresses, paths, cuts of chunks, times in headers, and the
-numbers of the keys in `varies`. `<id 1>` is the first id that an answer brought; a later request may name it.
+fake workers got for it; `log` are the daemon's lines about requests. Kept out: dates, ids, addresses, paths, cuts of chunks, times, and the numbers of the
+keys in `varies`. `<id 1>` is the first id that an answer brought; a later request may name it.
 
 What depends on when it happens isn't here: disconnects, keep-alives, hand-overs. They are in tests/faults.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import platform
 import re
 import socket
 import sys
@@ -30,6 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from supervisor.io import distribution
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running
 from tests.support.limits import LIMIT_S
 
@@ -46,6 +48,8 @@ _DATES = re.compile(
 )
 _ADDRESS = re.compile(r"(?<=127\.0\.0\.1:)\d{4,5}")
 _SPAN = re.compile(r"(ed in|d for|after|took) \d+(?:\.\d+)?(?= m?s\b)")
+_TIMES = r"\w+_(?:ms|ns|at|duration)|(?:age|eta|expires|idle|load|retry|since|uptime)(?:_s|_in)?|at|created|timestamp|pid|port|bytes|measured_mib|size(?:_vram)?"
+_LEARNED = re.compile(r'("learned"\s*:\s*)\{[^}]*\}')
 _NUMBER = r'("(?:{keys})"\s*:\s*)(?:null|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)'
 STYLES = {"json": {"separators": (",", ":")}, "spaced": {}}
 
@@ -57,10 +61,15 @@ class Words:
     """What is another one each time, and what stands for it in a file."""
 
     def __init__(self, folder: Path, varies: Iterable[str]) -> None:
-        self._places = {str(folder): "<folder>", str(REPOSITORY): "<repository>", sys.executable: "<python>"}
+        self._places = {str(folder): "<folder>", sys.executable: "<python>", str(REPOSITORY): "<repository>"}
+        for word, own in (
+            ("host", socket.gethostname()),
+            ("python", platform.python_version()),
+            ("version", distribution.version()),
+        ):
+            self._places[f'"{own}"'] = f'"<{word}>"'
         self._ids: dict[str, str] = {}
-        keys = "|".join(map(re.escape, varies))
-        self._number = re.compile(_NUMBER.replace("{keys}", keys)) if keys else None
+        self._number = re.compile(_NUMBER.replace("{keys}", "|".join([_TIMES, *map(re.escape, varies)])))
 
     def kept(self, text: str) -> str:
         """The text as it is in a file."""
@@ -68,7 +77,7 @@ class Words:
             text = text.replace(place, word)
         text = _SPAN.sub(r"\1 0", _ADDRESS.sub("<port>", _DATES.sub("<date>", text)))
         text = _ID.sub(lambda found: self._ids.setdefault(found[0], f"<id {len(self._ids) + 1}>"), text)
-        return self._number.sub(r"\g<1>0", text) if self._number else text
+        return self._number.sub(r"\g<1>0", _LEARNED.sub(r"\1{}", text))
 
     def sent(self, text: str) -> str:
         """The text of a file as it is sent."""
@@ -127,7 +136,10 @@ def _bytes_of(message: Message, words: Words) -> bytes:
 
 def _message(words: Words, head: bytes, body: bytes) -> Message:
     line, *fields = words.kept(head.decode("latin-1").removesuffix("\r\n")).split("\r\n")
-    headers = [[name, _steady(name.lower(), value, len(body))] for name, _, value in (field.partition(": ") for field in fields)]
+    headers = [
+        [name, _steady(name.lower(), value, len(body))]
+        for name, _, value in (field.partition(": ") for field in fields)
+    ]
     kind = next((value for name, value in headers if name.lower() == "content-type"), "")
     return {"line": line, "headers": headers, **_shown(words, kind, body)}
 
@@ -207,9 +219,21 @@ def scenarios() -> dict[str, Path]:
 
 
 def write(path: Path, scenario: Scenario) -> None:
-    """A line for each exchange's part, so that a difference is short."""
+    """A line for each part of an exchange, so that a difference is short."""
+
+    def lines(items: Iterable[Mapping[str, Any]]) -> str:
+        return ",".join(
+            "\n  {" + ",\n   ".join(f"{json.dumps(key)}: {one(value)}" for key, value in item.items()) + "}"
+            for item in items
+        )
+
+    def one(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    head = "".join(f' "{key}": {one(scenario[key])},\n' for key in ("config", "keys", "varies"))
+    log = ",".join(f"\n  {one(line)}" for line in scenario["log"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(scenario, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(f'{{\n{head} "exchanges": [{lines(scenario["exchanges"])}\n ],\n "log": [{log}\n ]\n}}\n')
 
 
 def main() -> int:
