@@ -23,7 +23,7 @@ import httpx
 import yaml
 
 from tests.support.clients import Gpu
-from tests.support.daemon import Daemon, fake, gguf
+from tests.support.daemon import Daemon, fake, llama_command
 
 FAKES = {"a": 9000, "b": 9000, "c": 5000, "d": 3000}  # MiB of the card's 16384
 REAL = {"real-1": 6000, "real-2": 8000}
@@ -145,7 +145,7 @@ def configuration(folder: Path, gpu: Gpu) -> dict[str, Any]:
         model = fake(*flags, vram_mib=mib, env=gpu.takes(mib), startup_timeout_s=3.0, grace_s=0.5)
         models[name] = model | {"cmd": ["/bin/sh", "-c", _ONCE, str(folder / f"{name}.start"), *model["cmd"]]}
     for name, mib in REAL.items():
-        models[name] = gguf(vram_mib=mib, env=gpu.takes(mib), grace_s=2.0)
+        models[name] = llama_command(vram_mib=mib, env=gpu.takes(mib), grace_s=2.0)  # gguf would be on the processor
     limits = {
         "min_residency_s": 0.2,
         "drain_s": 1,

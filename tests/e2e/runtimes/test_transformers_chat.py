@@ -807,7 +807,8 @@ class TestMemory:
             return worker.memory_info().rss >> 20
 
         look(picture())
-        worker, most = psutil.Process(daemon.model("qwen3_vl")["worker"]["pid"]), 0
+        worker = psutil.Process(daemon.model("qwen3_vl")["worker"]["pid"])
+        most = before = taken_mib()
         with ThreadPoolExecutor(4) as pool:
             looks = [pool.submit(look, picture(2_000, 2_000)) for _ in range(8)]
             while not all(each.done() for each in looks):
@@ -815,7 +816,8 @@ class TestMemory:
                 time.sleep(0.01)
         for each in looks:
             each.result()
-        wait_until(lambda: taken_mib() < most - 60, what=f"less than {most} MiB by what the pictures took")
+        allowed = max(most - 60, before + 60)  # on a busy machine they may never have been there at once
+        wait_until(lambda: taken_mib() < allowed, what=f"less than {allowed} MiB, after {before} and at most {most}")
 
     def test_capabilities(self, daemon):
         listed = {model["id"]: model for model in daemon.get("/v1/models").json()["data"]}
