@@ -84,6 +84,10 @@ GROUPS: Mapping[str, Group] = {
     "exllamav3": _runtime(("exllamav3",), f"{E2E}/test_exllamav3.py"),
     "vllm": _runtime(("vllm",), f"{E2E}/test_vllm.py", f"{E2E}/test_vllm_processes.py", f"{E2E}/test_vllm_worker.py"),
     "comfyui": _runtime(("comfyui",), f"{E2E}/test_comfyui.py"),
+    "agents": Group(
+        ("tests/clients/test_agents.py",),
+        ("tests/clients", "supervisor/http", "runtimes/llama_server", *DATA_PATH, *SUPPORT),
+    ),
     "footprints": Group(("tests/contract/test_footprints.py",), ("runtimes", "supervisor/catalog", *SUPPORT)),
     "commands of documents": Group(
         ("tests/installation/test_documents.py",),
