@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -41,7 +41,6 @@ from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
-from supervisor.http.parked import resume
 from supervisor.io import local_access, notify
 from supervisor.io.fd_channel import connect, goes_on_listening
 from supervisor.io.process import become_subreaper
@@ -103,18 +102,8 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
         given = take_given()
-        with contextlib.closing(open_listeners(given.listeners, catalog.server, keyring)) as listeners, signals_end():
-            serving = serve(
-                configuration,
-                catalog,
-                keyring,
-                lock,
-                listeners,
-                on_listening,
-                orphans=len(orphans),
-                parked=given.parked,
-            )
-            uvloop.run(serving)
+        with contextlib.closing(open_listeners(given, catalog.server, keyring)) as listeners, signals_end():
+            uvloop.run(serve(configuration, catalog, keyring, lock, listeners, on_listening, orphans=len(orphans)))
 
 
 async def serve(
@@ -126,12 +115,8 @@ async def serve(
     on_listening: OnListening,
     *,
     orphans: int = 0,
-    parked: Sequence[notify.Parked] = (),
 ) -> None:
-    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and sockets are seen to before.
-
-    `parked`: requests that another daemon of this unit left to us.
-    """
+    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and sockets are seen to before."""
     _cancel_on_signals()
     opened, stores = await asyncio.gather(open_devices(catalog), open_stores(catalog))
     async with closing(stores):
@@ -140,10 +125,7 @@ async def serve(
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
         holdings = _holdings(catalog, lock, listeners, launcher, stores)
-        resuming = [asyncio.create_task(resume(left, *holdings.answers_at)) for left in parked]
         await _run(configuration, daemon, holdings, listeners, on_listening)
-        for task in resuming:
-            task.cancel()
 
 
 async def take_over(
@@ -294,7 +276,6 @@ async def _until_stopped(
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await daemon.pulls.close()
     await daemon.additions.close()
-    is_restart = False
     if not handover.done.is_set():
         await handover.close()  # which may just have been committed
     if handover.done.is_set():
@@ -305,9 +286,6 @@ async def _until_stopped(
     else:
         log.info("daemon.stopping")
         notify.stopping(_longest_end_s(daemon))
-        is_restart = await asyncio.to_thread(notify.will_restart)
-        if is_restart:
-            application.park()
         await daemon.batches.close()
         await daemon.jobs.close()
         await engine.shutdown()
@@ -321,8 +299,6 @@ async def _until_stopped(
         await daemon.tracing.close()
     if not handover.done.is_set():  # else they are the successor's
         await asyncio.to_thread(daemon.pictures.clear)
-    if is_restart:
-        await asyncio.to_thread(notify.barrier)
     await handover.close()
     for task in (*background, trimming):
         task.cancel()

@@ -81,8 +81,8 @@ def make_server(application: Application) -> Server:
     return Server(config)
 
 
-def take_given() -> notify.Given:
-    """What systemd gave us. Raises ConfigError for what can't be served."""
+def take_given() -> tuple[socket.socket, ...]:
+    """The sockets that systemd gave us. Raises ConfigError for what can't be served."""
     try:
         return notify.given()
     except ValueError as error:

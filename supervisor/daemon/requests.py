@@ -22,7 +22,6 @@ from supervisor.daemon.caching import CacheWish
 from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, EndedBefore, demanded, details, milliseconds
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
-from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Part, Wait
 from supervisor.errors import LlmuxError, RequestCancelledError
@@ -179,12 +178,6 @@ class InFlight:
         self._calls[context.ticket_id] = (context, cancelling)
         if self._hub.wants("request"):
             self._hub.publish("request", {"id": context.ticket_id, "state": "started", **_about(context)})
-
-    def hand_over(self) -> None:
-        """End those that wait for a worker with HandedOverError: somebody else will answer them."""
-        for context, cancelling in self._calls.values():
-            if context.ticket is None:
-                cancelling.interrupt(HandedOverError())
 
     def finished(self, context: RequestContext) -> None:
         """Remove it now and record it soon. Also for requests that were rejected before they were added."""

@@ -46,7 +46,6 @@ from supervisor.http import (
     watch,
 )
 from supervisor.http.auth import Auth
-from supervisor.http.parked import park
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
@@ -81,7 +80,6 @@ class Application:
         """`extra_ports`: those that answer a part alone, and the keys of `server` that name them."""
         self._daemon = daemon
         self._extra_ports = extra_ports
-        self._parks = False  # what waits is for the next daemon of this unit
         self._auth: Auth
         editor = Editor(daemon, reloader)
         self._others = Starlette(
@@ -123,11 +121,6 @@ class Application:
         """See `daemon.batches.Check`."""
         return jobs.check_line(self._daemon, endpoint, body)
 
-    def park(self) -> None:
-        """Leave requests that wait for a model, and those that are still to come, to the next daemon of this unit."""
-        self._parks = True
-        self._daemon.requests.hand_over()
-
     def close(self) -> None:
         """End the endless responses: the event streams."""
         self._daemon.hub.close()
@@ -163,9 +156,6 @@ class Application:
             if not is_inference and client_of(scope) is not None:
                 raise refuse_tunnel(path)
             if is_inference and not dialect.is_for_daemon(method, path, scope["query_string"]):
-                if self._parks:
-                    await self._relay(scope, receive, send, context)
-                    return
                 try:
                     await pipeline(scope, receive, send, context)
                 except ForDaemonError as request:
@@ -178,18 +168,16 @@ class Application:
             await error_response(error, dialect)(scope, receive, _signed(send, context))
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
-        """The successor answers it, from the beginning, or the next daemon of this unit."""
+        """The successor answers it, from the beginning."""
         upstream, dialect, body = self._daemon.successor, context.dialect, context.waiting
+        assert upstream is not None
         is_started = context.answering
         try:
             if body is None:
                 body = HeldBody(self._daemon.bodies)
                 body.keep(await self._whole(scope, receive, body))
             original = body.source or body
-            if upstream is None:
-                await park(scope, original, context.request_id, is_started=is_started)
-            else:
-                await relay(scope, send, original, upstream, context.request_id, dialect, is_started=is_started)
+            await relay(scope, send, original, upstream, context.request_id, dialect, is_started=is_started)
         except LlmuxError as error:
             if is_started:
                 event = error_event(error, dialect)

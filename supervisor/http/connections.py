@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from supervisor.errors import RateLimitError
-from supervisor.http.parked import own_connections
 
 _open: Counter[str] = Counter()
 
@@ -19,7 +18,7 @@ class TooManyConnectionsError(RateLimitError):
 def opened(address: str, most: int) -> TooManyConnectionsError | None:
     """Count one more, until `closed`. What its client is told if that is above `most`; 0 allows any number."""
     _open[address] += 1
-    if not 0 < most < _open[address] - own_connections(address):
+    if not 0 < most < _open[address]:
         return None
     told = f"Your address has {_open[address] - 1} connections (limits.connections_per_client)."
     return TooManyConnectionsError(told, retry_after_s=5.0)

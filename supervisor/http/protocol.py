@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import unquote
@@ -31,7 +30,6 @@ from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError
 from supervisor.http import connections
 from supervisor.http.half_closed import HalfClosed
-from supervisor.http.parked import given_away
 from supervisor.http.request_head import headers_too_large, refused_head, split_url, without_upgrade
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
@@ -101,11 +99,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._disconnect = Disconnect(
-            partial(resume_reading, self.flow, transport),
-            self._read_while_held_up,
-            self._give_away,
-        )
+        self._disconnect = Disconnect(partial(resume_reading, self.flow, transport), self._read_while_held_up)
         self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
@@ -113,10 +107,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._address = self.client[0]
             if (refusal := connections.opened(self._address, self.most_connections)) is not None:
                 self._refuse(refusal)
-
-    def _give_away(self, give: Callable[[int], None]) -> bool:
-        """See `Disconnect`."""
-        return not self._in_message and not self.pipeline and given_away(self.transport, give)
 
     def _read_while_held_up(self) -> int | None:
         """See `Disconnect`."""

@@ -35,18 +35,12 @@ class ResponseBrokenError(ResponseOverError):
 class Disconnect:
     """The end of one client connection, reported by the server protocol; one request at a time watches it."""
 
-    __slots__ = ("_callback", "_resume_reading", "give_away", "gone", "read_while_held_up", "task")
+    __slots__ = ("_callback", "_resume_reading", "gone", "read_while_held_up", "task")
 
     def __init__(
-        self,
-        resume_reading: Callable[[], None],
-        read_while_held_up: Callable[[], int | None] = lambda: None,
-        give_away: Callable[[Callable[[int], None]], bool] = lambda _: False,
+        self, resume_reading: Callable[[], None], read_while_held_up: Callable[[], int | None] = lambda: None
     ) -> None:
         self.gone = False
-        self.give_away = (
-            give_away  # calls that with the connection's descriptor, then ends it here alone; False: it stays
-        )
         self.read_while_held_up = read_while_held_up  # the bytes the client has read so far, if we wait for it to read
         self.task: asyncio.Task[Any] | None = None  # what serves the request now
         self._resume_reading = resume_reading

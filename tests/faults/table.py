@@ -268,9 +268,11 @@ TABLE: Final = (
     Fault(
         30,
         "SIGTERM under load; a wall clock that is set; a loop that stands still",
-        "The drain is bounded; nothing is started or stopped for the clock; the watchdog fires.",
+        "Who waits for a model gets 503 with `Retry-After` at once; the drain is bounded. Nothing is started or stopped for the "
+        "clock; the watchdog fires.",
         "`daemon/engine` drains; deadlines are monotonic; `cli/daemon` feeds systemd's watchdog from the loop.",
         (
+            "tests/installation/test_restart.py",
             "tests/installation/test_service.py::TestNotify",
             "tests/faults/test_signals.py",
             "tests/faults/test_stuck_log_reader.py",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import itertools
 import os
 import socket
 import subprocess
@@ -30,18 +28,15 @@ os.execv(sys.executable, [sys.executable, "-m", "supervisor.cli", "serve", "--co
 class Activated(Daemon):
     """A daemon that is given sockets, as by systemd: they get the numbers from 3 on."""
 
-    def activate(self, *sockets: socket.socket, stored: dict[str, list[int]] | None = None) -> Activated:
-        """Start it. `stored`: what an earlier one left to systemd, by name."""
+    def activate(self, *sockets: socket.socket) -> Activated:
         self.config_path.write_text(yaml.safe_dump(self.config))
-        names = {given.fileno(): "llmux.socket" for given in sockets}
-        names |= {number: name for name, kept in (stored or {}).items() for number in kept}
         # Nothing else may be there under the numbers that they get.
-        moved = [fcntl.fcntl(number, fcntl.F_DUPFD, 100) for number in names]
+        moved = [fcntl.fcntl(given.fileno(), fcntl.F_DUPFD, 100) for given in sockets]
         command = [sys.executable, "-c", GIVEN, str(self.config_path), *map(str, moved)]
         env = {
             **os.environ,
             "LISTEN_FDS": str(len(moved)),
-            "LISTEN_FDNAMES": ":".join(names.values()),
+            "LISTEN_FDNAMES": ":".join("llmux.socket" for _ in moved),
             "XDG_RUNTIME_DIR": str(self.folder),
             **self.env,
         }
@@ -67,53 +62,15 @@ class Systemd:
     """The other end of NOTIFY_SOCKET, `notify` in this folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.stored: dict[str, list[int]] = {}  # descriptors by name
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "notify"))
         self.socket.settimeout(PATIENCE_S)
 
     def expect(self, line: str) -> float:
-        """Wait for a datagram with this line; when it came. What is stored or removed meanwhile is."""
-        while True:
-            data, descriptors, _flags, _address = socket.recv_fds(self.socket, 4096, 16)
-            lines = data.decode().split("\n")
-            self._keep(lines, descriptors)
-            if line in lines:
-                return time.monotonic()
-
-    def look(self) -> None:
-        """Take what is there."""
-        self.socket.setblocking(False)
-        try:
-            self.expect("nothing")
-        except BlockingIOError:
-            self.socket.settimeout(PATIENCE_S)
-
-    def _keep(self, lines: list[str], descriptors: list[int]) -> None:
-        name = next((line.removeprefix("FDNAME=") for line in lines if line.startswith("FDNAME=")), "")
-        if "FDSTORE=1" in lines:
-            self.stored.setdefault(name, []).extend(descriptors)
-            return
-        for descriptor in descriptors:  # of a barrier
-            os.close(descriptor)
-        if "FDSTOREREMOVE=1" in lines:
-            for descriptor in self.stored.pop(name, []):
-                os.close(descriptor)
-
-    def fill(self) -> None:
-        """Leave no room for a message, whoever sends it."""
-        sent = 1
-        while sent:  # a sender's own limit can be less than the room that there is
-            sent = self._sent_by_one()
-
-    def _sent_by_one(self) -> int:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            sender.connect(self.socket.getsockname())
-            with contextlib.suppress(BlockingIOError):
-                for sent in itertools.count():
-                    sender.send(b"")
-        return sent
+        """Wait for a datagram with this line; when it came."""
+        while line not in self.socket.recv(4096).decode().split("\n"):
+            pass
+        return time.monotonic()
 
     def silent_for(self, seconds: float) -> bool:
         self.socket.settimeout(seconds)
