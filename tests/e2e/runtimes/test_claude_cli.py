@@ -42,9 +42,9 @@ class Site:
     def chat(self, model: str, text: str, **fields: Any):
         return self.daemon.chat(model, text=text, **fields)
 
-    def requests(self, model: str) -> list[Path]:
-        folder = self.daemon.state_dir / "logs" / f"{model}.requests"
-        return list(folder.iterdir()) if folder.exists() else []
+    def folders(self) -> list[Path]:
+        """Those of requests, in which programs ran."""
+        return [folder for note in self.notes() if (folder := Path(note["cwd"]).parent).exists()]
 
 
 def program(seen: Path, style: str = "text", **keys: object) -> dict[str, object]:
@@ -423,15 +423,6 @@ class TestBounds:
         assert site.chat("plain", "linger").json()["choices"][0]["message"]["content"] == f"left {site.child()}"
         wait_until(lambda: gone(site.child()))
 
-    def test_a_shim_that_is_killed(self, site):
-        with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(site.chat, "plain", "linger hang")
-            child = site.child()
-            (pid,) = site.pids()
-            os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-            assert asked.result(LIMIT_S).json()["error"]["code"] == "upstream_error"
-        wait_until(lambda: all_gone(site) and gone(child))
-
     def test_a_client_that_leaves(self, site):
         body = {"model": "plain", "stream": True, "messages": [{"role": "user", "content": "hang"}]}
         with site.daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -439,7 +430,7 @@ class TestBounds:
             assert "so far" in said(next(line for line in lines if not line.startswith(":")))  # after keep-alives
             assert not all_gone(site)
         wait_until(lambda: all_gone(site))
-        wait_until(lambda: not site.requests("plain"))
+        wait_until(lambda: not site.folders())
 
     def test_an_unload(self, site):
         with ThreadPoolExecutor(1) as threads:
@@ -450,6 +441,23 @@ class TestBounds:
         assert all_gone(site)
         assert gone(child)
         assert site.chat("plain", "Hello").status_code == 200
+
+
+class TestWorkerDeath:
+    """Killed with -9, it takes its programs along, and there is another."""
+
+    @pytest.mark.parametrize("which", ["pid", "shim_pid"])
+    def test_no_orphans(self, tmp_path, which):
+        (seen := tmp_path / "seen").mkdir()
+        with running(tmp_path, {"models": {"m": program(seen)}}) as daemon, ThreadPoolExecutor(1) as threads:
+            site = Site(daemon, seen)
+            asked = threads.submit(site.chat, "m", "linger hang")
+            child = site.child()
+            os.kill(daemon.model("m")["worker"][which], signal.SIGKILL)
+            assert asked.result(LIMIT_S).json()["error"]["code"] == "upstream_error"
+            wait_until(lambda: all_gone(site) and gone(child))
+            assert site.chat("m", "Hello").status_code == 200
+            assert site.folders() == []
 
 
 class TestDaemonDeath:
@@ -470,4 +478,4 @@ class TestDaemonDeath:
                 asked.exception(LIMIT_S)
             daemon.start()
             daemon.wait_state("m", "ready")
-            assert site.requests("m") == []
+            assert site.folders() == []
