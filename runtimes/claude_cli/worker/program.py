@@ -159,9 +159,6 @@ def _check(code: int) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End its group: at once where it has ended by itself, else asked first. Until it is waited for, its number is its own."""
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
     until = time.monotonic() + GRACE_S
     if not _has_ended(process):
         os.killpg(process.pid, signal.SIGTERM)
@@ -170,6 +167,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    for pipe in (process.stdout, process.stderr):  # not before: a last word would end it by SIGPIPE
+        if pipe is not None:
+            pipe.close()
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

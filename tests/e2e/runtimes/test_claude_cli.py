@@ -1,4 +1,4 @@
-"""Models behind a program that is run for each request: through a real daemon, with a scripted program."""
+"""Models behind a program that a worker runs for each request: through a real daemon, with a scripted program."""
 
 from __future__ import annotations
 
@@ -121,6 +121,7 @@ class TestPermission:
         told = site.daemon.model("plain")
         assert (told["remote"], told["device"], told["memory"]["lease_mib"]) == (True, "remote", None)
         assert told["worker"]["upstream_model"] == "theirs"
+        assert Path(f"/proc/{told['worker']['pid']}").exists()
 
 
 @pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens"])
@@ -422,6 +423,29 @@ class TestBounds:
     def test_children_that_linger(self, site):
         assert site.chat("plain", "linger").json()["choices"][0]["message"]["content"] == f"left {site.child()}"
         wait_until(lambda: gone(site.child()))
+
+    def test_children_that_linger_beside_another_answer(self, site, tmp_path):
+        """Whose they are can't be seen any more: they go when nobody's can be there."""
+        with ThreadPoolExecutor(1) as threads:
+            other = threads.submit(site.chat, "plain", f"wait {tmp_path}/go")
+            wait_until(site.notes)
+            answer = site.chat("plain", "linger")
+            lingers = not gone(site.child())
+            (tmp_path / "go").touch()
+            assert (answer.status_code, other.result(LIMIT_S).status_code, lingers) == (200, 200, True)
+        wait_until(lambda: gone(site.child()))
+
+    def test_it_is_asked_to_end_first(self, tmp_path):
+        code = f"trap 'touch {tmp_path}/asked; exit' TERM; echo so far; while :; do sleep 0.05; done"
+        about = program(tmp_path, command=["sh", "-c", code], timeout_s=0.5)
+        with running(tmp_path, {"models": {"m": about}}) as daemon:
+            assert daemon.chat("m").status_code == 504
+            wait_until((tmp_path / "asked").exists)
+
+    def test_out_of_memory_it_dies_before_the_daemon(self, tmp_path):
+        about = program(tmp_path, command=["cat", "/proc/self/oom_score_adj"])
+        with running(tmp_path, {"models": {"m": about}}) as daemon:
+            assert int(daemon.chat("m").json()["choices"][0]["message"]["content"]) >= 500
 
     def test_a_client_that_leaves(self, site):
         body = {"model": "plain", "stream": True, "messages": [{"role": "user", "content": "hang"}]}
