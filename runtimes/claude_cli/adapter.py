@@ -152,13 +152,8 @@ class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
             env={},
         )
         passed = {name: os.environ[name] for name in config.pass_env}
-        env = {
-            **CLAUDE_ENV,
-            **passed,
-            **config.env,
-            KEY_VARIABLE: context.key,
-        }  # the program gets it, and nothing for workers
-        return replace(spec, env=env, patience_s=config.timeout_s + CLEANUP_S)
+        env = {**CLAUDE_ENV, **passed, **config.env}  # the program inherits it, so nothing is added that is for workers
+        return replace(spec, env={**env, KEY_VARIABLE: context.key}, patience_s=config.timeout_s + CLEANUP_S)
 
     def needs_permission(self, config: ClaudeCliConfig) -> bool:
         """As configured."""

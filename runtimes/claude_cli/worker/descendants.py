@@ -48,8 +48,9 @@ class Descendants:
         until = time.monotonic() + KILL_WAIT_S
         while time.monotonic() < until and (left := [pid for pid, started in _children() if started < oldest]):
             for pid in left:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
+                with contextlib.suppress(OSError):  # it has changed its user
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
             time.sleep(POLL_S)
 
 

@@ -161,15 +161,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End its group: at once where it has ended by itself, else asked first. Until it is waited for, its number is its own."""
     until = time.monotonic() + GRACE_S
     if not _has_ended(process):
-        os.killpg(process.pid, signal.SIGTERM)
+        _signal_group(process, signal.SIGTERM)
     while not _has_ended(process) and time.monotonic() < until:
         time.sleep(POLL_S / 5)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _signal_group(process, signal.SIGKILL)
     process.wait()
     for pipe in (process.stdout, process.stderr):  # not before: a last word would end it by SIGPIPE
         if pipe is not None:
             pipe.close()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(OSError):  # all have ended, or changed their user
+        os.killpg(process.pid, number)
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

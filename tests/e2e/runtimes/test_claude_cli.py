@@ -397,6 +397,14 @@ class TestBounds:
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
         wait_until(lambda: all_gone(site) and gone(site.child()))
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_its_time_alone_counts(self, tmp_path, stream):
+        """It may be silent for longer than other workers."""
+        about = program(tmp_path, command=["sh", "-c", "echo so; sleep 2; echo far"])
+        limits = {"first_byte_s": 0.5, "stream_idle_s": 0.5}
+        with running(tmp_path, {"models": {"m": about}, "limits": limits}) as daemon:
+            assert "far" in daemon.chat("m", stream=stream).text
+
     def test_time_within_a_stream(self, site):
         answer = site.chat("short", "hang", stream=True)
         assert "so far" in said("\n".join(answer.text.splitlines()[:2]))
