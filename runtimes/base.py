@@ -11,7 +11,7 @@ import abc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final, Generic, Literal, Protocol, TypeVar, get_args
+from typing import ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import JsonValue
 
@@ -75,6 +75,7 @@ class LaunchSpec:
     health: HealthCheck = HealthCheck()
     auth: str | None = None  # value of the Authorization header the proxy sends to this worker
     metrics: str | None = None  # path of the worker's own Prometheus metrics, where it has any
+    patience_s: float = 0.0  # it may be silent for so long, whatever `limits` say
     progress: str | None = None  # tells how far its requests are: {"requests": {x-request-id: {"step", "steps"}}}
     stop_argv: tuple[str, ...] | None = None  # run instead of the first SIGTERM
     kill_argv: tuple[str, ...] | None = None  # ends what it runs outside its processes; those then don't own its port
@@ -96,61 +97,6 @@ class RemoteSpec:
     max_retries: int = 0  # only before an answer has begun
     retry_wait_s: float = 5.0
     probe_interval_s: float | None = None  # None: it counts as there
-
-
-class RequestRefusedError(Exception):
-    """A request that a program can't answer; says what to change, and where."""
-
-    def __init__(self, message: str, *, param: str | None, code: str = "invalid_request") -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.code = code
-
-
-class ProgramError(Exception):
-    """A program's output is no answer. The words may be the program's own, for operators alone."""
-
-
-class ProgramAnswer(Protocol):
-    """What a client gets, made of a program's output as it comes."""
-
-    content_type: str
-
-    def feed(self, output: bytes) -> bytes:
-        """What a further piece of the output adds to the answer's body; nothing until the end where it isn't streamed.
-
-        Raises ProgramError.
-        """
-
-    def finish(self) -> bytes:
-        """The rest, once the program has ended well. Raises ProgramError."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramCall:
-    """One request as a program is asked."""
-
-    argv: tuple[str, ...]
-    stdin: bytes
-    files: Mapping[str, bytes]  # to be put into its folder first, by name
-    ignored: tuple[str, ...]  # the request's fields without effect
-    answer: ProgramAnswer
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramSpec:
-    """Everything needed to ask a program that is run once for each request.
-
-    `call` is how, by a request's body and the private folder that its files are in; blocks on large bodies, and raises
-    RequestRefusedError. `env` may hold secrets.
-    """
-
-    call: Callable[[bytes, Path], ProgramCall] = field(repr=False)
-    env: Mapping[str, str] = field(repr=False)  # added to the allowlisted base environment
-    parallel: int  # processes at once
-    timeout_s: float  # from its start to its end
-    output_bytes: int  # stdout and stderr together
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -268,7 +214,7 @@ class Adapter(abc.ABC, Generic[C]):
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     divides: ClassVar[bool] = False  # in unequal parts, too: `gpus: auto`
     offload_key: ClassVar[str] = ""  # moves a part of a model from the GPU to the main memory
-    remote: ClassVar[bool] = False  # do others run its models?
+    remote: ClassVar[bool] = False  # do others run its models? They take no device then
     converts_pictures: ClassVar[frozenset[str]] = frozenset(
         {"heic"}
     )  # forms that its workers don't open: webp, heic, avif

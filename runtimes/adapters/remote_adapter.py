@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from pydantic import JsonValue
 
-from runtimes.base import Adapter, LaunchContext, LaunchSpec, ProgramSpec, RemoteSpec
+from runtimes.base import Adapter, LaunchContext, LaunchSpec, RemoteSpec
 from runtimes.model_config import ModelConfig
 
 C = TypeVar("C", bound=ModelConfig)
@@ -34,7 +34,7 @@ def nothing_for_workers(config: ModelConfig, *, but: Collection[str] = ()) -> No
     for key in _FOR_WORKERS:
         default = type(config).model_fields[key].get_default(call_default_factory=True)
         if key not in but and getattr(config, key) != default:
-            raise ValueError(f'"{key}" is for models that run here; a remote one has no process and no memory')
+            raise ValueError(f'"{key}" is for models that run here, and others run this one')
 
 
 def checked_variable(name: str) -> str:
@@ -54,7 +54,7 @@ class RemoteAdapter(Adapter[C]):
         raise AssertionError(f"{self.name} starts no process")
 
     @abc.abstractmethod
-    def connect(self, config: C, environment: Mapping[str, str]) -> RemoteSpec | ProgramSpec:
+    def connect(self, config: C, environment: Mapping[str, str]) -> RemoteSpec:
         """How to reach it. `environment` is the daemon's own, which holds the key. Raises ModelUnusableError."""
 
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:

@@ -23,6 +23,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from runtimes.adapters.remote_adapter import RemoteAdapter
 from runtimes.base import Capabilities, Endpoint, Thinking
 from runtimes.device_kind import DeviceWanted
 from runtimes.estimate import Estimate
@@ -239,6 +240,7 @@ class CatalogModel:
             if key == self.footprint_key
         }
         remote = self.adapter.remote
+        by_worker = remote and not isinstance(self.adapter, RemoteAdapter)
         estimate = self.estimate
         computed = None
         if estimate is not None:
@@ -256,7 +258,7 @@ class CatalogModel:
             gpus=self.adapter.gpus(config),
             spreads=config.gpus == "auto",
             pin=config.pin,
-            preload=config.preload,
+            preload=config.preload or by_worker,  # it takes nothing, so it need not wait for a request
             keep_alive_s=self.keep_alive_s,
             own_keep_alive_s=config.keep_alive_s if isinstance(config.keep_alive_s, int | float) else 0.0,
             hold_s=config.hold_s,
@@ -267,6 +269,7 @@ class CatalogModel:
             max_queue=config.max_queue,
             drain_s=drain_seconds(config.drain_s),
             remote=remote,
+            by_worker=by_worker,
             definition=self.definition,
             footprint_key=self.footprint_key,
             load_s=learned.load_s.get(self.footprint_key),

@@ -159,7 +159,7 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
             spec, Life(step.now), generation=state.last_forgotten, last_used=step.now, load_s=spec.load_s
         )
         state.models[spec.id] = model
-        if spec.preload or spec.remote:
+        if spec.preload or spec.is_elsewhere:
             model.want_back()
         settle_trouble(state, step, model)
     elif model.has_worker and not may_keep_worker(model.spec, model.devices, spec):

@@ -44,7 +44,8 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     if model.has_failed:  # its files are gone, and it was started before; or it failed meanwhile
         advance(model, Trigger.RESET, step.now, "handed over")
     advance(model, Trigger.START, step.now, "handed over", devices=event.devices)
-    state.ledger.adopt(model.holder, event.devices, on_each(event.mib, event.devices), step.now)
+    if not model.spec.remote:
+        state.ledger.adopt(model.holder, event.devices, on_each(event.mib, event.devices), step.now)
     advance(model, Trigger.READY, step.now, f"handed over with {len(event.tickets)} running requests")
     model.set_worker(answering=True)
     model.ready_at, model.last_used, model.load_s = event.ready_at, event.last_used, event.load_s
@@ -92,7 +93,7 @@ def unready(state: SchedulerState, step: Step, event: WorkerUnready) -> None:
     model = state.current(event.model, event.generation)
     if model is None:
         return
-    if model.spec.remote:
+    if model.spec.is_elsewhere:
         _unreachable(state, step, model, event.reason)
     elif model.state is WorkerState.READY and model.answering:
         model.set_worker(answering=False)

@@ -36,7 +36,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         step.emit(Reject(event.ticket, *refused))
         return
     can_answer = model.state is WorkerState.READY and model.answering
-    if model.spec.remote and model.state is WorkerState.READY and not can_answer:
+    if model.spec.is_elsewhere and model.state is WorkerState.READY and not can_answer:
         message = f"{ASKED}: {model.life.reason}"
         step.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
         return

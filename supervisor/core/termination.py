@@ -237,6 +237,8 @@ class Failed(NamedTuple):
 
 def refusal(state: SchedulerState, model: ModelState, now: float) -> tuple[RejectCode, str, float | None] | None:
     """What a request gets that only this model could serve: code, message, retry_after_s. None: the model may come."""
+    if model.stuck and model.spec.remote:
+        return RejectCode.LOAD_FAILED, f"{ASKED} can't be started: its last worker can't be ended", None
     if model.stuck:
         device = state.ledger.view(model.devices[0])
         blocked = state.ledger.blocked(device.id, model.id)
@@ -299,11 +301,12 @@ def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> No
     if model is None or model.exited:
         return
     model.set_worker(stuck=True)
-    where = devices_listed([state.ledger.view(device) for device in model.devices])
-    why = f"can't be ended: {event.reason}; nothing new is loaded on {where} until it is gone"
+    devices = () if model.spec.remote else model.devices
+    where = devices_listed([state.ledger.view(device) for device in devices])
+    why = f"can't be ended: {event.reason}{f'; nothing new is loaded on {where} until it is gone' if where else ''}"
     state.ledger.quarantine(model.holder, why)
     message = f"{model.id}'s worker {why}"
-    for device in model.devices:
+    for device in devices:
         step.emit(Alert("device.quarantined", message, device=device, model=model.id))
     step.decide("quarantine", model.id, message)
     reject_all(state, step, model, RejectCode.LOAD_FAILED, f"{ASKED}'s worker {why}")

@@ -117,11 +117,17 @@ class ModelSpec:
     max_queue: int | None = None  # overrides the limit queue_per_model
     drain_s: float | None = None  # overrides the limit of this name
     remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
+    by_worker: bool = False  # such a one, which a worker here asks for its answers
     definition: str = ""  # fingerprint of all that determines how the worker runs
     footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
     load_s: float | None = None  # how long its last load took, if an earlier daemon measured it
     remedy: str = "choose a smaller quantisation or context, or other devices"  # where it is larger than its devices
     trouble: str = ""  # set iff it can't run on this machine as it is now, such as a missing file: why, for everybody
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Has it no process here at all?"""
+        return self.remote and not self.by_worker
 
 
 REPLICA = re.compile(r"#[1-9][0-9]*$")

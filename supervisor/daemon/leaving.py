@@ -43,7 +43,7 @@ class Leaving:
             busy = [
                 found
                 for found in self._scheduler.state.models.values()
-                if found.has_worker and found.state not in SERVES and not found.spec.remote
+                if found.has_worker and found.state not in SERVES and not found.spec.is_elsewhere
             ]
             if not busy:
                 return
@@ -70,7 +70,7 @@ class Leaving:
                 model.last_priority,
             )
             for model in state.models.values()
-            if model.state in SERVES and not model.spec.remote and model.partner is None
+            if model.state in SERVES and not model.spec.is_elsewhere and model.partner is None
         )
 
     def pins(self) -> dict[ModelId, bool]:
@@ -115,7 +115,7 @@ class Leaving:
                     self._finished is None
                     and (found := self._scheduler.state.models.get(ticket.model)) is not None
                     and found.generation == ticket.generation
-                    and not found.spec.remote
+                    and not found.spec.is_elsewhere
                 ):
                     if found.crash is not None and not found.has_worker:
                         return found.crash.summary

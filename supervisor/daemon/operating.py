@@ -28,7 +28,7 @@ class Operating(Leasing):
             if found.state is WorkerState.READY:
                 if found.answering:
                     return
-                if found.spec.remote:
+                if found.spec.is_elsewhere:
                     raise UnavailableError(f"{name}: {found.life.reason}", code="remote_unavailable")
             self._check_quarantine(found, name)
             if found.state is WorkerState.FAILED or (

@@ -18,7 +18,7 @@ import structlog
 
 from supervisor.catalog.overrides import Override, overridden
 from supervisor.core.events import Configured, PinAsked, RequestFinished, UnloadAsked, WorkerAdopted
-from supervisor.core.types import DeviceSpec, ModelSpec, TicketId, base_of
+from supervisor.core.types import REMOTE, DeviceSpec, ModelSpec, TicketId, base_of
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.estate import (
     VERSION,
@@ -67,7 +67,7 @@ class Takeover:
 
     def check(self, devices: Iterable[DeviceSpec]) -> None:
         """Raises TakeoverError for a worker that can't be looked after here."""
-        known = {device.id for device in devices}
+        known = {device.id for device in devices}.union(REMOTE)
         for worker in self._inheritance.workers.values():
             missing = sorted(set(worker.adopted.devices) - known)
             if missing:

@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 from pydantic import JsonValue
 
+from runtimes.adapters.remote_adapter import RemoteAdapter
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
@@ -99,8 +100,8 @@ class Fleet:
 
     def _replica(self, effect: StartWorker, post: Post) -> Replica:
         key, model = (effect.model, effect.generation), self.effective(effect.model)
-        if model.adapter.remote:
-            return Remote(key, model, self.limits, post, self._launcher)
+        if isinstance(model.adapter, RemoteAdapter):
+            return Remote(key, model, self.limits, post)
         return Worker(key, model, effect.devices, self._launcher, self.limits, post, parts_mib=effect.lease_mib)
 
     async def _run(self, key: WorkerKey, replica: Replica, post: Post, gate: Awaitable[Crash | None] | None) -> None:

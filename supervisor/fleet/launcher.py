@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from runtimes.base import LaunchContext, LaunchSpec, ProgramSpec
+from runtimes.base import LaunchContext, LaunchSpec
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId, Parts
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership
 from supervisor.io.probe import ProbeResult
 from supervisor.io.process import ProcessExit
-from supervisor.io.program import ProgramPool
 from supervisor.io.progress import Progress
 
 
@@ -88,6 +87,3 @@ class Launcher(Protocol):
 
     def log_path(self, model: ModelId) -> Path:
         """Where the model's workers log."""
-
-    def programs(self, model: ModelId, spec: ProgramSpec) -> ProgramPool:
-        """The way to a model that a program answers, which is run here once for each request."""

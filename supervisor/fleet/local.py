@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import structlog
 
-from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError, ProgramSpec
+from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.catalog import told
-from supervisor.core.types import DeviceId, Devices, ModelId, Parts, base_of
+from supervisor.core.types import REMOTE, DeviceId, Devices, ModelId, Parts, base_of
 from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io import remains
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
@@ -30,7 +30,6 @@ from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership, PortRange, exposed, listens_on, owner_check
 from supervisor.io.probe import check_health, check_ready
 from supervisor.io.process import ProcessExit, WorkerProcess
-from supervisor.io.program import ProgramPool
 from supervisor.io.progress import read_progress
 from supervisor.io.spawn import SpawnOrder, spawn
 from supervisor.io.threads import in_thread
@@ -71,7 +70,7 @@ class LocalLauncher:
     _running: dict[WorkerKey, _Running] = field(default_factory=dict, init=False)
 
     def place(self, worker: WorkerKey, devices: Devices, parts_mib: Parts) -> LaunchContext:
-        assigned = tuple(self.devices[device] for device in devices)
+        assigned = () if devices == REMOTE else tuple(self.devices[device] for device in devices)
         return LaunchContext(
             model=base_of(worker[0]),
             host=self.ports.host,
@@ -177,10 +176,6 @@ class LocalLauncher:
             remains=self._remains(model) if spec.kill_argv is not None else None,
             keeps=(environment.record.fileno(),) if environment is not None else (),
         )
-
-    def programs(self, model: ModelId, spec: ProgramSpec) -> ProgramPool:
-        """See `Launcher`."""
-        return ProgramPool(spec, model, self.instance, {**inherited(), **spec.env}, self.log_path(model))
 
     async def _until_gone(self, worker: WorkerKey, process: WorkerProcess, environment: EnvLease | None) -> ProcessExit:
         end = await process.wait()

@@ -17,17 +17,15 @@ import structlog
 from pydantic import JsonValue
 
 from runtimes.adapters.remote_adapter import RemoteAdapter
-from runtimes.base import ModelUnusableError, ProgramSpec, RemoteSpec
+from runtimes.base import ModelUnusableError, RemoteSpec
 from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.events import WorkerReady, WorkerUnready
 from supervisor.core.types import Crash, CrashClass
-from supervisor.fleet.launcher import Launcher
 from supervisor.fleet.replica import Post
 from supervisor.io.memory import WorkerKey
 from supervisor.io.probe import Readiness
-from supervisor.io.program import ProgramPool
 
 if TYPE_CHECKING:
     from supervisor.io.remote import RemotePool
@@ -40,10 +38,8 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 class Remote:
     """The `Replica` that others run."""
 
-    def __init__(
-        self, key: WorkerKey, model: CatalogModel, limits: LimitsConfig, post: Post, launcher: Launcher
-    ) -> None:
-        self.upstream: RemotePool | ProgramPool | None = None
+    def __init__(self, key: WorkerKey, model: CatalogModel, limits: LimitsConfig, post: Post) -> None:
+        self.upstream: RemotePool | None = None
         self.metrics: None = None
         self.steps: None = None
         self.progress: None = None
@@ -51,7 +47,6 @@ class Remote:
         self._model = model
         self._limits = limits
         self._post = post
-        self._launcher = launcher
         self._started_at = time.monotonic()
         self._stop_asked = asyncio.Event()
 
@@ -63,11 +58,10 @@ class Remote:
         """See `Replica`."""
 
     def facts(self) -> dict[str, JsonValue]:
-        spec = self.upstream.spec if self.upstream is not None else None
         return {
             "pid": None,
             "port": None,
-            "address": spec.base_url if isinstance(spec, RemoteSpec) else None,
+            "address": self.upstream.spec.base_url if self.upstream is not None else None,
             "upstream_model": self._model.adapter.upstream_model(self._model.config),
             "uptime_s": round(time.monotonic() - self._started_at, 3),
             "connections": self.upstream.open_responses if self.upstream is not None else 0,
@@ -77,9 +71,13 @@ class Remote:
         adapter = cast("RemoteAdapter[ModelConfig]", self._model.adapter)
         try:
             spec = adapter.connect(self._model.config, os.environ)
-            upstream = self.upstream = await self._connected(spec)
         except ModelUnusableError as error:
             return Crash(CrashClass.BAD_ARGUMENTS, str(error))
+        self._warn_of_plain_text(spec)
+        try:
+            upstream = self.upstream = await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
+        except OSError as error:  # ssl.SSLError is one
+            return Crash(CrashClass.BAD_ARGUMENTS, f"ca_file: {spec.ca_file}: {error}")
         probing = asyncio.create_task(self._watch(upstream))
         stopped = asyncio.create_task(self._stop_asked.wait())
         try:
@@ -93,18 +91,6 @@ class Remote:
             await asyncio.wait({probing, stopped})
             await upstream.close()
 
-    async def _connected(self, spec: RemoteSpec | ProgramSpec) -> RemotePool | ProgramPool:
-        """Raises ModelUnusableError for certificates that can't be read."""
-        if isinstance(spec, RemoteSpec):
-            self._warn_of_plain_text(spec)
-            try:
-                return await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
-            except OSError as error:  # ssl.SSLError is one
-                raise ModelUnusableError(f"ca_file: {spec.ca_file}: {error}") from error
-        programs = self._launcher.programs(self._key[0], spec)
-        await programs.sweep()
-        return programs
-
     def _pool(self, spec: RemoteSpec, loop: asyncio.AbstractEventLoop) -> RemotePool:
         from supervisor.io.remote import RemotePool  # noqa: PLC0415  # 0.1 s that only daemons with remotes pay
 
@@ -116,10 +102,10 @@ class Remote:
         if address.scheme == "http" and spec.key is not None and address.hostname not in _LOOPBACK:
             log.warning("remote.key_in_plain_text", model=self._key[0], address=spec.base_url)
 
-    async def _watch(self, upstream: RemotePool | ProgramPool) -> None:
+    async def _watch(self, upstream: RemotePool) -> None:
         """Report what the probes say; does not end."""
-        interval_s = upstream.spec.probe_interval_s if isinstance(upstream.spec, RemoteSpec) else None
-        if interval_s is None or isinstance(upstream, ProgramPool):
+        interval_s = upstream.spec.probe_interval_s
+        if interval_s is None:
             self._post(WorkerReady(*self._key))
             await asyncio.Event().wait()
             return

@@ -104,7 +104,7 @@ class Worker:
 
     def facts(self) -> dict[str, JsonValue]:
         pids = self._launcher.list().get(self._key)
-        return {
+        facts: dict[str, JsonValue] = {
             "pid": pids.pid if pids is not None else None,
             "shim_pid": pids.shim_pid if pids is not None else None,
             "port": self._port,
@@ -112,6 +112,9 @@ class Worker:
             "connections": self.upstream.open_connections if self.upstream is not None else 0,
             "log": str(self._log),
         }
+        if self._model is not None and self._model.adapter.remote:
+            facts["upstream_model"] = self._model.adapter.upstream_model(self._model.config)
+        return facts
 
     # ----------------------------------------------------------------------------------------------------------- life
 
@@ -231,6 +234,7 @@ class Worker:
             connect_s=limits.connect_s,
             first_byte_s=limits.first_byte_s,
             stream_idle_s=limits.stream_idle_s,
+            patience_s=spec.patience_s,
         )
         if spec.metrics is not None:
             self.metrics = (self.upstream, spec.metrics)

@@ -46,6 +46,7 @@ class UpstreamPool:
 
     `auth` is the Authorization header sent with every request; with `names_host` off requests bring their own Host. `idle_s`
     is how long an unused connection is kept when the worker sends no `Keep-Alive: timeout=N`: half of uvicorn's default.
+    It may be silent for `patience_s`, whatever the other limits and a request say.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class UpstreamPool:
         idle_s: float = 2.5,
         first_byte_s: float = 300.0,
         stream_idle_s: float = 120.0,
+        patience_s: float = 0.0,
         names_host: bool = True,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.idle_s = idle_s
-        self.stream_idle_s = stream_idle_s
+        self.stream_idle_s = max(patience_s, stream_idle_s)
+        self._patience_s = patience_s
         self._first_byte_s = first_byte_s
         self._connect_s = connect_s
         self._address = (host, port)
@@ -113,7 +116,7 @@ class UpstreamPool:
             b"".join(parts),
             body,
             bodiless=method == "HEAD",
-            first_byte_s=self._first_byte_s if first_byte_s is None else first_byte_s,
+            first_byte_s=max(self._patience_s, self._first_byte_s if first_byte_s is None else first_byte_s),
         )
         try:
             await response.head()

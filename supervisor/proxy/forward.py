@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 
 from supervisor.errors import LlmuxError
 from supervisor.io.held_body import Gathered, HeldBody
-from supervisor.io.program import ProgramResponse
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
 from supervisor.proxy import cache_report
 from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
@@ -202,15 +201,9 @@ async def forward(
         content_type = _header(response.headers, b"content-type")
         has_events = content_type.startswith(EVENTS)
         own = [(b"x-request-id", request_id), *extra_headers]
-        theirs = (
-            response.ignored
-            if type(response) is ProgramResponse  # isinstance would take a microsecond: it is a Protocol's
-            else [
-                name.decode("latin-1")
-                for part in _header(response.headers, _IGNORED).split(b",")
-                if (name := part.strip())
-            ]
-        )
+        theirs = [
+            name.decode("latin-1") for part in _header(response.headers, _IGNORED).split(b",") if (name := part.strip())
+        ]
         if ignored or theirs:
             outcome.ignored = called(theirs, {} if translation is None else translation.names)
             own.append((_IGNORED, ignored_header((*ignored, *outcome.ignored)).encode()))

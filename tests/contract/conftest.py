@@ -304,14 +304,17 @@ def remote() -> Subject:
     )
 
 
-def program() -> Subject:
-    """A model that has no worker either: a program is run for each request."""
+def program(folder: Path) -> Subject:
+    """A program that a worker of ours runs for each request."""
+    command = [sys.executable, "-I", "-S", str(FAKE.with_name("fake_cli.py")), "text", str(folder)]
     return Subject(
         name="claude_cli",
         adapter=REGISTRY.get("claude_cli"),
-        keys={"command": [sys.executable], "upstream_model": "theirs"},
-        broken={"command": [str(FAKE.with_name("no-such-program"))]},
-        complaint="is not a program",
+        keys={"command": command, "output": "text", "upstream_model": "theirs"},
+        broken={},
+        complaint="",
+        guarded=("/v1/chat/completions", "/v1/models", "/metrics"),
+        question=replace(CHATTING, answer="You said: hi"),
     )
 
 
@@ -353,6 +356,7 @@ SUBJECTS = {
     "diffusers": ["diffusers"],
     "comfyui": ["comfyui"],
     "llama_cpp": ["llama_cpp"],
+    "claude_cli": ["claude_cli"],
 }
 """Every runtime that has workers, with its subjects."""
 
@@ -360,9 +364,8 @@ ELSEWHERE = {
     "embeddings": "tests/e2e/runtimes/test_embeddings.py",
     "chatterbox": "tests/e2e/runtimes/test_chatterbox.py",
     "openai_remote": "has no workers; tests/e2e/remote",
-    "claude_cli": "has no workers; tests/e2e/remote/test_programs.py",
 }
-REMOTES = {"openai_remote": remote, "claude_cli": program}
+REMOTES = {"openai_remote": remote}
 RUNTIMES = [subject for subjects in SUBJECTS.values() for subject in subjects] + ["contributed"]
 
 
@@ -387,6 +390,8 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
         return llama_cpp(folders.mktemp("llama_cpp"))
     if name == "ctranslate2":
         return ctranslate2(folders.mktemp("ctranslate2"))
+    if name == "claude_cli":
+        return program(folders.mktemp("claude_cli"))
     if name == "contributed":
         return contributed(folders.mktemp("contributed"))
     if name in {"transformers-asr", "faster_whisper", "whisper_cpp"}:
@@ -442,6 +447,13 @@ def start(tmp_path) -> Iterator[Start]:
     """Start a worker of a subject from its launch spec alone; killed at the end."""
     with starting(tmp_path) as start:
         yield start
+
+
+@pytest.fixture
+def placed(subject) -> None:
+    """It has a device, and files to load."""
+    if subject.adapter.remote:
+        pytest.skip("others run its models")
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from runtimes.adapters.worker_adapter import WorkerAdapter
 from runtimes.base import Endpoint
 from runtimes.endpoints import SMALLEST
@@ -62,6 +64,7 @@ class TestLaunchSpec:
         assert (spec.host, spec.port) == (context.host, context.port)
         assert str(context.port) in " ".join(spec.argv)
 
+    @pytest.mark.usefixtures("placed")
     def test_on_the_host_it_sees_no_gpu(self, subject, context):
         assert subject.adapter.launch(subject.config(), context).env["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -69,6 +72,7 @@ class TestLaunchSpec:
         first, second = (subject.adapter.launch(subject.config(), context) for _ in range(2))
         assert first == second
 
+    @pytest.mark.usefixtures("placed")
     def test_patience_does_not_change_the_memory_definition(self, subject):
         plain = subject.adapter.memory_definition(subject.config())
         assert plain == subject.adapter.memory_definition(subject.config(grace_s=3, startup_limit_s=60))
@@ -142,6 +146,7 @@ class TestWorker:
         worker.process.send_signal(signal.SIGTERM)
         worker.process.wait(LIMIT_S)
 
+    @pytest.mark.usefixtures("placed")
     def test_a_model_that_cant_be_loaded_ends_it_with_a_telling_log(self, subject, start):
         worker = start(subject, **subject.broken)
         assert worker.process.wait(LIMIT_S) == 1

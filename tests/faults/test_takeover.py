@@ -281,8 +281,10 @@ class TestNobodyNotices:
         daemon.wait_state("theirs", "ready")
         stream = Stream(daemon, "theirs", messages=[{"role": "user", "content": f"wait {tmp_path}/go"}])
         wait_until(lambda: stream.text)
+        worker = daemon.model("theirs")["worker"]["pid"]
         daemon.upgrade()
         daemon.wait_state("theirs", "ready")
+        assert daemon.model("theirs")["worker"]["pid"] == worker
         assert daemon.chat("theirs").status_code == 200
         (tmp_path / "go").touch()
         assert stream.result().ended_cleanly, (stream.text, stream.error)

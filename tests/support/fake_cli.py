@@ -85,6 +85,8 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif wish == "linger":
         child = subprocess.Popen([sys.executable, "-I", "-S", "-c", LINGER], env={})
+        while os.getsid(child.pid) != child.pid:
+            time.sleep(0.01)
         Path(seen, "child").write_text(str(child.pid))
         if argument == "hang":
             time.sleep(3600)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtimes.base import LaunchContext, LaunchSpec, ProgramSpec
+from runtimes.base import LaunchContext, LaunchSpec
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId, Parts
 from supervisor.fleet.launcher import Look, Pids, Started
@@ -14,7 +14,6 @@ from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership
 from supervisor.io.probe import ProbeResult
 from supervisor.io.process import ProcessExit
-from supervisor.io.program import ProgramPool
 from supervisor.io.progress import Progress
 
 HOST, PORT = "node-7", 7007
@@ -89,9 +88,6 @@ class ScriptedLauncher:
 
     def log_path(self, model: ModelId) -> Path:
         return self.folder / f"{model}.log"
-
-    def programs(self, model: ModelId, spec: ProgramSpec) -> ProgramPool:
-        return ProgramPool(spec, model, "test", {**spec.env}, self.log_path(model))
 
     def end_leader(self, worker: WorkerKey) -> None:
         """Its program has ended; something of its tree is still there."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from runtimes.adapters.remote_adapter import RemoteAdapter
 from supervisor.catalog import Catalog, Route
 from supervisor.cli import configuration, log_setup, output
 from supervisor.cli.bench import temporary_worker, workloads
@@ -194,7 +193,7 @@ def _route(catalog: Catalog, name: str) -> Route:
             f"There is no model {name!r} in the configuration.{f' Did you mean {near}?' if near is not None else ''}"
         )
     adapter, config = route.model.adapter, route.model.config
-    if isinstance(adapter, RemoteAdapter):
+    if adapter.remote:
         raise BenchError(f"{route.model.id} is run by others; there is no device here to compare.")
     if problems := adapter.check(config, runtimes_dir=catalog.server.runtimes_dir):
         raise BenchError(f"{route.model.id} can't be started:", detail=tuple(problems))

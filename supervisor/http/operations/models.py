@@ -86,7 +86,7 @@ _FIELDS: Final = {
     "warnings": array(None, "What can't be right about its memory, in sentences."),
     "worker": mapping(
         anything(),
-        "`pid`, `shim_pid`, `port`, `uptime_s`, `connections`, `log`; null without a process. For a remote model `address` (null where a [program](runtimes.md#claude_cli) answers), `upstream_model`, `uptime_s` and `connections`; its `device` is `remote`.",
+        "`pid`, `shim_pid`, `port`, `uptime_s`, `connections`, `log`; null without a process. For a remote model `address`, `upstream_model`, `uptime_s` and `connections`; its `device` is `remote`. Where a [program](runtimes.md#claude_cli) answers, the fields of its worker and `upstream_model`.",
         null=True,
     ),
     "replicas": array(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.effects import CutRequest, Dispatch, Reject, StartWorker, StopWorker
+from supervisor.core.effects import Alert, CutRequest, Dispatch, Reject, StartWorker, StopWorker
 from supervisor.core.events import (
     Configured,
     DeviceSample,
@@ -13,9 +13,12 @@ from supervisor.core.events import (
     RequestArrived,
     RequestFinished,
     ShutdownAsked,
+    Tick,
     UnloadAsked,
+    WorkerAdopted,
     WorkerExited,
     WorkerReady,
+    WorkerUnkillable,
     WorkerUnready,
 )
 from supervisor.core.scheduler import Scheduler
@@ -213,3 +216,41 @@ class TestEnd:
 
     def test_shutdown(self, ready):
         assert len(of_kind(ready.do(ShutdownAsked()), StopWorker)) == 1
+
+
+class TestByWorker:
+    """A worker here asks for its answers: it takes nothing, either, and comes back by itself."""
+
+    @pytest.fixture
+    def ready(self) -> Clock:
+        clock = Clock(far(by_worker=True, preload=True))
+        assert of_kind(clock.started, StartWorker) == [StartWorker(FAR, FIRST, REMOTE, (0,))]
+        clock.do(WorkerReady(FAR, FIRST))
+        return clock
+
+    def test_requests_wait_for_it(self, ready):
+        ready.do(WorkerUnready(FAR, FIRST, "it ended"))
+        ticket, effects = ready.ask()
+        assert effects == []
+        ready.do(WorkerExited(FAR, FIRST, Crash(CrashClass.UNKNOWN, "it ended")))
+        (start,) = of_kind(ready.do(Tick(), after=60), StartWorker)
+        ready.do(WorkerReady(FAR, start.generation))
+        assert [*ready.record().in_flight] == [ticket]
+
+    def test_what_cant_be_ended_blocks_no_device(self, ready):
+        ready.do(UnloadAsked(FAR))
+        effects = ready.do(WorkerUnkillable(FAR, FIRST, "it is stuck"))
+        assert of_kind(effects, Alert) == []
+        _, effects = ready.ask()
+        assert [reject.code for reject in of_kind(effects, Reject)] == [RejectCode.LOAD_FAILED]
+        ready.do(WorkerExited(FAR, FIRST))
+        _, effects = ready.ask()
+        assert [start.generation for start in of_kind(effects, StartWorker)] == [2]
+
+    def test_handed_over(self):
+        spec = far(by_worker=True)
+        clock = Clock(spec)
+        assert of_kind(clock.started, StartWorker) == []
+        clock.do(WorkerAdopted(spec, Generation(3), REMOTE, (), (TicketId("theirs"),)))
+        assert (clock.record().state, clock.record().generation) == (WorkerState.READY, 3)
+        assert clock.do(Configured((far(by_worker=True, preload=True),), clock.devices)) == []

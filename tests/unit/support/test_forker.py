@@ -68,7 +68,6 @@ class TestState:
         assert not found["drawn"].items() & expected["drawn"].items()
         assert expected["same"]["orig_argv"] == [sys.executable, *PROBE]
         assert (expected["same"]["Umask"], expected["same"]["timezone"][0]) == ("0027", "JST")
-        assert expected["same"]["supervisor.io.program._numbers"] == "count(1)"
 
     def test_nothing_is_drawn_twice(self, tmp_path):
         """Ids of requests, and whatever else a module draws."""

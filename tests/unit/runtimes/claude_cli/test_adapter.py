@@ -1,29 +1,39 @@
-"""The runtime's configuration: what it takes and refuses, and what its program is given."""
+"""The runtime's configuration: what it takes and refuses, and what its worker and its program are given."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from runtimes.base import ModelUnusableError
+from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.claude_cli.worker.conversation import Asked, read
+from runtimes.claude_cli.worker.program import Options
 from runtimes.registry import REGISTRY
+from runtimes.sdk.server import Settings
 
 ADAPTER = REGISTRY.get("claude_cli")
-FOLDER = Path("/private")
+FILE = Path("/private/system.txt")
 
 
 def config(**keys: object):
     return ADAPTER.config(**{"runtime": "claude_cli", "upstream_model": "sonnet", **keys})
 
 
-def call(*messages: tuple[str, str], **keys: object):
-    body = {"messages": [{"role": role, "content": text} for role, text in messages]}
-    spec = ADAPTER.connect(config(**{"command": [sys.executable, "${model}"], **keys}), {})
-    return spec.call(json.dumps(body).encode(), FOLDER)
+def launch(**keys: object) -> LaunchSpec:
+    context = LaunchContext("m", "127.0.0.1", 8100, "secret", (), Path("/runtimes"))
+    return ADAPTER.launch(config(**{"command": [sys.executable, "${model}"], **keys}), context)
+
+
+def asked(*messages: tuple[str, str]) -> Asked:
+    return read({"messages": [{"role": role, "content": text} for role, text in messages]})
+
+
+def options(**keys: object) -> Options:
+    told = Settings.parse(launch(**keys).argv[-1]).options
+    return Options(**told)
 
 
 class TestConfiguration:
@@ -51,17 +61,22 @@ class TestConfiguration:
         missing = config(command=["no-such-program"])
         assert ADAPTER.check(missing, runtimes_dir=tmp_path) == ("command: no-such-program is not a program on PATH",)
         with pytest.raises(ModelUnusableError, match="no-such-program"):
-            ADAPTER.connect(missing, {})
+            launch(command=["no-such-program"])
 
     def test_a_variable_that_is_not_set(self):
         with pytest.raises(ModelUnusableError, match="A_KEY"):
-            ADAPTER.connect(config(command=[sys.executable], pass_env=["A_KEY"]), {})
+            launch(pass_env=["A_KEY"])
 
-    def test_no_value_is_in_a_text(self):
-        keys = {"command": [sys.executable], "pass_env": ["A_KEY"], "env": {"B": "hunter3"}}
-        spec = ADAPTER.connect(config(**keys), {"A_KEY": "hunter2"})
-        assert spec.env == {"CLAUDE_CODE_DISABLE_ATTACHMENTS": "1", "A_KEY": "hunter2", "B": "hunter3"}
-        assert "hunter" not in repr(spec)
+    def test_no_value_is_in_an_argument(self, monkeypatch):
+        """The program has its worker's environment, so nothing else is in it."""
+        monkeypatch.setenv("A_KEY", "hunter2")
+        spec = launch(pass_env=["A_KEY"], env={"B": "hunter3"})
+        own = {"CLAUDE_CODE_DISABLE_ATTACHMENTS": "1", "LLMUX_WORKER_KEY": "secret"}
+        assert spec.env == {**own, "A_KEY": "hunter2", "B": "hunter3"}
+        assert "hunter" not in "".join(spec.argv)
+
+    def test_how_long_it_may_be_silent(self):
+        assert launch(timeout_s=1000).patience_s > 1000
 
     @pytest.mark.parametrize(
         ("keys", "most"), [({}, 2), ({"parallel": 5}, 5), ({"parallel": 5, "target_inflight": 3}, 3)]
@@ -82,19 +97,20 @@ class TestCall:
     """The prompt is in no argument."""
 
     def test_one_message(self):
-        made = call(("user", "Hello"))
-        assert (made.argv, made.stdin, made.files) == ((sys.executable, "sonnet"), b"Hello", {})
+        request = asked(("user", "Hello"))
+        assert options().words(request, FILE) == [sys.executable, "sonnet"]
+        assert options().prompt(request) == "Hello"
 
     def test_a_system_prompt(self):
-        made = call(("system", "A"), ("user", "Hello"), ("developer", "B"), ("user", "again"))
-        assert made.argv[2:] == ("--system-prompt-file", "/private/system.txt")
-        assert made.files == {"system.txt": b"A\n\nB"}
-        assert made.stdin.endswith(b"<user>\nHello\n</user>\n<user>\nagain\n</user>")
+        request = asked(("system", "A"), ("user", "Hello"), ("developer", "B"), ("user", "again"))
+        assert options().words(request, FILE)[2:] == ["--system-prompt-file", "/private/system.txt"]
+        assert request.system == "A\n\nB"
+        assert options().prompt(request).endswith("<user>\nHello\n</user>\n<user>\nagain\n</user>")
 
     def test_a_system_prompt_with_the_prompt(self):
-        made = call(("system", "A"), ("user", "Hello"), system_args=[])
-        assert (made.argv[2:], made.files, made.stdin) == ((), {}, b"A\n\nHello")
+        request = asked(("system", "A"), ("user", "Hello"))
+        assert options(system_args=[]).words(request, FILE)[2:] == []
+        assert options(system_args=[]).prompt(request) == "A\n\nHello"
 
     def test_values_are_not_looked_through(self):
-        made = call(("user", "Hello"), upstream_model="${system_file}")
-        assert made.argv[1] == "${system_file}"
+        assert options(upstream_model="${system_file}").words(asked(("user", "Hello")), FILE)[1] == "${system_file}"

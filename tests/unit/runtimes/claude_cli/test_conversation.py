@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from runtimes.base import RequestRefusedError
-from runtimes.claude_cli.adapter.conversation import read
+from runtimes.claude_cli.worker.conversation import read
+from runtimes.sdk.errors import WorkerError
 
 USER = {"role": "user", "content": "Hello"}
 
 
 def asked(**fields: object):
-    return read(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+    return read({"model": "m", "messages": [USER], **fields})
 
 
-def refused(**fields: object) -> RequestRefusedError:
-    with pytest.raises(RequestRefusedError) as caught:
+def refused(**fields: object) -> WorkerError:
+    with pytest.raises(WorkerError) as caught:
         asked(**fields)
     return caught.value
 
@@ -70,7 +68,7 @@ class TestFields:
     def test_what_is_refused(self, name, value):
         error = refused(**{name: value})
         assert error.param == name
-        assert f'"{name}"' in error.message
+        assert f'"{name}"' in str(error)
 
     def test_what_asks_for_nothing(self):
         nothing = {"tools": [], "tool_choice": "auto", "n": 1, "logprobs": False, "top_logprobs": 0, "audio": None}
@@ -113,12 +111,5 @@ class TestMessages:
         silent = {"role": "assistant", "content": None, "refusal": "No."}
         assert "<assistant>\nNo.\n</assistant>" in asked(messages=[USER, silent, USER]).prompt
 
-    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'"\xff"', b"[" * 100_000])
-    def test_what_is_no_request(self, body):
-        with pytest.raises(RequestRefusedError):
-            read(body)
-
     def test_half_a_character(self):
-        body = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}'
-        with pytest.raises(RequestRefusedError):
-            read(body)
+        assert refused(messages=[{"role": "user", "content": "\ud83d"}]).param == "messages"

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimes.base import ProgramError
-from runtimes.claude_cli.adapter.answer import StreamedAnswer, WholeAnswer
-from runtimes.claude_cli.adapter.output import OUTPUTS, Result, Usage
+from runtimes.claude_cli.worker.answer import Answer
+from runtimes.claude_cli.worker.output import OUTPUTS, OutputError, Result, Usage
 
 USAGE = {"input_tokens": 5, "cache_creation_input_tokens": 3, "cache_read_input_tokens": 2, "output_tokens": 4}
 DONE = {"type": "result", "subtype": "success", "is_error": False, "result": "Grüße", "usage": USAGE}
@@ -61,7 +60,7 @@ class TestJson:
          lines({"type": "result", "subtype": "error_max_turns"}), lines({"type": "result", "subtype": "success"})],
     )  # fmt: skip
     def test_what_is_no_answer(self, data):
-        with pytest.raises(ProgramError):
+        with pytest.raises(OutputError):
             whole("claude_json", data)
 
     @pytest.mark.parametrize("usage", [None, 5, {}, {"input_tokens": "5", "output_tokens": -1}])
@@ -90,39 +89,34 @@ class TestStreamJson:
         "data", [b"", b"nothing\n", lines(piece("so far")), lines(piece("so far"), {**DONE, "is_error": True})]
     )
     def test_what_is_no_answer(self, data):
-        with pytest.raises(ProgramError):
+        with pytest.raises(OutputError):
             whole("claude_stream_json", data)
-
-
-def streamed(*data: bytes, include_usage: bool = False) -> list[object]:
-    answer = StreamedAnswer(OUTPUTS["claude_stream_json"](), "m", include_usage=include_usage)
-    body = b"".join(map(answer.feed, data)) + answer.finish()
-    assert body.endswith(b"data: [DONE]\n\n")
-    return [json.loads(event.removeprefix("data: ")) for event in body.decode().split("\n\n")[:-2]]
 
 
 class TestAnswers:
     def test_whole(self):
-        answer = WholeAnswer(OUTPUTS["text"](), "m", include_usage=True)
-        assert answer.feed(b"Hello") == b""
-        made = json.loads(answer.finish())
+        made = Answer("m", include_usage=True).whole(["Hel", "lo", Result("")])
         assert (made["object"], made["model"], "usage" in made) == ("chat.completion", "m", False)
         assert made["choices"][0]["message"]["content"] == "Hello"
+        assert (
+            Answer("m", include_usage=False).whole([Result("", usage=Usage(10, 2, 4))])["usage"]["total_tokens"] == 14
+        )
 
     def test_events(self):
-        events = streamed(lines(piece("a"), piece("b")), lines(piece("c")), lines(DONE))
+        events = [*Answer("m", include_usage=False).chunks(["ab", "c", Result("", "length")])]
         deltas = [event["choices"][0]["delta"] for event in events]
         assert deltas == [{"role": "assistant", "content": "ab"}, {"content": "c"}, {}]
-        assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, "stop"]
+        assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, "length"]
         assert len({event["id"] for event in events}) == 1
         assert not any("usage" in event for event in events)
 
-    def test_usage_comes_last(self):
-        *others, last = streamed(lines(DONE), include_usage=True)
-        assert (last["choices"], last["usage"]["total_tokens"]) == ([], 14)
+    @pytest.mark.parametrize(("usage", "total"), [(Usage(10, 2, 4), 14), (None, None)])
+    def test_usage_comes_last(self, usage, total):
+        *others, last = Answer("m", include_usage=True).chunks(["a", Result("", usage=usage)])
+        assert (last["choices"], (last["usage"] or {}).get("total_tokens")) == ([], total)
         assert [event["usage"] for event in others] == [None] * len(others)
 
     def test_an_answer_without_a_word(self):
-        first, last = streamed(lines({**DONE, "result": ""}))
+        first, last = Answer("m", include_usage=False).chunks([Result("")])
         assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         assert last["choices"][0]["finish_reason"] == "stop"

@@ -8,16 +8,17 @@ the last one. Lines of other types, and such as hold no JSON, are passed over.
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import msgspec
-
-from runtimes.base import ProgramError
-
 _FINISHED_BY: Final = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
 _WORDS: Final = 500  # characters of a failure
+
+
+class OutputError(Exception):
+    """An output that is no answer. The words may be the program's own, for operators alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,10 @@ class Output(Protocol):
     """One program's output."""
 
     def feed(self, data: bytes) -> str:
-        """The text of the answer in a further piece. Raises ProgramError."""
+        """The text of the answer in a further piece. Raises OutputError."""
 
     def end(self) -> Result:
-        """Once there is no more. Raises ProgramError for what is no answer, with the program's words."""
+        """Once there is no more. Raises OutputError for what is no answer, with the program's words."""
 
 
 class Text:
@@ -86,7 +87,7 @@ class ClaudeJson:
         """See `Output`."""
         found = _object(bytes(self._data))
         if found is None or found.get("type") != "result":
-            raise ProgramError("its output is not the JSON of a result")
+            raise OutputError("its output is not the JSON of a result")
         return _result(found, given=False)
 
 
@@ -116,7 +117,7 @@ class ClaudeStreamJson:
         """See `Output`."""
         last = self.feed(b"\n")
         if self._result is None:
-            raise ProgramError("its output ended without a result")
+            raise OutputError("its output ended without a result")
         result = _result(self._result, given=self._given)
         return Result(last + result.text, result.finish_reason, result.usage)
 
@@ -151,8 +152,8 @@ def _object(data: bytes) -> dict[str, object] | None:
     """The JSON object in `data`, behind a terminal's control characters, if there are any."""
     start = data.find(b"{")
     try:
-        found = msgspec.json.decode(data[start:]) if start >= 0 else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = json.loads(data[start:]) if start >= 0 else None
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -160,9 +161,9 @@ def _object(data: bytes) -> dict[str, object] | None:
 def _result(found: Mapping[str, object], *, given: bool) -> Result:
     text, subtype = found.get("result"), found.get("subtype")
     if found.get("is_error") is True or (isinstance(subtype, str) and subtype.startswith("error")):
-        raise ProgramError(f"its result is an error: {str(text or subtype)[:_WORDS]}")
+        raise OutputError(f"its result is an error: {str(text or subtype)[:_WORDS]}")
     if not given and not isinstance(text, str):
-        raise ProgramError("its result holds no text")
+        raise OutputError("its result holds no text")
     reason = found.get("stop_reason")
     return Result(
         "" if given or not isinstance(text, str) else text,

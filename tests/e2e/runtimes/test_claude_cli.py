@@ -1,4 +1,4 @@
-"""Models behind a program that is run for each request: through a real daemon, with a scripted program."""
+"""Models behind a program that a worker runs for each request: through a real daemon, with a scripted program."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Site:
     def chat(self, model: str, text: str, **fields: Any):
         return self.daemon.chat(model, text=text, **fields)
 
-    def requests(self, model: str) -> list[Path]:
-        folder = self.daemon.state_dir / "logs" / f"{model}.requests"
-        return list(folder.iterdir()) if folder.exists() else []
+    def folders(self) -> list[Path]:
+        """Those of requests, in which programs ran."""
+        return [folder for note in self.notes() if (folder := Path(note["cwd"]).parent).exists()]
 
 
 def program(seen: Path, style: str = "text", **keys: object) -> dict[str, object]:
@@ -121,6 +121,7 @@ class TestPermission:
         told = site.daemon.model("plain")
         assert (told["remote"], told["device"], told["memory"]["lease_mib"]) == (True, "remote", None)
         assert told["worker"]["upstream_model"] == "theirs"
+        assert Path(f"/proc/{told['worker']['pid']}").exists()
 
 
 @pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens"])
@@ -396,6 +397,14 @@ class TestBounds:
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
         wait_until(lambda: all_gone(site) and gone(site.child()))
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_its_time_alone_counts(self, tmp_path, stream):
+        """It may be silent for longer than other workers."""
+        about = program(tmp_path, command=["sh", "-c", "echo so; sleep 2; echo far"])
+        limits = {"first_byte_s": 0.5, "stream_idle_s": 0.5}
+        with running(tmp_path, {"models": {"m": about}, "limits": limits}) as daemon:
+            assert "far" in daemon.chat("m", stream=stream).text
+
     def test_time_within_a_stream(self, site):
         answer = site.chat("short", "hang", stream=True)
         assert "so far" in said("\n".join(answer.text.splitlines()[:2]))
@@ -423,14 +432,28 @@ class TestBounds:
         assert site.chat("plain", "linger").json()["choices"][0]["message"]["content"] == f"left {site.child()}"
         wait_until(lambda: gone(site.child()))
 
-    def test_a_shim_that_is_killed(self, site):
+    def test_children_that_linger_beside_another_answer(self, site, tmp_path):
+        """Whose they are can't be seen any more: they go when nobody's can be there."""
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(site.chat, "plain", "linger hang")
-            child = site.child()
-            (pid,) = site.pids()
-            os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-            assert asked.result(LIMIT_S).json()["error"]["code"] == "upstream_error"
-        wait_until(lambda: all_gone(site) and gone(child))
+            other = threads.submit(site.chat, "plain", f"wait {tmp_path}/go")
+            wait_until(site.notes)
+            answer = site.chat("plain", "linger")
+            lingers = not gone(site.child())
+            (tmp_path / "go").touch()
+            assert (answer.status_code, other.result(LIMIT_S).status_code, lingers) == (200, 200, True)
+        wait_until(lambda: gone(site.child()))
+
+    def test_it_is_asked_to_end_first(self, tmp_path):
+        code = f"trap 'touch {tmp_path}/asked; exit' TERM; echo so far; while :; do sleep 0.05; done"
+        about = program(tmp_path, command=["sh", "-c", code], timeout_s=0.5)
+        with running(tmp_path, {"models": {"m": about}}) as daemon:
+            assert daemon.chat("m").status_code == 504
+            wait_until((tmp_path / "asked").exists)
+
+    def test_out_of_memory_it_dies_before_the_daemon(self, tmp_path):
+        about = program(tmp_path, command=["cat", "/proc/self/oom_score_adj"])
+        with running(tmp_path, {"models": {"m": about}}) as daemon:
+            assert int(daemon.chat("m").json()["choices"][0]["message"]["content"]) >= 500
 
     def test_a_client_that_leaves(self, site):
         body = {"model": "plain", "stream": True, "messages": [{"role": "user", "content": "hang"}]}
@@ -439,7 +462,7 @@ class TestBounds:
             assert "so far" in said(next(line for line in lines if not line.startswith(":")))  # after keep-alives
             assert not all_gone(site)
         wait_until(lambda: all_gone(site))
-        wait_until(lambda: not site.requests("plain"))
+        wait_until(lambda: not site.folders())
 
     def test_an_unload(self, site):
         with ThreadPoolExecutor(1) as threads:
@@ -450,6 +473,23 @@ class TestBounds:
         assert all_gone(site)
         assert gone(child)
         assert site.chat("plain", "Hello").status_code == 200
+
+
+class TestWorkerDeath:
+    """Killed with -9, it takes its programs along, and there is another."""
+
+    @pytest.mark.parametrize("which", ["pid", "shim_pid"])
+    def test_no_orphans(self, tmp_path, which):
+        (seen := tmp_path / "seen").mkdir()
+        with running(tmp_path, {"models": {"m": program(seen)}}) as daemon, ThreadPoolExecutor(1) as threads:
+            site = Site(daemon, seen)
+            asked = threads.submit(site.chat, "m", "linger hang")
+            child = site.child()
+            os.kill(daemon.model("m")["worker"][which], signal.SIGKILL)
+            assert asked.result(LIMIT_S).json()["error"]["code"] == "upstream_error"
+            wait_until(lambda: all_gone(site) and gone(child))
+            assert site.chat("m", "Hello").status_code == 200
+            assert site.folders() == []
 
 
 class TestDaemonDeath:
@@ -470,4 +510,4 @@ class TestDaemonDeath:
                 asked.exception(LIMIT_S)
             daemon.start()
             daemon.wait_state("m", "ready")
-            assert site.requests("m") == []
+            assert site.folders() == []

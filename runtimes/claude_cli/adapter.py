@@ -1,8 +1,8 @@
 """A model that a command line program asks for, run once for each request: Claude's own CLI, or any that reads a prompt.
 
-The prompt goes to its stdin, never into its arguments, which other users of the machine can see; no shell has a part in it.
-What it prints becomes a chat completion. The program reaches a service of others, so requests must allow that as for every
-remote model.
+A worker of ours runs it. The prompt goes to its stdin, never into its arguments, which other users of the machine can see; no
+shell has a part in it. The program reaches a service of others, so requests must allow that as for every remote model, and the
+worker is on no device.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from runtimes.adapters.remote_adapter import RemoteAdapter, checked_variable, nothing_for_workers
-from runtimes.base import Capabilities, Endpoint, ModelUnusableError, ProgramCall, ProgramSpec
-from runtimes.claude_cli.adapter import conversation
-from runtimes.claude_cli.adapter.answer import StreamedAnswer, WholeAnswer
-from runtimes.claude_cli.adapter.output import OUTPUTS
+from runtimes.adapters.remote_adapter import checked_variable, nothing_for_workers
+from runtimes.adapters.worker_adapter import KEY_VARIABLE, worker_spec
+from runtimes.base import Adapter, Capabilities, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.model_config import Modality, ModelConfig
 
 CHAT: Final = "/v1/chat/completions"
-SYSTEM: Final = "system.txt"
+CLEANUP_S: Final = 30.0  # for what a request left, before the next has its place
 PLACEHOLDERS: Final = ("model", "system_file")
 CLAUDE: Final = (
     *("claude", "--print", "--output-format", "stream-json", "--verbose", "--include-partial-messages"),
@@ -107,7 +107,7 @@ class ClaudeCliConfig(ModelConfig):
         return self
 
 
-class ClaudeCliAdapter(RemoteAdapter[ClaudeCliConfig]):
+class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
     """Claude's CLI, or a program like it."""
 
     name = "claude_cli"
@@ -115,6 +115,7 @@ class ClaudeCliAdapter(RemoteAdapter[ClaudeCliConfig]):
         "A model behind a command line program that is run for each request, as Claude's CLI; requests must allow it."
     )
     all_endpoints = frozenset((Endpoint(CHAT),))
+    remote = True
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     heeds_max_tokens = False
     config = ClaudeCliConfig
@@ -127,25 +128,32 @@ class ClaudeCliAdapter(RemoteAdapter[ClaudeCliConfig]):
             return (str(error),)
         return ()
 
-    def connect(self, config: ClaudeCliConfig, environment: Mapping[str, str]) -> ProgramSpec:
+    def launch(self, config: ClaudeCliConfig, context: LaunchContext) -> LaunchSpec:
         """Raises ModelUnusableError for a missing program, or a variable that isn't set."""
-        missing = [name for name in config.pass_env if name not in environment]
+        missing = [name for name in config.pass_env if name not in os.environ]
         if missing:
             raise ModelUnusableError(
                 f"pass_env: the environment variable {missing[0]}, which its program needs, is not set for llmux"
             )
-        program = _program(config)
-
-        def call(body: bytes, folder: Path) -> ProgramCall:
-            return _call(config, program, body, folder)
-
-        return ProgramSpec(
-            call,
-            env={**CLAUDE_ENV, **{name: environment[name] for name in config.pass_env}, **config.env},
+        options: dict[str, JsonValue] = {
+            "command": [_program(config), *config.command[1:]],
+            "system_args": [*config.system_args],
+            "output": config.output,
+            "upstream_model": config.upstream_model,
+            "timeout_s": config.timeout_s,
+            "output_bytes": config.output_mib << 20,
+        }
+        spec = worker_spec(
+            Path(sys.executable),
+            "runtimes.claude_cli.worker",
+            context,
             parallel=config.parallel,
-            timeout_s=config.timeout_s,
-            output_bytes=config.output_mib << 20,
+            options=options,
+            env={},
         )
+        passed = {name: os.environ[name] for name in config.pass_env}
+        env = {**CLAUDE_ENV, **passed, **config.env}  # the program inherits it, so nothing is added that is for workers
+        return replace(spec, env={**env, KEY_VARIABLE: context.key}, patience_s=config.timeout_s + CLEANUP_S)
 
     def needs_permission(self, config: ClaudeCliConfig) -> bool:
         """As configured."""
@@ -166,6 +174,10 @@ class ClaudeCliAdapter(RemoteAdapter[ClaudeCliConfig]):
         """As configured."""
         return config.upstream_model
 
+    def overridable(self, config: ClaudeCliConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """Nothing."""
+        return {}
+
     def capabilities(self, config: ClaudeCliConfig) -> Capabilities:
         """Conversations in text, without tools of the client's. Whether it thinks is the program's to know."""
         return Capabilities(modalities=("text",), tools=False, multi_turn=True)
@@ -183,21 +195,3 @@ def _program(config: ClaudeCliConfig) -> str:
 def _executable(path: Path) -> str | None:
     path = path.expanduser()
     return str(path) if path.is_file() and os.access(path, os.X_OK) else None
-
-
-def _call(config: ClaudeCliConfig, program: str, body: bytes, folder: Path) -> ProgramCall:
-    asked = conversation.read(body)
-    prompt, words, files = asked.prompt, config.command[1:], dict[str, bytes]()
-    if asked.system and config.system_args:
-        words, files = [*words, *config.system_args], {SYSTEM: asked.system.encode()}
-    elif asked.system:
-        prompt = f"{asked.system}\n\n{prompt}"
-    values = {"model": config.upstream_model, "system_file": str(folder / SYSTEM)}
-    answer = StreamedAnswer if asked.stream else WholeAnswer
-    return ProgramCall(
-        argv=(program, *(_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words)),
-        stdin=prompt.encode(),
-        files=files,
-        ignored=asked.ignored,
-        answer=answer(OUTPUTS[config.output](), config.upstream_model, include_usage=asked.include_usage),
-    )

@@ -10,9 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from runtimes.base import RequestRefusedError
+from runtimes.sdk.errors import WorkerError
 
 _USED: Final = frozenset(("model", "messages", "stream", "stream_options"))
 _SYSTEM: Final = ("system", "developer")
@@ -51,29 +49,27 @@ class Asked:
     ignored: tuple[str, ...]
 
 
-def read(body: bytes) -> Asked:
-    """Raises RequestRefusedError."""
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRefusedError("The request body is not valid JSON.", param=None, code="invalid_json") from error
-    if not isinstance(fields, dict):
-        raise RequestRefusedError("The request body must be a JSON object.", param=None)
+def read(fields: Mapping[str, object]) -> Asked:
+    """Raises WorkerError."""
     for name, harmless in _CHANGES_ANSWER.items():
         value = fields.get(name)
         if value not in _NOTHING and value not in harmless:
-            raise RequestRefusedError(f'{_TEXT_ALONE}: it has no "{name}". Leave it out.', param=name)
+            raise WorkerError(f'{_TEXT_ALONE}: it has no "{name}". Leave it out.', param=name)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestRefusedError('"messages" must be a list of at least one message.', param="messages")
+        raise WorkerError('"messages" must be a list of at least one message.', param="messages")
     known = _USED | _CHANGES_ANSWER.keys()
     ignored = [name for name, value in fields.items() if value is not None and name not in known]
     said = [_message(message, f"messages[{at}]", ignored) for at, message in enumerate(messages)]
     turns = [(role, text) for role, text in said if role not in _SYSTEM]
     if not turns or turns[-1][0] != "user":
-        raise RequestRefusedError('The last of "messages" must be the user\'s.', param="messages")
+        raise WorkerError('The last of "messages" must be the user\'s.', param="messages")
     options = fields.get("stream_options")
     ignored += _others(options, {"include_usage"}, "stream_options") if isinstance(options, dict) else ()
+    try:
+        "".join(text for _, text in said).encode()
+    except UnicodeEncodeError as error:
+        raise WorkerError('"messages" hold half a character.', param="messages") from error
     return Asked(
         prompt=turns[0][1] if len(turns) == 1 else _HEAD + "\n".join(_tagged(role, text) for role, text in turns),
         system="\n\n".join(text for role, text in said if role in _SYSTEM and text),
@@ -94,15 +90,15 @@ def _others(fields: Mapping[str, object], known: Collection[str], at: str) -> It
 def _message(message: object, at: str, ignored: list[str]) -> tuple[str, str]:
     """Its role and text. What has no effect is added to `ignored`."""
     if not isinstance(message, dict):
-        raise RequestRefusedError(f'"{at}" must be an object.', param=at)
+        raise WorkerError(f'"{at}" must be an object.', param=at)
     role = message.get("role")
     if role in ("tool", "function"):
-        raise RequestRefusedError(f"{_TEXT_ALONE}: it knows no results of tools.", param=f"{at}.role")
+        raise WorkerError(f"{_TEXT_ALONE}: it knows no results of tools.", param=f"{at}.role")
     if role not in _ROLES:
-        raise RequestRefusedError(f'"{at}.role" must be system, developer, user or assistant.', param=f"{at}.role")
+        raise WorkerError(f'"{at}.role" must be system, developer, user or assistant.', param=f"{at}.role")
     for name in _OF_MESSAGES:
         if message.get(name) not in _NOTHING:
-            raise RequestRefusedError(f'{_TEXT_ALONE}: it knows no "{name}".', param=f"{at}.{name}")
+            raise WorkerError(f'{_TEXT_ALONE}: it knows no "{name}".', param=f"{at}.{name}")
     content = message.get("content")
     if content is None and role == "assistant":
         content = message.pop("refusal", None) or ""
@@ -110,7 +106,7 @@ def _message(message: object, at: str, ignored: list[str]) -> tuple[str, str]:
     if isinstance(content, str):
         return role, content
     if not isinstance(content, list):
-        raise RequestRefusedError(f'"{at}.content" must be a text, or a list of parts.', param=f"{at}.content")
+        raise WorkerError(f'"{at}.content" must be a text, or a list of parts.', param=f"{at}.content")
     return role, "\n".join(_texts(content, f"{at}.content", ignored))
 
 
@@ -121,7 +117,7 @@ def _texts(parts: list[object], at: str, ignored: list[str]) -> Iterator[str]:
         name = _TEXTS.get(kind, "") if isinstance(kind, str) else ""
         text = fields.get(name) if name else None
         if not isinstance(text, str):
-            raise RequestRefusedError(
+            raise WorkerError(
                 f'"{at}[{number}]" must be of type text: this model takes nothing else.',
                 param=f"{at}[{number}]",
                 code="modality_unsupported" if isinstance(kind, str) and not name else "invalid_request",

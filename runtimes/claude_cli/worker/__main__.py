@@ -1,0 +1,53 @@
+"""The worker of a model behind a command line program: chat completions, for each of which it runs the program once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from runtimes.claude_cli.worker import conversation
+from runtimes.claude_cli.worker.answer import Answer
+from runtimes.claude_cli.worker.output import Result
+from runtimes.claude_cli.worker.program import Options, Program
+from runtimes.sdk.body import Body
+from runtimes.sdk.parameters import without_effect
+from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.worker_pool import Cancel
+
+
+class ProgramWorker(Worker):
+    """One program, and the processes of it that answer now."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._options = Options(**settings.options)
+
+    def load(self) -> None:
+        """There is nothing to load, and a trial would cost an answer."""
+        self._program = Program(self._options)
+
+    def close(self) -> None:
+        if self.ready:
+            self._program.close()
+
+    def routes(self) -> Mapping[str, Endpoint]:
+        return {"POST /v1/chat/completions": self.chat}
+
+    async def chat(self, request: Request) -> Response:
+        asked = conversation.read((await Body.of(request)).values)
+        for name in asked.ignored:
+            without_effect(name)
+        answer = Answer(self._options.upstream_model, asked.include_usage)
+
+        def run(cancel: Cancel) -> Iterator[str | Result]:
+            return self._program.run(asked, cancel)
+
+        if asked.stream:
+            return events(await started(self.pool.stream(lambda cancel: answer.chunks(run(cancel)))))
+        return JSONResponse(await self.pool.run(lambda cancel: answer.whole(run(cancel))))
+
+
+if __name__ == "__main__":
+    serve(ProgramWorker)

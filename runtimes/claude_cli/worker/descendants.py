@@ -1,0 +1,67 @@
+"""What programs leave running, in sessions of its own: the worker inherits it, and kills it.
+
+Whose it is can't be seen any more. So it is killed once no program runs that was there when it was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+KILL_WAIT_S: Final = 5.0
+POLL_S: Final = 0.005
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Descendants:
+    """Those of this process. Make it before there are any."""
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._lock = threading.Lock()
+        self._began: list[int] = []  # when each program that runs was started at the earliest, in ticks since the boot
+
+    @contextlib.contextmanager
+    def swept(self) -> Iterator[None]:
+        """A program is started, runs and ends within; in the end what it left goes."""
+        with self._lock:
+            began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
+            self._began.append(began)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._began.remove(began)
+                self._sweep(min(self._began, default=sys.maxsize))
+
+    def _sweep(self, oldest: int) -> None:
+        """Kill the children from before that; what is below them becomes a child when they end."""
+        until = time.monotonic() + KILL_WAIT_S
+        while time.monotonic() < until and (left := [pid for pid, started in _children() if started < oldest]):
+            for pid in left:
+                with contextlib.suppress(OSError):  # it has changed its user
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(POLL_S)
+
+
+def _children() -> Iterator[tuple[int, int]]:
+    """Each child's pid and start; zombies too."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(
+            os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        )  # looks whether there are any: usually there are none
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = stat.read_bytes().rpartition(b")")[2].split()
+                if int(fields[1]) == os.getpid():
+                    yield int(stat.parent.name), int(fields[19])

@@ -1,0 +1,191 @@
+"""A program that is run once for each request: its prompt on stdin, its output as it comes, its end with all that it started.
+
+It runs in a session of its own and in an empty folder, which is removed after it. What it wrote to stderr can hold somebody's
+prompt. So clients learn that it failed, and the worker's log says how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from runtimes.claude_cli.worker.conversation import Asked
+from runtimes.claude_cli.worker.descendants import Descendants
+from runtimes.claude_cli.worker.output import OUTPUTS, OutputError, Result
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.own_folder import OwnFolder
+from runtimes.sdk.worker_pool import Cancel
+
+POLL_S: Final = 0.05  # for a cancellation
+GRACE_S: Final = 1.0  # between SIGTERM and SIGKILL
+PIECE: Final = 64 * 1024
+LAST_BYTES: Final = 8192  # of stderr
+LAST_LINES: Final = 20
+THIS: Final = "The program that answers for this model"
+
+_PLACEHOLDER: Final = re.compile(r"\$\{(model|system_file)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the program is run, as configured. `command` begins with its full path."""
+
+    command: Sequence[str]
+    system_args: Sequence[str]
+    output: str
+    upstream_model: str
+    timeout_s: float
+    output_bytes: int  # stdout and stderr together
+
+    def words(self, asked: Asked, system_file: Path) -> list[str]:
+        """Its arguments: the prompt is in none of them."""
+        values = {"model": self.upstream_model, "system_file": str(system_file)}
+        words = [*self.command, *(self.system_args if asked.system else ())]
+        return [_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words]
+
+    def prompt(self, asked: Asked) -> str:
+        """What it reads."""
+        return f"{asked.system}\n\n{asked.prompt}" if asked.system and not self.system_args else asked.prompt
+
+
+class Program:
+    """The program. Use it from any thread."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._folder = OwnFolder("llmux-claude-cli-")
+        self._descendants = Descendants()
+
+    def close(self) -> None:
+        """Nothing of it runs any more, or will not for long."""
+        self._folder.close()
+
+    def run(self, asked: Asked, cancel: Cancel) -> Iterator[str | Result]:
+        """The text of its answer as it comes, then the result. Blocks. Raises WorkerError and CancelledWorkError."""
+        output, last_words = OUTPUTS[self._options.output](), bytearray()
+        try:
+            with self._running(asked) as process:
+                for is_error, piece in self._printed(process, cancel):
+                    if is_error:
+                        last_words[:] = (last_words + piece)[-LAST_BYTES:]
+                    elif text := output.feed(piece):
+                        yield _printable(text)
+            _check(process.returncode)
+            result = output.end()
+            if result.text:
+                yield _printable(result.text)
+            yield result
+        except OutputError as error:
+            _log(str(error), last_words)
+            raise WorkerError(f"{THIS} failed; its log says why.", code="upstream_error", status=502) from error
+        except WorkerError as error:
+            _log(str(error), last_words)
+            raise
+
+    @contextlib.contextmanager
+    def _running(self, asked: Asked) -> Iterator[subprocess.Popen[bytes]]:
+        """Its process, of which nothing is left in the end. Raises OutputError where it can't be started."""
+        with TemporaryDirectory(dir=self._folder.path, ignore_cleanup_errors=True) as folder, self._descendants.swept():
+            try:
+                process = self._start(asked, Path(folder))
+            except OSError as error:
+                raise OutputError(f"it can't be started: {error}") from error
+            try:
+                yield process
+            finally:
+                _end(process)
+
+    def _start(self, asked: Asked, folder: Path) -> subprocess.Popen[bytes]:
+        """Raises OSError."""
+        (work := folder / "work").mkdir()
+        (system_file := folder / "system.txt").write_bytes(asked.system.encode())
+        with os.fdopen(os.memfd_create("prompt"), "w+b") as prompt:
+            prompt.write(self._options.prompt(asked).encode())
+            prompt.seek(0)
+            return subprocess.Popen(
+                self._options.words(asked, system_file),
+                stdin=prompt,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                cwd=work,
+                start_new_session=True,
+            )
+
+    def _printed(self, process: subprocess.Popen[bytes], cancel: Cancel) -> Iterator[tuple[bool, bytes]]:
+        """What it prints until it has ended, and whether on stderr. Raises WorkerError for more than it may, and CancelledWorkError."""
+        options, left = self._options, self._options.output_bytes
+        until = time.monotonic() + options.timeout_s
+        pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
+        with os.fdopen(os.pidfd_open(process.pid)) as end, selectors.DefaultSelector() as selector:
+            for number in (*(pipe.fileno() for pipe in pipes), end.fileno()):
+                os.set_blocking(number, False)
+                selector.register(number, selectors.EVENT_READ)
+            has_ended = False
+            while not has_ended:
+                ready = {key.fd for key, _ in selector.select(POLL_S)}
+                has_ended = end.fileno() in ready
+                for pipe in pipes:
+                    while piece := pipe.read(PIECE):
+                        left -= len(piece)
+                        if left < 0:
+                            message = f"{THIS} printed more than {options.output_bytes >> 20} MiB (its output_mib), and was ended."
+                            raise WorkerError(message, code="upstream_too_large", status=502)
+                        yield pipe is process.stderr, piece
+                    if piece is not None and pipe.fileno() in ready:  # its end
+                        selector.unregister(pipe.fileno())
+                cancel.check()
+                if time.monotonic() > until:
+                    message = f"{THIS} did not end within {options.timeout_s:g} s."
+                    raise WorkerError(message, code="upstream_timeout", status=504)
+
+
+def _check(code: int) -> None:
+    """Raises OutputError unless it has exited with 0."""
+    if code != 0:
+        raise OutputError(f"it exited with {code}" if code > 0 else f"signal {-code} ended it")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End its group: at once where it has ended by itself, else asked first. Until it is waited for, its number is its own."""
+    until = time.monotonic() + GRACE_S
+    if not _has_ended(process):
+        _signal_group(process, signal.SIGTERM)
+    while not _has_ended(process) and time.monotonic() < until:
+        time.sleep(POLL_S / 5)
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdout, process.stderr):  # not before: a last word would end it by SIGPIPE
+        if pipe is not None:
+            pipe.close()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(OSError):  # all have ended, or changed their user
+        os.killpg(process.pid, number)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _printable(text: str) -> str:
+    """Halves of characters can't be sent."""
+    return text.encode(errors="replace").decode()
+
+
+def _log(reason: str, last_words: bytes | bytearray) -> None:
+    lines = last_words.decode("utf-8", "replace").splitlines()[-LAST_LINES:]
+    sys.stderr.write("".join(f"{line}\n" for line in (f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason}", *lines)))
+    sys.stderr.flush()
