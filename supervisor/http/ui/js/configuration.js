@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { get, post, send } from "./api.js";
-import { Diff, isOvertaken, WhyLocked, WhyNotSaved } from "./edit-parts.js";
+import { afterCheck, Diff, isOvertaken, WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { plural } from "./format.js";
 import { copy, Empty, Select, useWork, Warnings } from "./parts.js";
 import { notify, state } from "./state.js";
@@ -90,7 +90,7 @@ export function ConfigurationPage() {
     if (!isChanged) return void setChecked(null);
     const controller = new AbortController();
     const timer = setTimeout(
-      () => post(`${PATH}/check`, { text }, { signal: controller.signal }).then((found) => (setChecked(found), setTrouble(null)), (error) => error.name !== "AbortError" && setTrouble(error)),
+      () => post(`${PATH}/check`, { text }, { signal: controller.signal }).then((found) => (setChecked(found), setTrouble(afterCheck(null))), (error) => error.name !== "AbortError" && setTrouble(afterCheck(error))),
       PAUSE_MS,
     );
     return () => (clearTimeout(timer), controller.abort());

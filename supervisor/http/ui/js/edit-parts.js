@@ -23,8 +23,11 @@ export const WhyLocked = ({ error }) =>
     ? html`<div class="stack"><p class="hint">To save changes, the page needs a key with the scope <code>configure</code>. On the machine of the daemon:</p><${Snippet} label="command for a key that edits" text=${KEY_COMMAND} /></div>`
     : html`<p class="problem" role="alert">${error.message}</p>`;
 
-/** Somebody else has changed the file: nothing can be saved before it was read again. */
+/** Somebody else has changed the file: nothing can be saved before the operator has it read again. */
 export const isOvertaken = (error) => error?.code === "configuration_changed";
+
+/** What a check leaves of the trouble before it. */
+export const afterCheck = (error) => (before) => (isOvertaken(before) ? before : error);
 
 /** Why a change wasn't saved. `onAgain` reads the file again. */
 export function WhyNotSaved({ error, onAgain }) {

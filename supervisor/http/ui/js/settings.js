@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { load } from "./actions.js";
 import { get, post, send } from "./api.js";
-import { addedLines, Diff, isOvertaken, WhyLocked, WhyNotSaved } from "./edit-parts.js";
+import { addedLines, afterCheck, Diff, isOvertaken, WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { mib, plural } from "./format.js";
 import { Empty, Snippet, useWork } from "./parts.js";
 import { askToRemove } from "./removing.js";
@@ -105,13 +105,14 @@ function Form({ model, told, refused, again }) {
     const timer = setTimeout(
       () =>
         post(`${PATH}/check`, edit, { signal: controller.signal }).then(
-          (found) => (setChecked(found), setTrouble(null), found.fit && setFit(found.fit)),
-          (error) => error.name !== "AbortError" && (setChecked(null), setTrouble(error)),
+          (found) => (setChecked(found), setTrouble(afterCheck(null)), found.fit && setFit(found.fit)),
+          (error) => error.name !== "AbortError" && (setChecked(null), setTrouble(afterCheck(error))),
         ),
       isChanged ? PAUSE_MS : 0,
     );
     return () => (clearTimeout(timer), controller.abort());
   }, [asked, told]);
+  const readAgain = () => again().then(() => (setChecked(null), setTrouble(null)));
   const takeBack = () => (setTyped({}), setNames(null), setTrouble(null));
   const [save, saving] = useWork(async (signal) => {
     try {
@@ -140,7 +141,7 @@ function Form({ model, told, refused, again }) {
       <input value=${names} autocomplete="off" spellcheck="false" onInput=${(event) => setNames(event.target.value)} /></label>`}
     ${rest.length > 0 && html`<ul class="mistakes" role="alert">${rest.map((text) => html`<li>${text}</li>`)}</ul>`}
     ${checked?.notes.map((note) => html`<p class="problem">${note}</p>`)}
-    ${trouble && html`<${WhyNotSaved} error=${trouble} onAgain=${again} />`}
+    ${trouble && html`<${WhyNotSaved} error=${trouble} onAgain=${readAgain} />`}
     ${isChanged && checked?.diff && html`<details open=${Boolean(told.locked)}><summary>What is written</summary><${Diff} text=${checked.diff} /></details>`}
     ${isChanged && told.locked && checked?.diff && html`<${Snippet} label="lines to enter" text=${addedLines(checked.diff)} />`}
     ${isChanged && checked?.difference?.stops.length > 0 && html`<p class="hint">Saving ends ${plural(checked.difference.stops.length, "worker")} after the running requests: ${checked.difference.stops.map((stop) => stop.model).join(", ")}.</p>`}
