@@ -46,7 +46,7 @@ _DATES = re.compile(
     r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 )
-_ADDRESS = re.compile(r"(?<=127\.0\.0\.1:)\d{4,5}")
+_ADDRESS = re.compile(r"(127\.0\.0\.1:|port: |_first: |_last: )\d{4,5}")
 _SPAN = re.compile(r"(ed in|d for|after|took) \d+(?:\.\d+)?(?= m?s\b)")
 _TIMES = r"\w+_(?:ms|ns|at|duration)|(?:age|eta|expires|idle|load|retry|since|uptime)(?:_s|_in)?|at|created|timestamp|pid|port|bytes|measured_mib|size(?:_vram)?"
 _LEARNED = re.compile(r'("learned"\s*:\s*)\{[^}]*\}')
@@ -75,7 +75,7 @@ class Words:
         """The text as it is in a file."""
         for place, word in self._places.items():
             text = text.replace(place, word)
-        text = _SPAN.sub(r"\1 0", _ADDRESS.sub("<port>", _DATES.sub("<date>", text)))
+        text = _SPAN.sub(r"\1 0", _ADDRESS.sub(r"\1<port>", _DATES.sub("<date>", text)))
         text = _ID.sub(lambda found: self._ids.setdefault(found[0], f"<id {len(self._ids) + 1}>"), text)
         return self._number.sub(r"\g<1>0", _LEARNED.sub(r"\1{}", text))
 
@@ -206,7 +206,7 @@ def differences(wanted: Scenario, found: Scenario) -> Iterator[tuple[str, str]]:
             ("body", _body(before["answer"]), _body(after["answer"])),
             ("worker", before["worker"], after["worker"]),
         ):
-            if left != right:
+            if json.dumps(left) != json.dumps(right):
                 yield kind, f"{place}\n  - {json.dumps(left)}\n  + {json.dumps(right)}"
     if None is not wanted["log"] != found["log"]:
         yield "log", f"  - {json.dumps(wanted['log'])}\n  + {json.dumps(found['log'])}"
