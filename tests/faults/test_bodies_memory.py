@@ -23,7 +23,8 @@ import pytest
 from tests.faults.test_takeover import Upgraded
 from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, wait_until
-from tests.support.fake_remote import KEY, MODEL, StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import KEY, MODEL, StandIn
 from tests.support.faulty_daemon import rss_mib
 from tests.support.held import held
 from tests.support.limits import LIMIT_S
