@@ -15,7 +15,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from tests.support import fake_http
+from tests.support import fake_programs
 from tests.support.fake_media import png
 
 CHECKPOINTS = ["one.safetensors", "two.safetensors"]
@@ -59,7 +59,7 @@ def checkout(folder: Path) -> Path:
     checkpoints.mkdir(parents=True)
     for name in CHECKPOINTS:
         (checkpoints / name).write_bytes(bytes(1 << 20))
-    (place / "main.py").write_text(fake_http.code("fake_comfyui.run"))
+    (place / "main.py").write_text(fake_programs.code("fake_comfyui.run"))
     (folder / "flow.json").write_text(json.dumps(FLOW))
     (folder / "changing.json").write_text(json.dumps(CHANGING))
     return place

@@ -1,33 +1,12 @@
-"""What the fakes that speak HTTP share: their handler, a server on loopback, and programs that run one. Standard library only."""
+"""What the fakes that speak HTTP share. Standard library only, and little of it: each fake worker imports this."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import TypeVar
-
-REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One request as it came."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> dict:
-        return json.loads(self.body)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -45,9 +24,6 @@ class Handler(BaseHTTPRequestHandler):
                 self.rfile.readline()
             return b"".join(parts)
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-    def seen(self, body: bytes = b"") -> Seen:
-        return Seen(self.command, self.path, {name.lower(): value for name, value in self.headers.items()}, body)
 
     def send_head(self, status: int, fields: Mapping[str, str]) -> None:
         self.send_response(status)
@@ -75,11 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-_Server = TypeVar("_Server", bound=ThreadingHTTPServer)
-
-
 @contextlib.contextmanager
-def serving(server: _Server) -> Iterator[_Server]:
+def serving(server: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
     """It answers meanwhile."""
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -89,20 +62,3 @@ def serving(server: _Server) -> Iterator[_Server]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def program(path: Path, fake: str) -> Path:
-    """A program there that runs `fake`, such as `fake_servers.run_tgi`, with its words."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable} -IS\n{code(fake)}")
-    path.chmod(0o755)
-    return path
-
-
-def code(fake: str) -> str:
-    """What such a program consists of."""
-    module, _, function = fake.partition(".")
-    return (
-        f"import sys\nsys.path.append({REPOSITORY!r})\n"
-        f"from tests.support.{module} import {function}\nsys.exit({function}(sys.argv[1:]))\n"
-    )

@@ -19,12 +19,31 @@ from pathlib import Path
 
 import trustme
 
-from tests.support.fake_http import Handler, Seen
+from tests.support.fake_http import Handler
 from tests.support.limits import LIMIT_S
 
 KEY = "sk-theirs-4f9d1c0b7a6e5d38"
 MODEL = "provider-large"
 AUDIO = bytes(range(256)) * 40
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.body)
+
+    @classmethod
+    def by(cls, handler: Handler, body: bytes = b"") -> Seen:
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        return cls(handler.command, handler.path, headers, body)
 
 
 @dataclass(frozen=True)
@@ -105,7 +124,7 @@ class _Handler(Handler):
 
     def _serve(self) -> None:
         body = self.body()
-        self.server.seen.append(self.seen(body))
+        self.server.seen.append(Seen.by(self, body))
         endpoint = self.path.removeprefix("/api/v1")
         if endpoint == "/models":
             self._answer(self.server.models_status, json.dumps({"data": [{"id": MODEL}]}).encode())

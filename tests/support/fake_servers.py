@@ -19,7 +19,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support import fake_http, fake_worker
+from tests.support import fake_programs, fake_worker
 
 OPTIONS = Path(__file__).parent / "options"
 SLOTS = 2
@@ -32,17 +32,17 @@ MODELS_AFTER_S = 0.3
 
 def llama_server(folder: Path) -> Path:
     """The program."""
-    return fake_http.program(folder / "llama-server", "fake_servers.run_llama_server")
+    return fake_programs.program(folder / "llama-server", "fake_servers.run_llama_server")
 
 
 def vllm(folder: Path) -> Path:
     """The program."""
-    return fake_http.program(folder / "vllm", "fake_servers.run_vllm")
+    return fake_programs.program(folder / "vllm", "fake_servers.run_vllm")
 
 
 def tgi(folder: Path) -> Path:
     """The launcher."""
-    return fake_http.program(folder / "text-generation-launcher", "fake_servers.run_tgi")
+    return fake_programs.program(folder / "text-generation-launcher", "fake_servers.run_tgi")
 
 
 def sglang(folder: Path) -> Path:
@@ -50,7 +50,7 @@ def sglang(folder: Path) -> Path:
     package = _environment(folder / "environment") / "sglang"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "launch_server.py").write_text(fake_http.code("fake_servers.run_sglang"))
+    (package / "launch_server.py").write_text(fake_programs.code("fake_servers.run_sglang"))
     return folder / "environment" / "bin" / "python"
 
 
@@ -62,7 +62,7 @@ def tabbyapi(folder: Path) -> Path:
     (checkout / "templates" / "alpaca.jinja").touch()
     (checkout / "api_tokens.yml").write_text('{"api_key": "theirs", "admin_key": "theirs"}')
     (checkout / "config.yml").write_text("model: {model_name: theirs}")
-    (checkout / "main.py").write_text(fake_http.code("fake_servers.run_tabbyapi"))
+    (checkout / "main.py").write_text(fake_programs.code("fake_servers.run_tabbyapi"))
     return checkout
 
 

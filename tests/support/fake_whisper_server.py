@@ -24,7 +24,7 @@ from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
-from tests.support import fake_http
+from tests.support import fake_http, fake_programs
 
 OPTIONS = Path(__file__).parent / "options"
 LOCK = threading.Lock()
@@ -51,7 +51,7 @@ def program(folder: Path) -> Path:
 
 def fake(folder: Path) -> Path:
     """One in this folder."""
-    return fake_http.program(folder / "whisper-server", "fake_whisper_server.run")
+    return fake_programs.program(folder / "whisper-server", "fake_whisper_server.run")
 
 
 class Answer(fake_http.Handler):

@@ -54,7 +54,6 @@ import time
 
 if __name__ == "__main__":  # isolated: it finds nothing beside it
     sys.path.append(os.path.abspath(f"{__file__}/../../.."))
-from tests.support import fake_media
 from tests.support.fake_http import Handler
 
 MIB = 1024 * 1024
@@ -240,6 +239,8 @@ class Answer(Handler):
         if options.status != 200:
             self.send_json(options.status, {"error": {"message": "as told", "type": "server_error"}})
         elif options.media and path in MEDIA:
+            from tests.support import fake_media
+
             kind, body = fake_media.answer(path, raw)
             self.send(200, body, kind)
         elif options.bench and path == "/v1/audio/speech":
@@ -329,6 +330,8 @@ class Answer(Handler):
 
     def speak(self, options: argparse.Namespace) -> None:
         """Two seconds of silence, as they are made."""
+        from tests.support import fake_media
+
         self.begin_stream("audio/wav")
         self.chunk(fake_media.endless_head())
         for _ in range(20):

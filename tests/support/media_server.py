@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from supervisor.io.media import MediaSource
 from tests.support.fake_http import Handler
-from tests.support.fake_remote import StandIn
+from tests.support.fake_remote import Seen, StandIn
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200))
 WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(40)
@@ -58,7 +58,7 @@ class _Handler(Handler):
     server: MediaServer
 
     def do_GET(self) -> None:
-        self.server.seen.append(self.seen())
+        self.server.seen.append(Seen.by(self))
         page = self.server.pages.get(self.path, Page(b"secret: not found", "text/plain", 404))
         self.wfile.write(page.before)
         while page.before_again:
