@@ -32,7 +32,6 @@ from tests.support import (
     contributing,
     fake_exllamav3,
     fake_servers,
-    fake_vllm,
     fake_vllm_engine,
     hf_folder,
     tiny,
@@ -170,7 +169,7 @@ def vllm(folder: Path) -> Subject:
     return Subject(
         name="vllm_serve",
         adapter=REGISTRY.get("vllm_serve"),
-        keys={"path": str(hf_folder.write(folder / "model")), "binary": str(fake_vllm.program(folder))},
+        keys={"path": str(hf_folder.write(folder / "model")), "binary": str(fake_servers.vllm(folder))},
         broken={"quantization": "none-such"},
         complaint="Unknown quantization method: none-such",
     )

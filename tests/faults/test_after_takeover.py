@@ -34,7 +34,7 @@ def test_a_successor_that_died_is_replaced_while_the_old_daemon_sees_its_clients
 
 
 class Clumsy(Upgraded):
-    program = ("-m", "tests.support.clumsy_daemon")
+    program = ("-m", "tests.support.faulty_daemon", "clumsy")
 
 
 def test_a_mistake_after_the_last_step_ends_nobody(tmp_path):

@@ -23,11 +23,12 @@ import pytest
 from tests.faults.test_takeover import Upgraded
 from tests.support.counts import times
 from tests.support.daemon import Daemon, fake, wait_until
-from tests.support.fake_remote import KEY, MODEL, StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import KEY, MODEL, StandIn
+from tests.support.faulty_daemon import rss_mib
 from tests.support.held import held
 from tests.support.limits import LIMIT_S
 from tests.support.media_server import PNG
-from tests.support.uncollected_daemon import rss_mib
 
 MIB = 1024 * 1024
 SIZE = times(2, 5) * MIB
@@ -48,9 +49,9 @@ Way = Callable[[Daemon, int], Awaitable[None]]
 
 
 class Uncollected(Upgraded):
-    """See tests.support.uncollected_daemon."""
+    """See tests.support.faulty_daemon."""
 
-    program = ("-m", "tests.support.uncollected_daemon")
+    program = ("-m", "tests.support.faulty_daemon", "uncollected")
     by_exec = True  # its memory is its own
 
     def __init__(self, folder: Path, config: dict[str, object], **env: str) -> None:

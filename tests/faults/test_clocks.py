@@ -11,12 +11,12 @@ import httpx
 
 from tests.installation.test_service import Systemd
 from tests.support.clients import Call, starts
-from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.held import held
 
 
 class Troubled(Daemon):
-    program = (str(REPOSITORY / "tests" / "support" / "troubled_daemon.py"),)
+    program = ("-m", "tests.support.faulty_daemon", "troubled")
 
 
 class Test30WallClock:

@@ -9,7 +9,7 @@ from typing import Self
 import pytest
 
 from tests.support.daemon import Daemon, fake, running, wait_until
-from tests.support.uncollected_daemon import rss_mib
+from tests.support.faulty_daemon import rss_mib
 
 CHAT = "/v1/chat/completions"
 PIECE = 64 * 1024

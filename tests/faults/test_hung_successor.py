@@ -44,7 +44,7 @@ print("refused", flush=True)
 
 
 class Hanging(Upgraded):
-    program = ("-m", "tests.support.hanging_daemon")
+    program = ("-m", "tests.support.faulty_daemon", "hanging")
 
 
 @pytest.fixture

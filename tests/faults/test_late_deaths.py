@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.clients import Call, Gpu, starts
-from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
+from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.trees import state
 
 
@@ -43,7 +43,7 @@ class Test06LeaderThreadGone:
 
 
 class Immortal(Daemon):
-    program = (str(REPOSITORY / "tests" / "support" / "immortal_daemon.py"),)
+    program = ("-m", "tests.support.faulty_daemon", "immortal")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.support.limits import LIMIT_S
 
 
 class CursedDaemon(Daemon):
-    program = ("-m", "tests.support.cursed_daemon")
+    program = ("-m", "tests.support.faulty_daemon", "cursed")
 
 
 class Test34AnEventWhoseHandlingRaises:

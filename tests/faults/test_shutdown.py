@@ -90,7 +90,7 @@ class Test30SigtermUnderLoad:
 
 
 class StuckDaemon(Daemon):
-    program = ("-m", "tests.support.stuck_daemon")
+    program = ("-m", "tests.support.faulty_daemon", "stuck")
 
 
 class Test35StuckAtTheEnd:

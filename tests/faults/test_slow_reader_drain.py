@@ -22,7 +22,7 @@ PATIENCE_S = 300.0  # of requests that wait; the slowest machine has cut the slo
 class Hasty(Daemon):
     """Looks at clients every 3 s."""
 
-    program = ("-m", "tests.support.hasty_daemon")
+    program = ("-m", "tests.support.faulty_daemon", "hasty")
 
 
 def config(priority: int = 100, limits=None, **slow):

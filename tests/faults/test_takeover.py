@@ -27,7 +27,8 @@ import yaml
 from tests.support.clients import Call, Stream, code, starts, worker_tree
 from tests.support.counts import times
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, wait_until
-from tests.support.fake_remote import KEY, MODEL, StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import KEY, MODEL, StandIn
 from tests.support.held import held
 from tests.support.limits import LIMIT_S
 from tests.support.media_server import PNG, data_url

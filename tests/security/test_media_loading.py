@@ -9,7 +9,8 @@ import pytest
 
 from tests.support import fake_servers, hf_folder
 from tests.support.daemon import fake, running
-from tests.support.fake_remote import Authority, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import Authority
 from tests.support.media_server import PNG, MediaServer, Page
 
 ECHO = ["/echo"]

@@ -7,6 +7,7 @@ installs those that `make test` needs.
 
 from __future__ import annotations
 
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def installed(name: str) -> Path:
     """The folder of runtimes, with this one in it: what `server.runtimes_dir` is set to."""
     venvs.install(environments.recipe_of(name), FOLDER, lambda _line: None, device="cpu")
     return FOLDER
+
+
+def borrowing(folder: Path) -> Path:
+    """A venv there that has what transformers' has, for a fake library to be put beside it; the folder of its packages."""
+    source = installed("transformers") / "transformers"
+    subprocess.run([source / "bin" / "python", "-m", "venv", "--without-pip", folder], check=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    (borrowed,) = source.resolve().glob("lib/python*/site-packages")
+    (site_packages / "transformers.pth").write_text(f"{borrowed}\n")
+    return site_packages
 
 
 if __name__ == "__main__":  # ahead of the tests, whose time is limited

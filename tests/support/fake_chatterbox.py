@@ -7,7 +7,6 @@ length), its loudness by seed. A character is a token of text and two of speech.
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 from tests.support import environments
@@ -110,10 +109,5 @@ def install(site_packages: Path) -> None:
 
 def environment(folder: Path) -> Path:
     """A venv there; its Python."""
-    source = environments.installed("transformers") / "transformers"
-    subprocess.run([source / "bin" / "python", "-m", "venv", "--without-pip", folder], check=True)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
-    (borrowed,) = source.resolve().glob("lib/python*/site-packages")
-    (site_packages / "transformers.pth").write_text(f"{borrowed}\n")
-    install(site_packages)
+    install(environments.borrowing(folder))
     return folder / "bin" / "python"

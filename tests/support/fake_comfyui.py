@@ -12,9 +12,11 @@ server, "!close" closes the websocket.
 from __future__ import annotations
 
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
+
+from tests.support import fake_programs
+from tests.support.fake_media import png
 
 CHECKPOINTS = ["one.safetensors", "two.safetensors"]
 FLOW = {
@@ -57,25 +59,13 @@ def checkout(folder: Path) -> Path:
     checkpoints.mkdir(parents=True)
     for name in CHECKPOINTS:
         (checkpoints / name).write_bytes(bytes(1 << 20))
-    (place / "main.py").write_text(f"import runpy\nrunpy.run_path({__file__!r}, run_name='__main__')\n")
+    (place / "main.py").write_text(fake_programs.code("fake_comfyui.run"))
     (folder / "flow.json").write_text(json.dumps(FLOW))
     (folder / "changing.json").write_text(json.dumps(CHANGING))
     return place
 
 
 # ----------------------------------------------------------------------------------------------------------- the server
-
-
-def png(width: int, height: int, colour: bytes) -> bytes:
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    rows = (b"\0" + colour * width) * height
-    head = struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def preview(step: int) -> bytes:
@@ -99,7 +89,7 @@ TAKES = {
 }
 
 
-def main() -> None:
+def run(words: list[str]) -> int:
     import asyncio
     import os
     import signal
@@ -113,7 +103,6 @@ def main() -> None:
     from starlette.routing import Route, WebSocketRoute
     from starlette.websockets import WebSocket, WebSocketDisconnect
 
-    words = sys.argv[1:]
     print("argv:", json.dumps(words), flush=True)
 
     def said(option: str) -> str:
@@ -198,7 +187,9 @@ def main() -> None:
         for _ in range(painter["batch_size"]):
             made += 1
             name = f"{nodes['2']['inputs']['filename_prefix']}_{made:05}_.png"
-            Path(said("--output-directory"), name).write_bytes(png(painter["width"], painter["height"], colour))
+            Path(said("--output-directory"), name).write_bytes(
+                png(painter["width"], painter["height"], colour * painter["width"])
+            )
             pictures.append({"filename": name, "subfolder": "", "type": "output"})
         await tell(client, "execution_success", prompt_id=number)
         await asyncio.sleep(0.05)  # as there: the history is written after that
@@ -281,7 +272,4 @@ def main() -> None:
             drawing.cancel()
 
     asyncio.run(serve())
-
-
-if __name__ == "__main__":
-    main()
+    return 0

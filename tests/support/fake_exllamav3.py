@@ -10,7 +10,6 @@ tests/unit/runtimes/exllamav3 compares these signatures with those of the real l
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 PAGE_SIZE = 256
@@ -20,12 +19,7 @@ def environment(folder: Path) -> Path:
     """A venv there, of what the worker needs beside ExLlamaV3; its Python."""
     from tests.support import environments
 
-    source = environments.installed("transformers") / "transformers"
-    subprocess.run([source / "bin" / "python", "-m", "venv", "--without-pip", folder], check=True)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
-    (borrowed,) = source.resolve().glob("lib/python*/site-packages")
-    (site_packages / "transformers.pth").write_text(f"{borrowed}\n")
-    (site_packages / "exllamav3.py").write_text(Path(__file__).read_text())
+    (environments.borrowing(folder) / "exllamav3.py").write_text(Path(__file__).read_text())
     return folder / "bin" / "python"
 
 

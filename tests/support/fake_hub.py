@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import PurePosixPath
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from tests.support.fake_http import Handler, serving
 from tests.support.limits import LIMIT_S
 
 COMMITS = {"main": "a" * 40, "v2": "b" * 40, "v1": "c" * 40, "v4": "d" * 40}
@@ -82,19 +82,16 @@ class Hub:
         self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
     def __enter__(self) -> Self:
-        self._threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in self._servers]
-        for thread in self._threads:
-            thread.start()
+        with contextlib.ExitStack() as stack:
+            for server in self._servers:
+                stack.enter_context(serving(server))
+            self._serving = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         for event in self.hold.values():
             event.set()
-        for server in self._servers:
-            server.shutdown()
-            server.server_close()
-        for thread in self._threads:
-            thread.join()
+        self._serving.close()
 
     @property
     def sent(self) -> Counter[str]:
@@ -114,15 +111,10 @@ class Hub:
                 self._under_way -= 1
                 self._changed.notify_all()
 
-    def _handler(self, *, cdn: bool) -> type[BaseHTTPRequestHandler]:
+    def _handler(self, *, cdn: bool) -> type[Handler]:
         hub = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
+        class Answer(Handler):
             def end_headers(self) -> None:
                 self.send_header("Connection", "close")
                 super().end_headers()
@@ -147,7 +139,7 @@ class Hub:
                 elif "/xet-read-token/" in path:
                     until = str(int(time.time()) + 3600)
                     access = {"X-Xet-Cas-Url": f"{hub.cdn}/xet", "X-Xet-Access-Token": "xet_good"}
-                    self.answer(200, b"{}", "application/json", **access, **{"X-Xet-Token-Expiration": until})
+                    self.send(200, b"{}", **access, **{"X-Xet-Token-Expiration": until})
                 elif path.startswith("/api/models/"):
                     name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
                     self.listing(name, revision or "main")
@@ -187,7 +179,7 @@ class Hub:
                 sha = COMMITS.get(revision, revision)
                 gated = "manual" if repo.gated else False
                 body = {"id": name, "sha": sha, "private": False, "gated": gated, "tags": [], "siblings": siblings}
-                self.answer(200, json.dumps({**body, "downloads": 0, "likes": 0}).encode(), "application/json")
+                self.send_json(200, {**body, "downloads": 0, "likes": 0})
 
             def branches(self, name: str) -> None:
                 if name not in hub.repos:
@@ -196,7 +188,7 @@ class Hub:
                 found = [branch for branch in COMMITS if branch == "main" or branch in hub.repos[name].versions]
                 listed = [{"name": b, "ref": f"refs/heads/{b}", "targetCommit": COMMITS[b]} for b in found]
                 body = {"branches": listed, "converts": [], "tags": []}
-                self.answer(200, json.dumps(body).encode(), "application/json")
+                self.send_json(200, body)
 
             def tree(self, name: str, revision: str, folder: str) -> None:
                 repo = hub.repos[name]
@@ -211,7 +203,7 @@ class Hub:
                         digest = hashlib.sha256(content).hexdigest()
                         entries[file]["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
                 below = [entry for path, entry in entries.items() if path.startswith(f"{folder}/")]
-                self.answer(200, json.dumps(below).encode(), "application/json")
+                self.send_json(200, below)
 
             def resolve(self, repo_name: str, revision: str, name: str) -> None:
                 repo = hub.repos[repo_name]
@@ -228,18 +220,18 @@ class Hub:
                 if self.command == "HEAD" and hub.head_errors.get(name):
                     self.refuse(hub.head_errors[name].pop(0), None)
                     return
-                self.send_response(302)
-                self.send_header("Location", f"{hub.cdn}/|{repo_name}|{revision}|{name}")
                 digest = hashlib.sha256(content).hexdigest()
-                self.send_header("X-Repo-Commit", COMMITS.get(revision, revision))
-                self.send_header("X-Linked-Size", str(len(content)))
-                self.send_header("X-Linked-Etag", f'"{digest}"')
+                fields = {
+                    "Location": f"{hub.cdn}/|{repo_name}|{revision}|{name}",
+                    "X-Repo-Commit": COMMITS.get(revision, revision),
+                    "X-Linked-Size": str(len(content)),
+                    "X-Linked-Etag": f'"{digest}"',
+                    "Content-Length": "0",
+                }
                 if name in repo.xet:
-                    self.send_header("X-Xet-Hash", digest)
                     access = f"{hub.url}/api/models/{repo_name}/xet-read-token/{revision}"
-                    self.send_header("Link", f'<{access}>; rel="xet-auth"')
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                    fields |= {"X-Xet-Hash": digest, "Link": f'<{access}>; rel="xet-auth"'}
+                self.send_head(302, fields)
 
             def kept_as_xet(self, digest: str) -> tuple[str, bytes]:
                 for repo in hub.repos.values():
@@ -263,7 +255,7 @@ class Hub:
                     url, whole = f"{hub.cdn}/xet/block/{digest}/{at}", {"start": 0, "end": len(stored) - 1}
                     places[block] = [{"range": extent, "url": url, "url_range": whole}]
                 body = {"offset_into_first_range": 0, "terms": terms, "fetch_info": places}
-                self.answer(200, json.dumps(body).encode(), "application/json")
+                self.send_json(200, body)
 
             def block(self, digest: str, at: str) -> None:
                 hub.tokens_at_cdn.add(self.headers["Authorization"])
@@ -317,14 +309,6 @@ class Hub:
                         hub._sent[name] += MIB
 
             def refuse(self, status: int, code: str | None) -> None:
-                self.answer(status, b'{"error": "no"}', "application/json", **({"X-Error-Code": code} if code else {}))
+                self.send(status, b'{"error": "no"}', **({"X-Error-Code": code} if code else {}))
 
-            def answer(self, status: int, body: bytes, kind: str, **headers: str) -> None:
-                self.send_response(status)
-                for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-        return Handler
+        return Answer

@@ -11,13 +11,12 @@ import hashlib
 import io
 import json
 import tarfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from tests.support import build_llama_server
+from tests.support import build_llama_server, fake_http
 
 GPU = """#!/bin/sh
 # Plays a build for a GPU: lists one, and says that it uses it.
@@ -55,16 +54,9 @@ def archive(
             tar.add(file, f"{top}/{file.name}")
         name = "llama-server" if vram_mib is None else "llama-server.bin"
         tar.add(program, f"{top}/{name}")
-        scripts = (
-            {}
-            if vram_mib is None
-            else {
-                "llama-server": (
-                    GPU
-                    % {"vram_mib": vram_mib, "world": world, "name": "CUDA0" if kind.startswith("cuda") else "Vulkan0"}
-                ).encode()
-            }
-        )
+        device = "CUDA0" if kind.startswith("cuda") else "Vulkan0"
+        script = (GPU % {"vram_mib": vram_mib, "world": world, "name": device}).encode()
+        scripts = {} if vram_mib is None else {"llama-server": script}
         for other, content in {**scripts, **(extra or {})}.items():
             member = tarfile.TarInfo(f"{top}/{other}")
             member.size, member.mode = len(content), 0o755
@@ -98,55 +90,36 @@ class Releases:
 def serving() -> Iterator[Releases]:
     releases = Releases()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_words: object) -> None:
-            pass
-
-        def send(self, status: int, body: bytes, **headers: str) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
+    class Answer(fake_http.Handler):
+        def give(self, status: int, body: bytes, **fields: str) -> None:
+            self.send_head(status, {**fields, "Content-Length": str(len(body))})
             cut, releases.cut_after = (releases.cut_after, None) if status in (200, 206) else (None, releases.cut_after)
             self.wfile.write(body[:cut])
-            if cut is not None:
-                self.close_connection = True
+            self.close_connection |= cut is not None
 
         def do_GET(self) -> None:
             releases.asked.append(self.path)
             _, kind, build, *rest = self.path.split("/")
             files = releases.files.get(build, {})
             if releases.limited:
-                self.send(403, b"{}", x_ratelimit_remaining="0", retry_after="60")
+                self.give(403, b"{}", **{"X-RateLimit-Remaining": "0", "Retry-After": "60"})
             elif kind == "tags":
-                digest = (
-                    (lambda data: "0" * 64)
-                    if releases.wrong_digest
-                    else (lambda data: hashlib.sha256(data).hexdigest())
-                )
+                digest = lambda data: "0" * 64 if releases.wrong_digest else hashlib.sha256(data).hexdigest()
                 assets = [
                     {"name": name, "size": len(data), "digest": f"sha256:{digest(data)}", "state": "uploaded"}
                     for name, data in files.items()
                 ]
-                self.send(200 if files else 404, json.dumps({"assets": assets}).encode())
+                self.give(200 if files else 404, json.dumps({"assets": assets}).encode())
             elif rest[0].partition("?")[0] not in files:
-                self.send(404, b"Not Found")
+                self.give(404, b"Not Found")
             elif releases.elsewhere is not None and not self.path.endswith("?moved"):
-                self.send(302, b"", location=f"{releases.elsewhere}{self.path}?moved")
+                self.give(302, b"", Location=f"{releases.elsewhere}{self.path}?moved")
             else:
                 data, begin = files[rest[0].partition("?")[0]], 0
                 if (wanted := self.headers.get("range")) is not None:
                     begin = int(wanted.removeprefix("bytes=").rstrip("-"))
-                self.send(206 if begin else 200, data[begin:])
+                self.give(206 if begin else 200, data[begin:])
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    releases.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with fake_http.serving(ThreadingHTTPServer(("127.0.0.1", 0), Answer)) as server:
+        releases.url = f"http://127.0.0.1:{server.server_port}"
         yield releases
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -13,14 +13,13 @@ import ssl
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import trustme
 
+from tests.support.fake_http import Handler
 from tests.support.limits import LIMIT_S
 
 KEY = "sk-theirs-4f9d1c0b7a6e5d38"
@@ -40,6 +39,11 @@ class Seen:
     @property
     def json(self) -> dict:
         return json.loads(self.body)
+
+    @classmethod
+    def by(cls, handler: Handler, body: bytes = b"") -> Seen:
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        return cls(handler.command, handler.path, headers, body)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,10 @@ class StandIn(ThreadingHTTPServer):
             secured.settimeout(None)
             super().finish_request(secured, client_address)
 
+    def shutdown(self) -> None:
+        self.hold.set()
+        super().shutdown()
+
     def handle_error(self, request, client_address) -> None:
         """Clients that leave are what some tests are about."""
 
@@ -105,13 +113,8 @@ class StandIn(ThreadingHTTPServer):
         return [seen for seen in self.seen if not seen.path.endswith("/models")]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(Handler):
     server: StandIn
-
-    def log_message(self, *args) -> None:
-        """Nothing: what was asked is kept."""
 
     def do_GET(self) -> None:
         self._serve()
@@ -120,16 +123,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve()
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.seen.append(Seen(self.command, self.path, headers, body))
+        body = self.body()
+        self.server.seen.append(Seen.by(self, body))
         endpoint = self.path.removeprefix("/api/v1")
         if endpoint == "/models":
             self._answer(self.server.models_status, json.dumps({"data": [{"id": MODEL}]}).encode())
         elif self.server.replies:
             self._as_told(self.server.replies.popleft())
-        elif headers.get("authorization") != f"Bearer {KEY}":
-            text = f"Incorrect API key provided: {headers.get('authorization')}"
+        elif (key := self.headers.get("authorization")) != f"Bearer {KEY}":
+            text = f"Incorrect API key provided: {key}"
             self._answer(401, json.dumps({"error": {"message": text, "code": "invalid_api_key"}}).encode())
         elif endpoint in {"/audio/transcriptions", "/audio/translations", "/images/edits", "/images/variations"}:
             self._answer(200, json.dumps({"text": "as heard", "size": len(body)}).encode())
@@ -147,16 +149,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
         elif reply.breaks_off:
             self.close_connection = True
-            self.send_response(reply.status)
-            for name, value in ({"Transfer-Encoding": "chunked"} | reply.headers).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(reply.body), reply.body))
+            self.send_head(reply.status, {"Transfer-Encoding": "chunked"} | reply.headers)
+            self.chunk(reply.body)
         else:
             self._answer(reply.status, reply.body, reply.headers)
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
         fields = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
@@ -165,28 +163,20 @@ class _Handler(BaseHTTPRequestHandler):
             "OpenAI-Organization": "ours-there",
             "X-RateLimit-Remaining-Requests": "41",
         }
-        for name, value in (fields | (headers or {})).items():
-            self.send_header(name, value)
-        self.end_headers()
+        self.send_head(status, fields | (headers or {}))
         self.wfile.write(body)
 
     def _stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.begin_stream()
         for number, word in enumerate(("Hello", " from", " afar")):
             if number == 1:
                 self.server.streaming.set()
                 self._wait()
             reason = "stop" if word == " afar" else None
             choice = {"index": 0, "delta": {"content": word}, "finish_reason": reason}
-            self._chunk(b"data: " + json.dumps({"choices": [choice], "model": MODEL}).encode() + b"\n\n")
-        self._chunk(b"data: [DONE]\n\n")
-        self.wfile.write(b"0\r\n\r\n")
-
-    def _chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.event({"choices": [choice], "model": MODEL})
+        self.chunk(b"data: [DONE]\n\n")
+        self.chunk(b"")
 
     def _wait(self) -> None:
         """For the test, or for the client to leave."""
@@ -224,17 +214,3 @@ class Authority:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._ca.issue_cert(*names).configure_cert(context)
         return context
-
-
-@contextmanager
-def serving(stand_in: StandIn) -> Iterator[StandIn]:
-    """It answers meanwhile."""
-    thread = threading.Thread(target=stand_in.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield stand_in
-    finally:
-        stand_in.hold.set()
-        stand_in.shutdown()
-        stand_in.server_close()
-        thread.join()

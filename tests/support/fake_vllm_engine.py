@@ -28,12 +28,7 @@ def environment(folder: Path) -> Path:
     """A venv there, of what the worker needs beside vLLM; its Python."""
     from tests.support import environments
 
-    source = environments.installed("transformers") / "transformers"
-    subprocess.run([source / "bin" / "python", "-m", "venv", "--without-pip", folder], check=True)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
-    (borrowed,) = source.resolve().glob("lib/python*/site-packages")
-    (site_packages / "transformers.pth").write_text(f"{borrowed}\n")
-    (site_packages / "vllm.py").write_text(Path(__file__).read_text())
+    (environments.borrowing(folder) / "vllm.py").write_text(Path(__file__).read_text())
     return folder / "bin" / "python"
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import email.parser
 import email.policy
-import http.server
 import io
 import json
 import math
@@ -19,10 +18,13 @@ import os
 import select
 import shutil
 import signal
-import sys
 import threading
 import wave
+from http.server import ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
+
+from tests.support import fake_http, fake_programs
 
 OPTIONS = Path(__file__).parent / "options"
 LOCK = threading.Lock()
@@ -48,37 +50,20 @@ def program(folder: Path) -> Path:
 
 
 def fake(folder: Path) -> Path:
-    """One in this folder that runs this file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "whisper-server"
-    path.write_text(f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({__file__!r}, run_name='__main__')\n")
-    path.chmod(0o755)
-    return path
+    """One in this folder."""
+    return fake_programs.program(folder / "whisper-server", "fake_whisper_server.run")
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def send(self, status: int, body: str, kind: str = "application/json") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body.encode())))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
+class Answer(fake_http.Handler):
     def do_GET(self) -> None:
         if self.path == "/health":
-            self.send(200, '{"status":"ok"}')
+            self.send(200, b'{"status":"ok"}')
         else:
-            self.send(404, f"File Not Found ({self.path})", "text/plain")
+            self.send(404, f"File Not Found ({self.path})".encode(), "text/plain")
 
     def do_POST(self) -> None:
-        raw = self.rfile.read(int(self.headers["Content-Length"]))
         head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
-        parts = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + raw)
+        parts = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + self.body())
         fields = {
             part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
             for part in parts.iter_parts()
@@ -88,21 +73,21 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def hear(self, fields: dict[str, bytes]) -> None:
         if "file" not in fields:
-            return self.send(400, '{"error":"no \'file\' field in the request"}')
+            return self.send(400, b'{"error":"no \'file\' field in the request"}')
         try:
             with wave.open(io.BytesIO(fields.pop("file"))) as sound:
                 samples, seconds = sound.readframes(sound.getnframes()), sound.getnframes() / sound.getframerate()
         except (wave.Error, EOFError):
-            return self.send(400, '{"error":"failed to read audio data"}')
+            return self.send(400, b'{"error":"failed to read audio data"}')
         said = {name: value.decode() for name, value in fields.items()}
         print("asked:", json.dumps(said), flush=True)
         match int.from_bytes(samples[:2], "little", signed=True):
             case 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             case 2:
-                return self.send(500, '{"error":"failed to process audio"}')
+                return self.send(500, b'{"error":"failed to process audio"}')
             case 3:
-                return self.send(200, "not JSON", "text/plain")
+                return self.send(200, b"not JSON", "text/plain")
             case 4:
                 select.select([self.connection], [], [])
                 print("client disconnected, aborted processing", flush=True)
@@ -132,25 +117,18 @@ class Answer(http.server.BaseHTTPRequestHandler):
         }
         if said["no_language_probabilities"] != "true":
             answer |= {"detected_language": "english", "detected_language_probability": 0.875}
-        return self.send(200, json.dumps(answer))
+        return self.send_json(200, answer)
 
 
-def option(name: str) -> str:
-    return sys.argv[sys.argv.index(name) + 1]
-
-
-def main() -> int:
-    print("argv:", json.dumps(sys.argv[1:]), flush=True)
-    with open(option("--model"), "rb") as file:
+def run(words: list[str]) -> int:
+    print("argv:", json.dumps(words), flush=True)
+    said = dict(pairwise(words))
+    with open(said["--model"], "rb") as file:
         magic, vocabulary = file.read(4), file.read(4)
     if magic != b"lmgg" or int.from_bytes(vocabulary, "little") < 50_000:
         print("error: failed to initialize whisper context", flush=True)
         return 3
-    server = http.server.ThreadingHTTPServer((option("--host"), int(option("--port"))), Answer)
+    server = ThreadingHTTPServer((said["--host"], int(said["--port"])), Answer)
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
     server.serve_forever()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,7 @@
 Serves GET /health, /stats, /env, /files/… and a WebSocket at /ws, POST /v1/chat/completions (JSON, with what was `received` in it, and SSE),
 /v1/completions, /v1/embeddings, /v1/audio/transcriptions, /v1/images/generations and /echo; the last three send back the
 body as it came, the headers it came with in X-Echo-Headers, and the response headers asked for by
-`{"fake": {"headers": [[name, value], …]}}`.
+`{"fake": {"headers": [[name, value], …]}}`. With `--media` it speaks, too, and sounds, pictures and vectors are real (fake_media.py).
 Every switch is a command-line flag; those about one answer can also be given per request as a JSON object `"fake"` in
 the body, e.g. `{"fake": {"die_after": 2}}`. Only so: `message`, a whole chat's, and `deltas`, those of a streamed one (an
 `error` among them is sent as one), both with `finish`; `texts`, the pieces of a completion, which has what was `received`
@@ -17,18 +17,24 @@ The usual suspects:
 - trees: `--fork` (a child in our group), `--daemonize` (a double-forked grandchild in a session of its own, which
   ignores SIGTERM and keeps our stdout open), `--respawn` (that grandchild forks away from whoever looks at it);
   `--leader-exits-after 1` leaves them behind; `--thread-outlives` ends the main thread only (state Z, not dead)
-- `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
+- `--exit-code 1 --log-text "CUDA error: out of memory"` (`\\n` separates lines) or `--exit-signal 9`: before ready;
+  `--exit-after 3`: that long after ready, with code 0 or `--exit-code`; `--log-env` prints the environment as JSON
 - `--die-after 2`: SIGKILL itself after two SSE chunks; `--break-after 2`: close that connection alone; `--end-after 2`: end as if
   nothing were missing;
   `--hang`: accept requests but never answer them;
   `--hang-up`: close the connection instead; `--hang-while FILE`: answer once that file is gone
-- `--one-at-a-time`: another request waits
+- `--one-at-a-time`: another request waits; `--delay 2` before the head of each answer; `--status 500` of each answer of a model
+- streams: `--chunks 9` of content, `--chunk-bytes` each instead of words, `--chunk-delay 0.1` after each,
+  `--chunk-delay-without-gpu` where it sees none; `--goes-on-until FILE`: until it is there; `--end-delay 1` between the last
+  event and the end
+- `--bench`: as `llmux bench` asks: `max_tokens` chunks, of two tokens each, and their count at the end; speech of unknown
+  length, as it is made; ranks
 - `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers; `--mute-while PATH`: while it is there
 - `--flood`: writes without end; `--take-mib 100` of memory; `--grow-mib 5` a second
-- `--reuseport`: share the port; `--no-listen`: never open one
+- `--reuseport`: share the port; `--no-listen`: never open one; `--key-env NAME`: requests must carry the variable's value
 
 `--ids-to FILE` appends the id of each request to a file, so that what a killed worker has seen is known as well; `--saw-to FILE` a line
-of JSON with its head and body.
+of JSON with its head and body. `--started FILE` is there once it has been started.
 """
 
 from __future__ import annotations
@@ -46,7 +52,12 @@ import sys
 import threading
 import time
 
+if __name__ == "__main__":  # isolated: it finds nothing beside it
+    sys.path.append(os.path.abspath(f"{__file__}/../../.."))
+from tests.support.fake_http import Handler
+
 MIB = 1024 * 1024
+MEDIA = ("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations", "/v1/embeddings")
 WORDS = ("Hello", " from", " a", " fake", " worker")
 
 
@@ -54,50 +65,29 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags = argparse.ArgumentParser()
     flags.add_argument("--host", default="127.0.0.1")
     flags.add_argument("--port", type=int, default=0)
-    flags.add_argument("--name", default="fake", help="the model name in answers")
-    flags.add_argument("--start-delay", type=float, default=0.0)
-    flags.add_argument("--warmup", type=float, default=0.0)
-    flags.add_argument("--ignore-term", action="store_true")
-    flags.add_argument("--term-delay", type=float, default=0.0)
-    flags.add_argument("--outlive-term")
-    flags.add_argument("--fork", type=int, nargs="?", const=1, default=0)
-    flags.add_argument("--daemonize", type=int, nargs="?", const=1, default=0)
-    flags.add_argument("--respawn", action="store_true")
-    flags.add_argument("--leader-exits-after", type=float)
-    flags.add_argument("--thread-outlives", type=float, help="end the main thread; another lives this long")
-    flags.add_argument("--exit-code", type=int, help="exit with it before ready")
-    flags.add_argument("--exit-signal", type=int, help="die of it before ready")
-    flags.add_argument("--exit-after", type=float, help="exit this long after ready (code 0, or --exit-code)")
-    flags.add_argument("--log-text", default="", help="printed at start; \\n separates lines")
-    flags.add_argument("--log-env", action="store_true", help="print the environment as JSON at start")
-    flags.add_argument("--die-after", type=int, default=-1, help="SIGKILL itself after this many SSE chunks")
-    flags.add_argument("--break-after", type=int, default=-1, help="close the connection after this many SSE chunks")
-    flags.add_argument(
-        "--end-after", type=int, default=-1, help="end the stream so, without saying that it is complete"
-    )
-    flags.add_argument("--hang", action="store_true")
-    flags.add_argument("--hang-up", action="store_true", help="close the connection instead of an answer")
-    flags.add_argument("--hang-while", help="answer once this file is gone")
-    flags.add_argument("--one-at-a-time", action="store_true")
-    flags.add_argument("--lie", action="store_true")
-    flags.add_argument("--mute", action="store_true")
-    flags.add_argument("--mute-while")
-    flags.add_argument("--ids-to")
-    flags.add_argument("--saw-to")
-    flags.add_argument("--flood", action="store_true")
-    flags.add_argument("--take-mib", type=int, default=0)
-    flags.add_argument("--grow-mib", type=int, default=0)
-    flags.add_argument("--reuseport", action="store_true")
-    flags.add_argument("--no-listen", action="store_true")
-    flags.add_argument("--delay", type=float, default=0.0, help="before the head of each answer")
-    flags.add_argument("--chunks", type=int, default=len(WORDS), help="SSE chunks of content")
-    flags.add_argument("--chunk-delay", type=float, default=0.0)
-    flags.add_argument("--goes-on-until", metavar="FILE", help="no stream ends before that file is there")
-    flags.add_argument("--end-delay", type=float, default=0.0, help="between the last event of a stream and its end")
-    flags.add_argument("--chunk-bytes", type=int, default=0, help="size of each chunk of content, instead of words")
-    flags.add_argument("--status", type=int, default=200, help="status of inference answers")
+    flags.add_argument("--name", default="fake")
+    flags.add_argument("--log-text", default="")
+    flags.add_argument("--status", type=int, default=200)
+    flags.add_argument("--chunks", type=int, default=len(WORDS))
+    for name in ("fork", "daemonize"):
+        flags.add_argument(f"--{name}", type=int, nargs="?", const=1, default=0)
+    for name in ("chunk-bytes", "take-mib", "grow-mib"):
+        flags.add_argument(f"--{name}", type=int, default=0)
+    for name in ("die-after", "break-after", "end-after"):
+        flags.add_argument(f"--{name}", type=int, default=-1)
+    for name in ("exit-code", "exit-signal"):
+        flags.add_argument(f"--{name}", type=int)
+    for name in ("start-delay", "warmup", "term-delay", "delay", "chunk-delay", "end-delay"):
+        flags.add_argument(f"--{name}", type=float, default=0.0)
+    for name in ("leader-exits-after", "thread-outlives", "exit-after", "chunk-delay-without-gpu"):
+        flags.add_argument(f"--{name}", type=float)
+    for name in ("outlive-term", "hang-while", "mute-while", "goes-on-until", "ids-to", "saw-to", "started", "key-env"):
+        flags.add_argument(f"--{name}")
+    for name in ("ignore-term", "respawn", "log-env", "hang", "hang-up", "one-at-a-time", "lie", "mute", "flood"):
+        flags.add_argument(f"--{name}", action="store_true")
+    for name in ("reuseport", "no-listen", "media", "bench"):
+        flags.add_argument(f"--{name}", action="store_true")
     flags.set_defaults(headers=[], message=None, deltas=None, texts=None, finish="stop")
-    flags.add_argument("--key-env", help="the variable whose value requests must carry as bearer token")
     return flags.parse_args(argv)
 
 
@@ -140,23 +130,13 @@ class Stats:
             }
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # head and body are written apart: 40 ms an answer otherwise
+class Answer(Handler):
     options: argparse.Namespace
     stats: Stats
     ready_at: float
 
     def log_message(self, *args: object) -> None:
         print("request:", str(args[0]) % args[1:], flush=True)
-
-    def send_json(self, status: int, value: object) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -172,7 +152,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         elif path == "/ws" and self.headers.get("Upgrade") == "websocket":
             self.echo_frames()
         elif path.startswith("/files/"):
-            self.seen(b"")
+            self.noted(b"")
             self.send_json(200, {"path": self.path, "model": self.options.name})
         elif path == "/stats":
             self.send_json(200, self.stats.as_json())
@@ -208,18 +188,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
             if head[0] == 0x88:
                 return
 
-    def body(self) -> bytes:
-        if "chunked" in (self.headers.get("Transfer-Encoding") or ""):
-            parts = []
-            while size := int(self.rfile.readline().split(b";")[0], 16):
-                parts.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(parts)
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-    def seen(self, body: bytes) -> bytes:
-        """Note it, where the test wants to look."""
+    def noted(self, body: bytes) -> bytes:
+        """For the test, where it wants to look."""
         if self.options.saw_to:
             head = "\r\n".join([self.requestline, *(f"{name}: {value}" for name, value in self.headers.items())])
             with open(self.options.saw_to, "ab", buffering=0) as file:
@@ -235,7 +205,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         aborted = True
         try:
             with self.stats.turn if self.options.one_at_a_time else contextlib.nullcontext():
-                self.answer(self.seen(self.body()))
+                self.answer(self.noted(self.body()))
             aborted = False
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
@@ -268,6 +238,16 @@ class Answer(http.server.BaseHTTPRequestHandler):
         time.sleep(options.delay)
         if options.status != 200:
             self.send_json(options.status, {"error": {"message": "as told", "type": "server_error"}})
+        elif options.media and path in MEDIA:
+            from tests.support import fake_media
+
+            kind, body = fake_media.answer(path, raw)
+            self.send(200, body, kind)
+        elif options.bench and path == "/v1/audio/speech":
+            self.speak(options)
+        elif options.bench and path == "/v1/rerank":
+            ranks = [{"index": i, "relevance_score": 0.5} for i in range(len(request["documents"]))]
+            self.send_json(200, {"results": ranks})
         elif path in ("/echo", "/v1/audio/transcriptions", "/v1/images/generations"):
             self.send_response(200)
             self.send_header("Content-Type", self.headers.get("Content-Type") or "application/octet-stream")
@@ -278,7 +258,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(raw)
         elif path == "/v1/chat/completions":
-            words = ["x" * options.chunk_bytes or WORDS[i % len(WORDS)] for i in range(options.chunks)]
+            count = request["max_tokens"] if options.bench else options.chunks
+            words = ["x" * options.chunk_bytes or WORDS[i % len(WORDS)] for i in range(count)]
             if request.get("stream"):
                 self.stream(options, words)
             else:
@@ -311,13 +292,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
         }
 
     def stream(self, options: argparse.Namespace, words: list[str]) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.begin_stream()
         for delta in options.deltas or ():
-            is_error = "error" in delta
-            self.event(delta if is_error else {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+            self.event(delta) if "error" in delta else self.delta(delta)
+        if options.bench:
+            self.delta({"role": "assistant", "content": None})
         for i, word in enumerate(() if options.deltas else words):
             if i == options.die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -326,23 +305,22 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 return
             if i == options.break_after:
                 raise ConnectionResetError
-            self.event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
+            self.delta({"content": word})
             time.sleep(options.chunk_delay)
         while options.goes_on_until and not os.path.exists(options.goes_on_until):
-            self.event({"choices": [{"index": 0, "delta": {"content": " still"}, "finish_reason": None}]})
+            self.delta({"content": " still"})
             time.sleep(0.05)
-        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": options.finish}]})
+        self.delta({}, options.finish)
         if options.deltas:
             self.event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}})
+        if options.bench:
+            self.event({"choices": [], "usage": {"completion_tokens": 2 * len(words)}})
         self.chunk(b"data: [DONE]\n\n")
         time.sleep(options.end_delay)
         self.chunk(b"")
 
     def stream_texts(self, texts: list[str]) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.begin_stream()
         for text in (*texts, None):
             choice = {"index": 0, "text": text or "", "finish_reason": None if text else "stop", "logprobs": None}
             self.event({"object": "text_completion", "choices": [choice]})
@@ -350,13 +328,22 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 
-    def event(self, value: dict[str, object]) -> None:
-        value = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "model": self.options.name, **value}
-        self.chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
+    def speak(self, options: argparse.Namespace) -> None:
+        """Two seconds of silence, as they are made."""
+        from tests.support import fake_media
 
-    def chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
-        self.wfile.flush()
+        self.begin_stream("audio/wav")
+        self.chunk(fake_media.endless_head())
+        for _ in range(20):
+            time.sleep(options.chunk_delay)
+            self.chunk(bytes(2 * fake_media.RATE // 10))
+        self.chunk(b"")
+
+    def delta(self, delta: dict[str, object], finish: str | None = None) -> None:
+        self.event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+    def event(self, value: dict[str, object]) -> None:
+        super().event({"id": "chatcmpl-fake", "object": "chat.completion.chunk", "model": self.options.name, **value})
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -364,7 +351,9 @@ class Server(http.server.ThreadingHTTPServer):
     request_queue_size = 1024
 
     def server_bind(self) -> None:
-        reuse = socket.SO_REUSEPORT if Answer.options.reuseport else socket.SO_REUSEADDR  # the latter as servers do
+        reuse = (
+            socket.SO_REUSEPORT if self.RequestHandlerClass.options.reuseport else socket.SO_REUSEADDR
+        )  # the latter as servers do
         self.socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
         self.socket.bind(self.server_address)
         self.server_name, self.server_port = self.socket.getsockname()[:2]  # no reverse look-up of the host
@@ -427,8 +416,12 @@ def end_first_thread(until: str) -> None:
     ctypes.CDLL(None).pthread_exit(None)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], answer: type[Answer] = Answer) -> int:
     options = parse(argv)
+    if options.started:
+        open(options.started, "w").close()
+    if options.chunk_delay_without_gpu is not None and not os.environ["CUDA_VISIBLE_DEVICES"]:
+        options.chunk_delay = options.chunk_delay_without_gpu
 
     def on_term(signum: int, frame: object) -> None:
         if options.ignore_term:
@@ -477,10 +470,10 @@ def main(argv: list[str]) -> int:
         print("ready", flush=True)
         sleep_for_ever()
 
-    Answer.options, Answer.stats = options, Stats()
-    Answer.ready_at = time.monotonic() + options.warmup
+    answer.options, answer.stats = options, Stats()
+    answer.ready_at = time.monotonic() + options.warmup
     try:
-        server = Server((options.host, options.port), Answer)
+        server = Server((options.host, options.port), answer)
     except OSError as error:
         print(f"couldn't bind HTTP server socket, hostname: {options.host}, port: {options.port}: {error}", flush=True)
         return 1

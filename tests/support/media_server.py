@@ -7,9 +7,9 @@ import ssl
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 
 from supervisor.io.media import MediaSource
+from tests.support.fake_http import Handler
 from tests.support.fake_remote import Seen, StandIn
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200))
@@ -54,32 +54,23 @@ class MediaServer(StandIn):
         return [seen.path for seen in self.seen]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: MediaServer
 
-    def log_message(self, *args) -> None:
-        """Nothing: what was asked is kept."""
-
     def do_GET(self) -> None:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.seen.append(Seen(self.command, self.path, headers, b""))
+        self.server.seen.append(Seen.by(self))
         page = self.server.pages.get(self.path, Page(b"secret: not found", "text/plain", 404))
         self.wfile.write(page.before)
         while page.before_again:
             self.wfile.write(page.before)
-        self.send_response(page.status)
         fields = {"Set-Cookie": "session=theirs"}
         if page.kind is not None:
             fields["Content-Type"] = page.kind
         fields |= {"Transfer-Encoding": "chunked"} if page.endless else {"Content-Length": str(len(page.body))}
-        fields |= page.headers
-        for name, value in fields.items():
-            self.send_header(name, value)
-        self.end_headers()
+        self.send_head(page.status, fields | page.headers)
         self.close_connection = True
         while page.endless:
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(page.body), page.body))
+            self.chunk(page.body)
         if page.dripping:
             self.wfile.write(page.body[:1])
             self.server.ending.wait()

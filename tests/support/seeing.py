@@ -6,9 +6,9 @@ import base64
 import json
 import struct
 import subprocess
-import zlib
 from pathlib import Path
 
+from tests.support import fake_media
 from tests.support.limits import LIMIT_S
 from tests.support.made_once import generated, python
 
@@ -40,13 +40,8 @@ def model(kind: str) -> Path:
 
 def picture(width: int, height: int, colour: tuple[int, int, int]) -> str:
     """A PNG's data URL: a colour that fades from left to right."""
-    line = b"\0" + b"".join(bytes(part * (width - x) // width for part in colour) for x in range(width))
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(line * height)), (b"IEND", b""))
-    body = b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    )
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
+    line = b"".join(bytes(part * (width - x) // width for part in colour) for x in range(width))
+    return "data:image/png;base64," + base64.b64encode(fake_media.png(width, height, line)).decode()
 
 
 def broken() -> str:

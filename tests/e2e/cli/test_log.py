@@ -60,7 +60,7 @@ class Mute:
 class Troubled(Daemon):
     """Its stderr alone is its log."""
 
-    program = (str(Path(__file__).parents[2] / "support" / "troubled_daemon.py"),)
+    program = ("-m", "tests.support.faulty_daemon", "troubled")
 
     def lines(self) -> list[dict[str, Any]]:
         text = self.log_text()
@@ -72,7 +72,7 @@ class Troubled(Daemon):
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory) -> Iterator[Troubled]:
-    daemon = Troubled(tmp_path_factory.mktemp("troubled"), {"models": {"a": fake()}}, {"PYTHONPATH": str(REPOSITORY)})
+    daemon = Troubled(tmp_path_factory.mktemp("troubled"), {"models": {"a": fake()}})
     try:
         yield daemon.start()
     finally:
@@ -109,7 +109,7 @@ class TestRealDaemon:
 
     def test_server(self, tmp_path):
         """uvicorn's own line, of a request that doesn't end."""
-        daemon = Troubled(tmp_path, {"models": {"a": fake()}}, {"PYTHONPATH": str(REPOSITORY)})
+        daemon = Troubled(tmp_path, {"models": {"a": fake()}})
         try:
             daemon.start()
             with socket.create_connection(("127.0.0.1", daemon.port)) as connection:

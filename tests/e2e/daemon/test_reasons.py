@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support import fake_llama, tiny
+from tests.support import fake_servers, tiny
 from tests.support.clients import Stream
 from tests.support.daemon import Daemon, fake
 
@@ -20,7 +20,7 @@ def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reasons")
     llama = {
         "runtime": "llama_server",
-        "binary": str(fake_llama.program(folder)),
+        "binary": str(fake_servers.llama_server(folder)),
         "path": str(tiny.model()),
         "n_ctx": 2048,
     }

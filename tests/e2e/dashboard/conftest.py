@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect, sy
 from tests.support import tiny
 from tests.support.daemon import Daemon, fake, gguf, running, wait_until
 
-MEDIA_WORKER = Path(__file__).parents[2] / "support" / "fake_media_worker.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
     "--no-sandbox",
@@ -45,8 +43,7 @@ def segment(page: Page, model: str) -> Locator:
 
 
 def media(kind: str, mib: int, take_mib: int) -> dict[str, object]:
-    cmd = [sys.executable, "-I", "-S", str(MEDIA_WORKER), "${port}", str(take_mib), "${model}"]
-    return {"runtime": "command", "cmd": cmd, "type": kind, "vram_mib": mib}
+    return fake("--media", "--take-mib", str(take_mib), "--log-text", "${model} speaks", type=kind, vram_mib=mib)
 
 
 @pytest.fixture(scope="module")  # not longer: its event loop is in the way of tests with loops of their own

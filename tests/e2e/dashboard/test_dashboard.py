@@ -79,7 +79,7 @@ class TestOperator:
         log = page.get_by_role("log")
         expect(log).to_contain_text("kokoro speaks")
         empty.post("/v1/audio/speech", json={"model": "kokoro", "input": "Hello", "voice": "any"})
-        expect(log).to_contain_text("asked for /v1/audio/speech")
+        expect(log).to_contain_text("POST /v1/audio/speech")
 
     def test_cancels_a_request(self, empty, open_page):
         page = open_page(empty, "playground/chat")

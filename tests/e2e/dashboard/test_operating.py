@@ -194,7 +194,7 @@ class TestLog:
             empty.post("/v1/audio/speech", json={"model": "kokoro", "input": "Hello", "voice": "any"})
         page = open_page(empty, "models/kokoro/log")
         log = page.get_by_role("log")
-        expect(log).to_contain_text("asked for /v1/audio/speech")
+        expect(log).to_contain_text("POST /v1/audio/speech")
         page.get_by_label("Search the log").fill("/V1/AUDIO")
         expect(log.locator("mark").first).to_have_text("/v1/audio")
         page.get_by_label("Only these").check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import fake_llama, fake_vllm, hf_folder, tiny
+from tests.support import fake_servers, hf_folder, tiny
 from tests.support.daemon import Daemon, fake, wait_until
 
 
@@ -13,14 +13,14 @@ def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("caches")
     llama = {
         "runtime": "llama_server",
-        "binary": str(fake_llama.program(folder)),
+        "binary": str(fake_servers.llama_server(folder)),
         "path": str(tiny.model()),
         "n_ctx": 2048,
         "vram_mib": 100,
     }
     vllm = {
         "runtime": "vllm_serve",
-        "binary": str(fake_vllm.program(folder)),
+        "binary": str(fake_servers.vllm(folder)),
         "path": str(hf_folder.write(folder / "model")),
         "grace_s": 0.5,
     }
@@ -128,7 +128,7 @@ class TestAnswerHeaders:
 
     def test_of_llama(self, daemon):
         told = chat(daemon, "llama", {"X-Cache-Mode": "auto"})
-        assert (told.headers["x-cache-hit"], told.headers["x-cache-tokens-reused"]) == ("true", str(fake_llama.KEPT))
+        assert (told.headers["x-cache-hit"], told.headers["x-cache-tokens-reused"]) == ("true", str(fake_servers.KEPT))
         assert told.headers["x-gpu-time-ms"] == "30"
         assert "x-queue-wait-ms" in told.headers
         assert told.headers.get_list("x-cache-hit") == ["true"]
@@ -168,7 +168,7 @@ class TestAlwaysTold:
         return tuple(answer.headers[name] for name in self.NAMES)
 
     def test_what_the_worker_says(self, runner):
-        assert self.told(chat(runner, "llama")) == ("true", str(fake_llama.KEPT), "30")
+        assert self.told(chat(runner, "llama")) == ("true", str(fake_servers.KEPT), "30")
 
     @pytest.mark.parametrize("model", ["vllm", "other"])
     def test_what_it_does_not_say(self, runner, model):
@@ -196,7 +196,7 @@ class TestFlush:
         pid = daemon.model("slots")["worker"]["pid"]
         told = flush(daemon, scope="model", modelId="slots", verifiedOpToken="e30")
         assert told["flushed"] is True
-        assert told["entriesRemoved"] == fake_llama.SLOTS * fake_llama.KEPT
+        assert told["entriesRemoved"] == fake_servers.SLOTS * fake_servers.KEPT
         assert told["memoryFreedMB"] == 0
         assert of(told, "slots")["done"] == "slots_erased"
         assert daemon.model("slots")["worker"]["pid"] == pid

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fake_llama, tiny
+from tests.support import fake_servers, tiny
 from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.fake_hub import Hub, Repo
 from tests.support.limits import LIMIT_S
@@ -31,7 +31,7 @@ def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("context")
     llama = {
         "runtime": "llama_server",
-        "binary": str(fake_llama.program(folder)),
+        "binary": str(fake_servers.llama_server(folder)),
         "path": str(tiny.model()),
         "n_ctx": 2048,
         "parallel": 2,
@@ -111,7 +111,7 @@ def start(tmp_path, hub):
     def started(**server: object) -> Daemon:
         model = {
             "runtime": "llama_server",
-            "binary": str(fake_llama.program(tmp_path)),
+            "binary": str(fake_servers.llama_server(tmp_path)),
             "source": {"repo": "acme/tiny", "files": ["tiny.gguf"]},
             "n_ctx": 2048,
         }

@@ -12,7 +12,8 @@ import yaml
 
 from tests.e2e.remote.conftest import VARIABLE, remote
 from tests.support.daemon import fake, running, wait_until
-from tests.support.fake_remote import KEY, Authority, StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import KEY, Authority, StandIn
 from tests.support.media_server import MP4, PNG, WAV, MediaServer, Page, data_url
 
 CHAT = "/v1/chat/completions"

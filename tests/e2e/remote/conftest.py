@@ -5,7 +5,8 @@ import os
 import pytest
 
 from tests.support.daemon import Daemon, fake, running
-from tests.support.fake_remote import KEY, MODEL, Authority, StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import KEY, MODEL, Authority, StandIn
 
 VARIABLE = "THEIR_API_KEY"
 CLIENT_KEY = "sk-llmux-client"

@@ -9,7 +9,8 @@ import yaml
 
 from tests.e2e.remote.conftest import remote
 from tests.support.daemon import Daemon, fake, running
-from tests.support.fake_remote import StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import StandIn
 
 KEYS = {name: f"sk-{name}-0123456789" for name in ("boss", "client")}
 CONFIG = "/api/v1/config"

@@ -9,7 +9,8 @@ import threading
 from tests.e2e.remote.conftest import VARIABLE, remote
 from tests.support import shell
 from tests.support.daemon import fake, wait_until
-from tests.support.fake_remote import KEY, MODEL, Reply, StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import KEY, MODEL, Reply, StandIn
 from tests.support.limits import LIMIT_S
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

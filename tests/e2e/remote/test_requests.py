@@ -10,7 +10,8 @@ import pytest
 
 from tests.e2e.remote.conftest import CLIENT_KEY, models_of
 from tests.support.daemon import Daemon, running, wait_until
-from tests.support.fake_remote import AUDIO, KEY, MODEL, Reply, StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import AUDIO, KEY, MODEL, Reply, StandIn
 from tests.support.limits import LIMIT_S
 
 YES = {"allow_remote": True}

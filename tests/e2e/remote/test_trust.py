@@ -13,7 +13,8 @@ import trustme
 
 from tests.e2e.remote.conftest import remote
 from tests.support.daemon import Daemon, running, wait_until
-from tests.support.fake_remote import Reply, StandIn, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import Reply, StandIn
 from tests.support.limits import LIMIT_S
 
 

@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 from tests.support import daemon as daemons
-from tests.support import fake_vllm, hf_folder
+from tests.support import fake_servers, hf_folder
 from tests.support.daemon import wait_until
 
 GONE_S = 20.0
 
 
 def model(folder, **keys):
-    binary = fake_vllm.program(folder / "vllm")
+    binary = fake_servers.vllm(folder / "vllm")
     path = hf_folder.write(folder / "model")
     return {"runtime": "vllm_serve", "path": str(path), "binary": str(binary), "grace_s": 0.5, **keys}
 

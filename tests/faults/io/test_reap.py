@@ -22,8 +22,8 @@ from tests.support.trees import FAKE_WORKER, PYTHON, state, survivors, wait_unti
 REPOSITORY = Path(__file__).parents[3]
 
 
-def small_daemon(instance: str, folder: Path, workers: int, mode: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.support.small_daemon", instance, str(folder), str(workers), mode]
+def restarting(instance: str, folder: Path, workers: int, mode: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.parents", "restart", instance, str(folder), str(workers), mode]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
@@ -51,7 +51,7 @@ class Test01DaemonKilled:
         seed = random.Random(1)
         slowest = 0.0
         for _ in range(times(8, 200)):
-            with small_daemon(instance, tmp_path, 3, "restless") as daemon:
+            with restarting(instance, tmp_path, 3, "restless") as daemon:
                 daemon.stdout.readline()
                 time.sleep(seed.uniform(0.0, 0.4))
                 daemon.kill()
@@ -68,7 +68,7 @@ class Test02DaemonAndShimsKilled:
         """Nobody is left who could clean up."""
         slowest = 0.0
         for _ in range(times(3, 40)):
-            with small_daemon(instance, tmp_path, 3, "steady") as daemon:
+            with restarting(instance, tmp_path, 3, "steady") as daemon:
                 daemon.stdout.readline()
                 started = [json.loads(daemon.stdout.readline()) for _ in range(3)]
                 # Per worker a shim, the leader, its child, and two grandchildren in sessions of their own.
@@ -217,7 +217,7 @@ class TestInstanceLock:
             pass
 
     def test_a_killed_holder_holds_nothing(self, instance, tmp_path):
-        with small_daemon(instance, tmp_path, 1, "steady") as daemon:
+        with restarting(instance, tmp_path, 1, "steady") as daemon:
             daemon.stdout.readline()
             daemon.stdout.readline()
             with pytest.raises(LlmuxError, match=f"pid {daemon.pid}"), instance_lock(tmp_path):

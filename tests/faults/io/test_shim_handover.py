@@ -38,7 +38,7 @@ class Lent:
 
     async def begin(self, *lines: str) -> Lent:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = [sys.executable, "-m", "tests.support.lending_daemon", self.instance, str(self.folder)]
+        program = [sys.executable, "-m", "tests.support.parents", "lend", self.instance, str(self.folder)]
         with theirs:
             self.parent = subprocess.Popen([*program, str(theirs.fileno()), *lines], pass_fds=(theirs.fileno(),))
         channel = FdChannel(ours)

@@ -21,7 +21,8 @@ from supervisor.io.held_body import BodyBudget
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.media import Reference
 from supervisor.proxy.media_loading import MediaLoader
-from tests.support.fake_remote import Authority, serving
+from tests.support.fake_http import serving
+from tests.support.fake_remote import Authority
 from tests.support.limits import LIMIT_S
 from tests.support.media_server import MP4, PNG, PUBLIC, WAV, MediaServer, Page, ScriptedSource
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,17 @@ import yaml
 
 from tests.support import tiny
 from tests.support.chatterbox import runtimes_dir as runtimes_dir  # a fixture
-from tests.support.daemon import REPOSITORY
+from tests.support.daemon import REPOSITORY, fake
 from tests.support.limits import LIMIT_S
 from tests.support.shell import LLMUX, Shell, environment, heed_ctrl_c
 
-PRETENDER = Path(__file__).parents[3] / "support" / "fake_bench_worker.py"
 NOWHERE = "http://127.0.0.1:1"
 
 
-def pretender(*flags: str, **keys: object) -> dict[str, object]:
-    """A model that tests/support/fake_bench_worker.py serves."""
-    cmd = [sys.executable, "-I", "-S", str(PRETENDER), "--port", "${port}", *flags]
-    return {"runtime": "command", "cmd": cmd, "vram_mib": 100, **keys}
+def pretender(*flags: str, quick: float = 0.001, slow: float = 0.03, **keys: object) -> dict[str, object]:
+    """A model that is as fast as its device: so many seconds a chunk, `quick` where it sees a GPU, `slow` where it doesn't."""
+    pace = ("--chunk-delay", str(quick), "--chunk-delay-without-gpu", str(slow))
+    return fake("--bench", *pace, *flags, **keys)
 
 
 class Bench:

@@ -34,7 +34,7 @@ class TestGpu:
     """A GPU and the processor, side by side."""
 
     def test_both_are_tried_and_compared(self, bench, gpus):
-        bench.write({"chat": pretender("--slow", "0.05", env=gpus)})
+        bench.write({"chat": pretender(slow=0.05, env=gpus)})
         found = bench.json("chat", "--tokens", "20", "--rounds", "3")
         gpu, cpu = found["devices"]
         assert (gpu["device"], gpu["kind"], gpu["name"]) == ("gpu1", "cuda", "Idle")  # the roomiest
@@ -46,7 +46,7 @@ class TestGpu:
         assert ratio["met"] is True
 
     def test_a_gpu_that_is_too_slow(self, bench, gpus):
-        bench.write({"chat": pretender("--quick", "0.02", "--slow", "0.02", env=gpus)})
+        bench.write({"chat": pretender(quick=0.02, slow=0.02, env=gpus)})
         done = bench("chat", "--tokens", "10", "--rounds", "3")
         assert done.returncode == ExitCode.DONE
         assert "times as fast as host; wanted: 5 times or more, not met." in done.stdout

@@ -54,7 +54,7 @@ class TestText:
         assert tokens("quick") < tokens("thinker")
 
     def test_the_workers_own_count_of_tokens(self, bench):
-        bench.write({"chat": pretender("--slow", "0.01")})
+        bench.write({"chat": pretender(slow=0.01)})
         (row,) = bench.json("chat", "--tokens", "20", "--rounds", "1")["devices"]
         assert row["rounds"][0]["amount"] == 40
         assert 0 < row["rate"] < 400  # two every 10 ms, or fewer on a busy machine
@@ -107,9 +107,9 @@ class TestReading:
     def test_greedy_and_long(self, bench, tmp_path):
         """temperature 0, top_k 1, and no more than 2048 tokens."""
         asked = tmp_path / "asked.json"
-        bench.write({"eye": pretender("--asked-to", str(asked), "--slow", "0", modalities=["text", "image"])})
+        bench.write({"eye": pretender("--saw-to", str(asked), slow=0, modalities=["text", "image"])})
         bench.json("eye", "--ocr", "--rounds", "1")
-        request = json.loads(asked.read_text())
+        request = json.loads(json.loads(asked.read_text().splitlines()[-1])[1])
         assert (request["temperature"], request["top_k"], request["max_tokens"]) == (0, 1, 2048)
         picture, text = request["messages"][0]["content"]
         assert picture["image_url"]["url"].startswith("data:image/png;base64,")
@@ -158,7 +158,7 @@ class TestSound:
         assert "--prompt" in refused.stderr
 
     def test_speech_of_unknown_length(self, bench):
-        bench.write({"voice": pretender("--slow", "0.01", type="tts")})
+        bench.write({"voice": pretender(slow=0.01, type="tts")})
         found = bench.json("voice", "--rounds", "1")
         (row,) = found["devices"]
         assert found["unit"] == "x real time"

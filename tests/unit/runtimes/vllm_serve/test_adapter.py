@@ -21,7 +21,7 @@ from runtimes.base import (
 from runtimes.model_config import ModelConfig
 from runtimes.vllm_serve.adapter import VllmServeAdapter
 from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
-from tests.support import fake_vllm, hf_folder
+from tests.support import fake_servers, hf_folder
 
 ADAPTER = VllmServeAdapter()
 HOST = DeviceAssignment("host", device_kind.HOST)
@@ -36,7 +36,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def binary(tmp_path) -> Path:
-    return fake_vllm.program(tmp_path / "env" / "bin")
+    return fake_servers.vllm(tmp_path / "env" / "bin")
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ class TestProgram:
     """The configured binary, else the runtime's own environment, else the one on PATH."""
 
     def test_in_that_order(self, config, tmp_path, monkeypatch):
-        on_path = fake_vllm.program(tmp_path / "path")
-        own = fake_vllm.program(tmp_path / "runtimes" / "vllm_serve" / "bin")
+        on_path = fake_servers.vllm(tmp_path / "path")
+        own = fake_servers.vllm(tmp_path / "runtimes" / "vllm_serve" / "bin")
         monkeypatch.setenv("PATH", str(on_path.parent))
 
         def found(runtimes_dir, **keys):
