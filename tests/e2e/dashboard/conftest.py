@@ -57,10 +57,12 @@ def visit(page: Page, path: str) -> None:
     page.evaluate("path => (location.hash = `#/${path}`)", path)
 
 
-def fits(page: Page, *, width: int) -> bool:
-    """Nothing has to be scrolled sideways, at this width."""
-    page.set_viewport_size({"width": width, "height": 860})
-    return page.evaluate("document.documentElement.scrollWidth") <= width
+def wait_fit(page: Page, *widths: int) -> None:
+    """Until nothing has to be scrolled sideways, at each width; charts follow the page's width a moment later."""
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": 860})
+        fits = "document.documentElement.scrollWidth <= innerWidth"
+        wait_until(lambda: page.evaluate(fits), what=f"{page.url} fits {width} pixels")
 
 
 @pytest.fixture(scope="package")  # not longer: its event loop is in the way of tests with loops of their own

@@ -8,7 +8,7 @@ from functools import partial
 
 from playwright.sync_api import Request, Route, expect
 
-from tests.e2e.dashboard.conftest import fits, row, segment, visit
+from tests.e2e.dashboard.conftest import row, segment, visit, wait_fit
 from tests.support.daemon import Daemon, wait_until
 
 PIXEL = bytes.fromhex(
@@ -51,6 +51,8 @@ def refuse(route: Route, *, is_cold: bool) -> None:
 
 
 class TestOperator:
+    """What a day brings: loads, answers, mistakes, evictions, by mouse and by keyboard, on a phone, too."""
+
     def test_loads_sees_the_bar_grow_chats_unloads_and_reads_why(self, empty, open_page):
         page = open_page(empty)
         bar = page.locator(".bar").first
@@ -193,7 +195,7 @@ class TestOperator:
                 "dialog .tabs" if path.startswith("models/") else f'nav [aria-current][href="#/{path.split("/")[0]}"]'
             ).wait_for()
             page.locator("main .panel").first.wait_for()
-            assert fits(page, width=360), path
+            wait_fit(page, 360)
 
 
 class TestPlayground:
@@ -270,6 +272,8 @@ class TestConnect:
 
 
 class TestTrouble:
+    """The page goes on without events, and after the daemon was away."""
+
     def test_asks_again_and_again_where_there_are_no_events(self, empty, open_page):
         def absent(route):
             body = {"error": {"message": "There is nothing here.", "code": "not_found"}}

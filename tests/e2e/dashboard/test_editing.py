@@ -6,7 +6,7 @@ import pytest
 import yaml
 from playwright.sync_api import Page, Route, expect
 
-from tests.e2e.dashboard.conftest import emptied, fits, row, visit
+from tests.e2e.dashboard.conftest import emptied, row, visit, wait_fit
 from tests.support import tiny
 from tests.support.daemon import Daemon, fake, gguf, running, wait_until
 from tests.support.fake_hub import Hub, Repo
@@ -76,15 +76,13 @@ class TestSettings:
         dialog.get_by_label("Further names").fill("gpt-4, helper")
         dialog.get_by_text("What is written").click()
         expect(dialog.locator(".diff")).to_contain_text("n_ctx: 4096")
-        assert fits(page, width=1280)
-        assert fits(page, width=390)
+        wait_fit(page, 1280, 390)
         save.click()
         expect(page.locator(".notice")).to_contain_text("chat is saved.")
         assert entry(home, "chat")["n_ctx"] == 4096
         assert home.config_path.read_text().startswith("# mine\n")
         expect(row(page, "chat")).to_contain_text("gpt-4, helper")
-        assert fits(page, width=390)
-        assert fits(page, width=1280)
+        wait_fit(page, 390, 1280)
         expect(page.get_by_role("group", name="Set")).to_have_count(0)  # there are none
 
     def test_once_leaves_the_file_alone_and_says_who_would_go(self, home, open_page):
@@ -143,7 +141,7 @@ class TestModels:
             }
             hub.repos["acme/Tiny-Chat-GGUF"] = Repo(files, large=frozenset(files))
             config = {
-                "devices": [{"kind": "host", "budget_mib": 100, "margin_mib": 0}],
+                "devices": [{"kind": "host", "budget_mib": 150, "margin_mib": 0}],
                 "models": {"worker": fake()},
                 "server": {"models_dir": str(tmp_path / "models")},
             }
@@ -156,14 +154,13 @@ class TestModels:
                 page.keyboard.press("Enter")
                 expect(dialog.get_by_role("radio", name="Q4_K_M")).to_be_checked()
                 expect(dialog.get_by_role("radio", name="BF16")).to_be_disabled()
-                assert fits(page, width=390)
+                wait_fit(page, 390)
                 dialog.get_by_role("radio", name="Q8_0").check()
                 dialog.get_by_label("Name for clients").fill("mine")
                 dialog.get_by_role("button", name="Add", exact=True).click()
                 dialog.get_by_role("button", name="Load mine").click()
                 expect(row(page, "mine")).to_contain_text("ready")
-                assert fits(page, width=390)
-                assert fits(page, width=1280)
+                wait_fit(page, 390, 1280)
                 assert daemon.chat("mine").json()["choices"][0]["message"]["content"] == tiny.ANSWER
                 visit(page, "models/mine/settings")
                 page.get_by_role("button", name="Take out…").click()
@@ -207,8 +204,7 @@ class TestText:
         expect(area).to_have_value(before)
         page.get_by_role("button", name="Save").click()
         wait_until(lambda: home.config_path.read_text() == before)
-        assert fits(page, width=390)
-        assert fits(page, width=1280)
+        wait_fit(page, 390, 1280)
 
     def test_a_draft_survives_another_page_and_somebody_else(self, home, open_page):
         page = opened(open_page, home, "configuration")

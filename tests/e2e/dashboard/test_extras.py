@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.dashboard.conftest import emptied, fits, row
+from tests.e2e.dashboard.conftest import emptied, row, wait_fit
 from tests.support.daemon import fake, running
 
 SLOW = ["--start-delay", "120", "--log-text", "Loading shards:  40%|####      | 2/5"]
@@ -59,8 +59,8 @@ class TestTasks:
 
 
 class TestLoads:
-    """What is being loaded, how far it is, and what came of the last ones. Replicas are told in the one row of their model, in
-    the memory and in the decisions.
+    """What is being loaded, how far it is, and what came of the last ones; replicas are told in one row, in the memory and in
+    the decisions.
     """
 
     def test_are_followed_and_cancelled_and_replicas_are_one_model(self, extras, open_page):
@@ -106,8 +106,7 @@ class TestSets:
             for name, label in [("documents", "documents"), (None, "As configured")]:
                 assert client.put("/v1/admin/sets", json={"active": name}).status_code == 200
                 expect(choice.get_by_role("radio", name=label)).to_be_checked()
-        assert fits(page, width=390)
-        assert fits(page, width=1280)
+        wait_fit(page, 390, 1280)
 
 
 class TestUsage:
@@ -124,8 +123,7 @@ class TestUsage:
         expect(rows.nth(1).locator("td").nth(1)).to_have_text(str(before + 3))
         page.get_by_label("By model").check()
         expect(rows).to_have_count(3)
-        assert fits(page, width=390)
-        assert fits(page, width=1280)
+        wait_fit(page, 390, 1280)
         with page.expect_download() as download:
             page.get_by_role("button", name="Download as CSV").click()
         lines = download.value.path().read_text().splitlines()

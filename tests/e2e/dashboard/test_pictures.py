@@ -30,9 +30,11 @@ def test_what_there_is_so_far_is_shown_until_the_picture_is(painting, open_page)
     partial = page.get_by_alt_text("What there is so far")
     expect(partial).to_have_count(1, timeout=60_000)
     assert partial.evaluate("picture => picture.decode().then(() => picture.naturalWidth)") == 64
-    made = page.locator(".pictures a img")
-    expect(made).to_have_count(1, timeout=60_000)
-    assert made.evaluate("picture => picture.naturalWidth") == 64
     page.get_by_role("button", name="Stop").click()
     expect(partial).to_have_count(0)
     wait_until(lambda: painting.model("painter")["in_flight"] == 0, what="the model is free")
+    page.get_by_label("Number").fill("1")
+    page.get_by_role("button", name="Make").click()
+    pictures = page.locator(".pictures img:not(.partial)")
+    expect(pictures).to_have_count(1, timeout=60_000)
+    assert pictures.evaluate("picture => picture.naturalWidth") == 64

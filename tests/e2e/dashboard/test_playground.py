@@ -7,7 +7,7 @@ import base64
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.dashboard.conftest import fits
+from tests.e2e.dashboard.conftest import wait_fit
 from tests.e2e.runtimes.test_embeddings import cross_encoder
 from tests.support import environments, seeing, tiny
 from tests.support.daemon import gguf, running, wait_until
@@ -43,8 +43,7 @@ class TestTools:
         page.get_by_role("button", name="Go on").click()
         expect(page.locator(".turn.assistant").last).to_contain_text(tiny.ANSWER)
         expect(page.locator(".turn.user").last).to_contain_text("Sunny, 21 degrees")
-        assert fits(page, width=390)
-        assert fits(page, width=1280)
+        wait_fit(page, 390, 1280)
 
 
 class TestRerank:
