@@ -116,7 +116,8 @@ class TestUsage:
         before = sum(row["requests"] for row in extras.get("/v1/admin/usage").json()["data"])
         for model in ("first", "second", "second"):
             extras.chat(model, text="What is kept?")
-        page = open_page(extras, "usage", width=390)
+        page = open_page(extras, width=390)
+        page.get_by_role("link", name="Usage").click()
         rows = page.locator(".usage-table tbody tr")
         expect(rows).to_have_count(2)  # the total, and the one key
         expect(rows.nth(1)).to_contain_text("(no key)")

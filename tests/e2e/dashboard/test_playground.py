@@ -59,7 +59,9 @@ class TestRerank:
         body = {"model": "reranker", "query": "what is a cat", "documents": documents}
         results = site.post("/v1/rerank", json=body).json()["results"]
         wanted = [f"{one['relevance_score']:.3f} {documents[one['index']]}" for one in results]
-        expect(page.get_by_role("list", name="Ranked documents").get_by_role("listitem")).to_have_text(wanted)
+        expect(page.get_by_role("list", name="Ranked documents").get_by_role("listitem")).to_have_text(
+            wanted, timeout=120_000
+        )
 
 
 class TestPictures:
@@ -76,7 +78,7 @@ class TestPictures:
         page.get_by_label("Pictures").set_input_files(files)
         page.get_by_role("button", name="Compare").click()
         rows = page.locator(".similarity tbody tr")
-        expect(rows).to_have_count(3)
+        expect(rows).to_have_count(3, timeout=120_000)  # its worker imports torch first
         expect(rows.nth(1).get_by_role("img", name="Picture 1")).to_be_visible()
         vectors = [
             one["embedding"]
