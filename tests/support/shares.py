@@ -2,7 +2,8 @@
 
 A file is run by one process, from its first test to its last, so that what its tests share is made once. Files that cost
 most begin first, by what tests/costs.json says of the last `make costs`; otherwise a long one would be left for the end,
-with nothing to run beside it. Files in `TOGETHER` share what takes long to start, or the one GPU, and so one process.
+with nothing to run beside it. Files in `TOGETHER` share what takes long to start, as a browser, or the one GPU, and so one
+process.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ import pytest
 
 COSTS = Path(__file__).parents[1] / "costs.json"
 TOGETHER = {
-    f"tests/e2e/runtimes/transcription/test_{name}.py": "tests/e2e/runtimes/transcription"
-    for name in ("answers", "files", "turns")
-} | {f"tests/gpu/test_{name}.py": "tests/gpu" for name in ("exllamav3", "nvml", "runtimes")}
+    f"{folder}/test_{name}.py": folder
+    for folder, names in {
+        "tests/e2e/runtimes/transcription": ("answers", "files", "turns"),
+        "tests/e2e/dashboard": ("access", "dashboard", "editing", "extras", "operating", "pictures", "playground"),
+        "tests/gpu": ("exllamav3", "nvml", "runtimes"),
+    }.items()
+    for name in names
+}
 MOST = 8  # of processes: some tests start workers that take gigabytes
 
 

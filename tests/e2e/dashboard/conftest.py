@@ -11,7 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect, sync_playwright
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Page, WebError, expect, sync_playwright
 
 from tests.support import tiny
 from tests.support.daemon import Daemon, fake, gguf, running, wait_until
@@ -25,6 +26,8 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-site-isolation-trials",
+    "--renderer-process-limit=1",
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
 ]
@@ -46,17 +49,34 @@ def media(kind: str, mib: int, take_mib: int) -> dict[str, object]:
     return fake("--media", "--take-mib", str(take_mib), "--log-text", "${model} speaks", type=kind, vram_mib=mib)
 
 
-@pytest.fixture(scope="module")  # not longer: its event loop is in the way of tests with loops of their own
-def browser() -> Iterator[Browser]:
+def visit(page: Page, path: str) -> None:
+    """Another page of the dashboard, without loading anew."""
+    page.evaluate("path => (location.hash = `#/${path}`)", path)
+
+
+def wait_fit(page: Page, *widths: int) -> None:
+    """Until nothing has to be scrolled sideways, at each width; charts follow the page's width a moment later."""
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": 860})
+        fits = "document.documentElement.scrollWidth <= innerWidth"
+        wait_until(lambda: page.evaluate(fits), what=f"{page.url} fits {width} pixels")
+
+
+@pytest.fixture(scope="package")  # not longer: its event loop is in the way of tests with loops of their own
+def profile() -> Iterator[BrowserContext]:
+    """One browser with one tab that stays: a new one costs twice as much as another page in it."""
     if CHROMIUM is None:
         pytest.skip("needs chromium (on Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        context = browser.new_context(reduced_motion="reduce", permissions=["microphone", "clipboard-read"])
+        context.set_default_timeout(PATIENCE_MS)
+        context.new_page()
+        yield context
+        browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """No keys; a bit of everything on one device, on which `large` and the rest don't fit together."""
     config = {
@@ -80,17 +100,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
+def emptied(daemon: Daemon, key: str | None = None) -> Daemon:
+    """With nothing loaded."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with daemon.client(headers=headers) as client:
+        for view in client.get("/v1/admin/models").json()["data"]:
+            if view["worker"]:
+                client.post(f"/v1/admin/models/{view['name']}/unload", params={"force": "true"})
+        wait_until(lambda: not client.get("/health").json()["models_loaded"])
+    return daemon
+
+
 @pytest.fixture
 def empty(site: Daemon) -> Daemon:
     """The shared daemon with nothing loaded."""
-    for view in site.get("/v1/admin/models").json()["data"]:
-        if view["worker"]:
-            site.post(f"/v1/admin/models/{view['name']}/unload", params={"force": "true"})
-    wait_until(lambda: not site.get("/health").json()["models_loaded"])
-    return site
+    return emptied(site)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("locked")
     (folder / "api_keys.yaml").write_text(f"- {{name: me, key: {KEY}, scopes: [admin, inference]}}\n")
@@ -99,22 +126,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A hundred models of several types, the first twelve of them loaded. The memory of two can't be right."""
-    types = ["llm", "llm", "tts", "asr", "embedding"]
-    models = {f"model-{n}": fake(vram_mib=60, type=types[n % 5]) for n in range(100)}
-    models |= {"model-98": fake(vram_mib=5000), "model-99": gguf(tiny.model(name="tiny-chat"), vram_mib=4)}
-    limits = {"loads_per_device": 12}
-    with running(tmp_path_factory.mktemp("crowd"), {"models": models, "limits": limits}) as daemon:
-        for n in range(12):
-            daemon.post("/models/load", json={"model": f"model-{n}"}).raise_for_status()
-        wait_until(lambda: len(daemon.get("/health").json()["models_loaded"]) == 12)
-        yield daemon
-
-
 class Clients:
-    """Chat requests in threads, and what became of them."""
+    """Chat requests in threads."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -134,13 +147,16 @@ class Clients:
         except httpx.RemoteProtocolError as error:
             self.ends.append(f"cut: {error}")
 
-    def join(self) -> None:
-        """Cancel what is left, and wait."""
+    def join(self) -> list[str]:
+        """Cancel what is left, wait, and tell what became of them."""
         with self._daemon.client() as client:
             for request in client.get("/v1/admin/requests").json()["data"]:
                 client.delete(f"/v1/admin/requests/{request['id']}")
         for thread in self.threads:
             thread.join()
+        ends = self.ends
+        self.threads, self.ends = [], []
+        return ends
 
 
 @pytest.fixture
@@ -155,53 +171,62 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens the dashboard in a profile of its own: `open_page(daemon, "playground/chat", width=360)`."""
-    contexts = []
+def open_page(profile: BrowserContext) -> Iterator[Open]:
+    """Opens the dashboard, with nothing stored: `open_page(daemon, "playground/chat", width=360)`."""
     complaints: list[str] = []
+    kept = profile.pages[0]
+    tabs = [kept]
 
-    def note(text: str) -> None:
-        if not text.startswith("Failed to load resource"):  # the API's errors, which the page shows itself
-            complaints.append(text)
+    def note(message: ConsoleMessage) -> None:
+        is_of_api = message.text.startswith("Failed to load resource") and "/ui/" not in message.location["url"]
+        if message.type == "error" and not is_of_api:  # the API's errors are shown by the page itself
+            complaints.append(f"{message.text} {message.location['url']}")
 
-    def missing(url: str) -> None:
-        if "/ui/" in url:
-            complaints.append(f"not served: {url}")
+    def fail(error: WebError) -> None:
+        complaints.append(f"exception: {error.error}")
 
     def go(
-        daemon: Daemon,
-        path: str = "",
-        *,
-        width: int = 1280,
-        height: int = 860,
-        theme: str = "light",
-        routes=(),
-        forced_colors: str = "none",
+        daemon: Daemon, path: str = "", *, width: int = 1280, height: int = 860, theme: str = "light", routes=()
     ) -> Page:
-        size: ViewportSize = {"width": width, "height": height}
-        context = browser.new_context(
-            viewport=size,
-            color_scheme=theme,
-            forced_colors=forced_colors,
-            reduced_motion="reduce",
-            permissions=["microphone", "clipboard-read"],
-        )
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE_MS)
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(f"exception: {error}"))
-        page.on("console", lambda message: note(message.text) if message.type == "error" else None)
-        page.on("response", lambda answer: missing(answer.url) if answer.status >= 400 else None)
+        page = tabs.pop() if tabs else profile.new_page()
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=theme, forced_colors="none")
         for pattern, answer in routes:
             page.route(pattern, answer)
         page.goto(f"{daemon.url}/ui/#/{path}")
         page.locator(".link:not(.connecting), dialog[open]").first.wait_for()
         return page
 
+    profile.on("console", note)
+    profile.on("weberror", fail)
     yield go
-    for context in contexts:
-        context.close()
+    for page in profile.pages:
+        page.unroute_all()
+        if page.url.startswith("http"):
+            page.evaluate("localStorage.clear(), sessionStorage.clear()")
+        page.mouse.move(0, 0)
+        page.goto("about:blank") if page is kept else page.close()
+    profile.remove_listener("console", note)
+    profile.remove_listener("weberror", fail)
     assert complaints == []
+
+
+AXE = "options => axe.run(options).then(({ violations, incomplete }) => ({ violations, incomplete }))"
+RULES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
+"""What axe-core looks at: a theme changes nothing but the colours."""
+
+
+def violations(page: Page, where: str) -> list[str]:
+    """What axe-core is sure of in either theme, and names where none may be, of which it is never sure."""
+    found = []
+    if page.evaluate("!window.axe"):
+        page.evaluate(AXE_SCRIPT)
+    for theme, rules in RULES.items():
+        page.emulate_media(color_scheme=theme)
+        told = page.evaluate(AXE, {"resultTypes": ["violations", "incomplete"], **rules})
+        wrong = told["violations"] + [each for each in told["incomplete"] if each["id"] == "aria-prohibited-attr"]
+        found += [f"{where}, {theme}: {each['id']}: {node['html'][:120]}" for each in wrong for node in each["nodes"]]
+    return found
 
 
 @pytest.fixture

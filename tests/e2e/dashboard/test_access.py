@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.e2e.dashboard.conftest import KEY, row, segment
-from tests.support.daemon import Daemon
+from tests.e2e.dashboard.conftest import KEY, emptied, row, segment, violations, visit
+from tests.support.daemon import Daemon, wait_until
 
 PAGES = [
     "",
@@ -27,21 +26,6 @@ PAGES = [
 ]
 
 
-RULES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
-"""What axe-core looks at: a theme changes nothing but the colours."""
-
-
-def violations(page: Page, where: str) -> list[str]:
-    """What axe-core is sure of in either theme, and names where none may be, of which it is never sure."""
-    found = []
-    for theme, rules in RULES.items():
-        page.emulate_media(color_scheme=theme)
-        told = Axe().run(page, options=rules).response
-        wrong = told["violations"] + [each for each in told["incomplete"] if each["id"] == "aria-prohibited-attr"]
-        found += [f"{where}, {theme}: {each['id']}: {node['html'][:120]}" for each in wrong for node in each["nodes"]]
-    return found
-
-
 @pytest.fixture
 def used(empty: Daemon) -> Daemon:
     """Something of everything: loaded, failed, decided, and requests that ended well or not."""
@@ -57,10 +41,10 @@ class TestAxe:
     def test_on_any_page(self, used, clients, locked, open_page):
         page, found = open_page(used), []
         for path in PAGES:
-            page.evaluate("path => (location.hash = `#/${path}`)", path)
+            visit(page, path)
             page.locator("dialog .tabs" if path.startswith("models/") else "main .panel").first.wait_for()
             found += violations(page, path)
-        page.evaluate("location.hash = '#/requests'")
+        page.get_by_role("link", name="Requests", exact=True).click()
         page.locator(".ended-table").get_by_role("link", name="assistant").first.click()
         page.get_by_role("dialog").get_by_text("Try it again").wait_for()
         found += violations(page, "a request")
@@ -70,37 +54,32 @@ class TestAxe:
         page.get_by_role("dialog", name="Keyboard shortcuts").wait_for()
         found += violations(page, "help")
         page.keyboard.press("Escape")
-        page.evaluate("location.hash = '#/playground/embeddings'")
+        visit(page, "playground/embeddings")
         page.get_by_role("button", name="Compare").click()
         page.locator(".similarity").wait_for()
         found += violations(page, "compared")
-        page.evaluate("location.hash = '#/models/single/why'")
+        visit(page, "models/single/why")
         clients.begin("single", 5)
         page.get_by_role("dialog").get_by_role("button", name="Unload").click()
         page.get_by_role("dialog", name="Unload single").wait_for()
         found += violations(page, "a question over a drawer")
         page.keyboard.press("Escape")
-        page.evaluate("location.hash = '#/'")
+        visit(page, "")
         page.get_by_role("button", name="4 queued for single").first.click()
         found += violations(page, "unfolded")
         page.get_by_role("button", name="Cancel all 4").click()
         page.get_by_role("dialog", name="Cancel 4 requests").wait_for()
         found += violations(page, "another question")
-        asked = open_page(locked)
-        asked.get_by_role("dialog", name="API key").wait_for()
-        found += violations(asked, "key")
+        page.goto(f"{locked.url}/ui/")
+        page.get_by_role("dialog", name="API key").wait_for()
+        found += violations(page, "key")
         assert found == []
 
-    def test_with_many_models_and_warnings(self, crowd, open_page):
-        page = open_page(crowd)
-        page.get_by_role("list", name="Memory warnings").wait_for()
-        assert violations(page, "many") == []
 
+class TestUse:
+    """A keyboard reaches everything, and comes back to where it was; what colours say is seen in high contrast."""
 
-class TestFocus:
-    """A keyboard reaches everything, and comes back to where it was."""
-
-    def test_returns_when_a_drawer_closes(self, used, open_page):
+    def test_by_keyboard_and_in_high_contrast(self, used, open_page):
         page = open_page(used, "decisions")
         link = page.locator(".decisions").get_by_role("link", name="kokoro").first
         link.focus()
@@ -112,73 +91,88 @@ class TestFocus:
         expect(page.get_by_role("dialog")).to_have_count(0)
         expect(link).to_be_focused()
 
-    def test_every_model_is_a_stop_of_the_tabulator(self, used, open_page):
-        page = open_page(used)
+        visit(page, "")
         rows = page.locator("tr[data-model]")
         rows.first.wait_for()
         reachable = "rows => rows.filter(row => row.querySelector('th a').tabIndex === 0).length"
         assert rows.evaluate_all(reachable) == rows.count() == len(used.config["models"])
-
-    def test_stays_with_a_row_that_moves(self, empty, open_page):
-        page = open_page(empty)
-        link = row(page, "whisper").get_by_role("link")
-        link.focus()
-        page.keyboard.press("l")
-        expect(row(page, "whisper")).to_contain_text("ready")
-        assert page.locator("tr[data-model]").first.get_attribute("data-model") == "whisper"
-        expect(link).to_be_focused()
-
-
-class TestKeyDialog:
-    """Without a key nothing works, so the question for it can't be lost."""
-
-    def test_escape_does_not_lose_it(self, locked, open_page):
-        page = open_page(locked)
-        prompt = page.get_by_role("dialog", name="API key")
-        for _ in range(3):  # a browser lets a page refuse the first one only
-            page.keyboard.press("Escape")
-        prompt.get_by_label("Key", exact=True).fill(KEY)
-        page.keyboard.press("Enter")
-        expect(row(page, "plain")).to_be_visible()
-        expect(page.get_by_role("main")).to_be_focused()
-
-    @pytest.mark.parametrize("odd", ["ключ-от-админа", "sk-llmux-“quoted”", "sk llmux"])
-    def test_says_what_is_wrong_with_a_key_that_can_not_be_sent(self, locked, open_page, odd):
-        page = open_page(locked)
-        prompt = page.get_by_role("dialog", name="API key")
-        prompt.get_by_label("Key", exact=True).fill(odd)
-        page.keyboard.press("Enter")
-        letter = next(letter for letter in odd if not "!" <= letter <= "~")
-        expect(prompt.get_by_role("alert")).to_contain_text(f"No key has the character “{letter}”")
-        prompt.get_by_label("Key", exact=True).fill(KEY)
-        page.keyboard.press("Enter")
-        expect(row(page, "plain")).to_be_visible()
-
-
-class TestColours:
-    """What colours say can be told apart."""
-
-    def test_memory_is_seen_in_high_contrast(self, used, open_page):
-        page = open_page(used, forced_colors="active")
+        page.emulate_media(forced_colors="active")
         segment(page, "kokoro").wait_for()
         seen = page.evaluate(
             """() => ['.segment[data-model]', '.segment[data-model] i', '.bar']
                 .map(place => getComputedStyle(document.querySelector(place)).backgroundColor)"""
         )
         assert len(set(seen)) == 3, seen
+        page.emulate_media(forced_colors="none")
 
-    def test_no_two_loaded_models_look_alike(self, crowd, open_page):
-        """Also once others were unloaded, which keep their colours in the charts."""
-        page = open_page(crowd)
-        segments = page.locator(".segment[data-model]")
-        colours = "parts => new Set(parts.map(part => getComputedStyle(part.querySelector('i')).backgroundColor)).size"
-        expect(segments).to_have_count(12)
-        assert segments.evaluate_all(colours) == 12
-        expect(page.locator(".chart.whole figcaption")).to_contain_text("model-0")
-        for n in range(12):
-            crowd.post(f"/v1/admin/models/model-{n}/unload").raise_for_status()
-            crowd.post(f"/v1/admin/models/model-{n + 12}/load").raise_for_status()
-        for n in range(12, 24):
-            segment(page, f"model-{n}").wait_for()
-        expect(segments).to_have_count(12)
-        assert segments.evaluate_all(colours) == 12
+        emptied(used)
+        expect(page.locator(".segment[data-model]")).to_have_count(0)
+        link = row(page, "whisper").get_by_role("link")
+        link.focus()
+        page.keyboard.press("l")
+        expect(row(page, "whisper")).to_contain_text("ready")
+        assert rows.first.get_attribute("data-model") == "whisper"
+        expect(link).to_be_focused()
+
+
+WRONG = "sk-llmux-not-this-one-0123456789"
+ASK_LATE = """async () => {
+    const load = (name) => import(new URL(`js/${name}.js`, document.baseURI));
+    const [{ get }, { state }] = await Promise.all([load("api"), load("state")]);
+    get("/v1/admin/models?late").catch((error) => (window.late = [error.status, state.link]));
+}"""
+
+
+class TestKey:
+    """Where keys are configured nothing works without one: the page asks for it, once, and the question can't be lost."""
+
+    def test_is_asked_for_once(self, locked, open_page):
+        page = open_page(locked)
+        prompt = page.get_by_role("dialog", name="API key")
+
+        def enter(key: str, remember: bool = False) -> None:
+            prompt.get_by_label("Key", exact=True).fill(key)
+            prompt.get_by_label("Remember").set_checked(remember)
+            page.keyboard.press("Enter")
+
+        for _ in range(3):  # a browser lets a page refuse the first one only
+            page.keyboard.press("Escape")
+        for odd in ["ключ-от-админа", "sk-llmux-“quoted”", "sk llmux"]:
+            enter(odd)
+            letter = next(letter for letter in odd if not "!" <= letter <= "~")
+            expect(prompt.get_by_role("alert")).to_contain_text(f"No key has the character “{letter}”")
+        enter(WRONG)
+        expect(prompt.get_by_role("alert")).to_contain_text("not known")
+        for remember, kept in [(False, [None, KEY]), (True, [KEY, None])]:
+            enter(KEY, remember)
+            expect(prompt).to_have_count(0)
+            expect(row(page, "plain")).to_be_visible()
+            expect(page.get_by_role("main")).to_be_focused()
+            stored = "[localStorage, sessionStorage].map(store => store.getItem('llmux.key'))"
+            assert page.evaluate(stored) == kept
+            page.reload()
+            expect(row(page, "plain")).to_be_visible()
+            expect(prompt).to_have_count(0)
+            page.get_by_role("link", name="Connect").click()
+            expect(page.get_by_label("curl", exact=True)).not_to_contain_text(KEY)
+            page.get_by_role("button", name="Forget the key").click()
+            expect(prompt).to_be_visible()
+            visit(page, "")
+
+    def test_a_late_refusal_of_the_last_one_asks_for_none(self, locked, open_page):
+        page = open_page(locked)
+        prompt = page.get_by_role("dialog", name="API key")
+        prompt.get_by_label("Key", exact=True).fill(WRONG)
+        page.keyboard.press("Enter")
+        expect(prompt.get_by_role("alert")).to_contain_text("not known")
+        asked = []
+        page.route("**/v1/admin/models?late", lambda route: asked.append(route))  # it wants a function in Python
+        with page.expect_request("**/v1/admin/models?late"):
+            page.evaluate(ASK_LATE)
+        prompt.get_by_label("Key", exact=True).fill(KEY)
+        prompt.get_by_role("button", name="Continue").click()
+        expect(row(page, "plain")).to_be_visible()
+        wait_until(lambda: page.evaluate("true") and asked)
+        asked[0].continue_()
+        wait_until(lambda: page.evaluate("window.late") is not None)
+        assert page.evaluate("window.late") == [401, "live"]

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import re
+from functools import partial
 
-import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Request, Route, expect
 
-from tests.e2e.dashboard.conftest import KEY, row, segment
-from tests.support.daemon import wait_until
+from tests.e2e.dashboard.conftest import row, segment, visit, wait_fit
+from tests.support.daemon import Daemon, wait_until
 
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154"
     "78da6360f8cf00000301010018dd8db00000000049454e44ae426082"
 )
 
-ASK_LATE = """async () => {
-    const load = (name) => import(new URL(`js/${name}.js`, document.baseURI));
-    const [{ get }, { state }] = await Promise.all([load("api"), load("state")]);
-    get("/v1/admin/models?late").catch((error) => (window.late = [error.status, state.link]));
+
+NOTE_TEXTS = """() => {
+    window.drawn = [];
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+        window.drawn.push(text);
+        draw.call(this, text, ...rest);
+    };
 }"""
 
 
+def sampled(daemon: Daemon, model: str) -> None:
+    def is_there() -> bool:
+        series = daemon.get("/v1/admin/history").json()["series"].get(f"worker_memory_mib:host/{model}", [None])
+        return series[-1] is not None
+
+    wait_until(is_there, what=f"the memory of {model} is in the history")
+
+
+def is_of_no_stream(request: Request) -> bool:
+    return request.url.endswith("/v1/images/generations") and not request.post_data_json.get("stream")
+
+
+def refuse(route: Route, *, is_cold: bool) -> None:
+    """Streams. What is refused while a model loads comes in the stream that has begun."""
+    error = json.dumps({"error": {"message": "No streams.", "type": "invalid_request_error", "code": "unsupported"}})
+    if is_of_no_stream(route.request):
+        route.continue_()
+    elif is_cold:
+        route.fulfill(content_type="text/event-stream", body=f": waiting\n\ndata: {error}\n\n")
+    else:
+        route.fulfill(status=400, content_type="application/json", body=error)
+
+
 class TestOperator:
+    """What a day brings: loads, answers, mistakes, evictions, by mouse and by keyboard, on a phone, too."""
+
     def test_loads_sees_the_bar_grow_chats_unloads_and_reads_why(self, empty, open_page):
         page = open_page(empty)
         bar = page.locator(".bar").first
@@ -53,18 +83,7 @@ class TestOperator:
         reason = empty.decisions("tiny-chat")[-1]["reason"]
         expect(page.locator(".decisions")).to_contain_text(reason)
 
-    def test_sees_the_reason_of_an_eviction(self, empty, open_page):
-        empty.post("/v1/admin/models/qwen-small/load")
-        page = open_page(empty)
-        expect(row(page, "qwen-small")).to_contain_text("ready")
-        assert empty.chat("qwen-large").status_code == 200
-        expect(row(page, "qwen-small")).to_contain_text("stopped")
-        why = page.locator(".decisions li").filter(has_text="evicted")
-        expect(why.first).to_contain_text("qwen-small")
-        large, bar = segment(page, "qwen-large"), page.locator(".bar").bounding_box()
-        wait_until(lambda: (large.bounding_box() or {"width": 0})["width"] > 0.8 * bar["width"])
-
-    def test_reads_why_a_load_failed(self, empty, open_page):
+    def test_reads_why_a_load_failed_and_a_model_went(self, empty, open_page):
         page = open_page(empty)
         row(page, "broken").get_by_role("button", name="Load").click()
         expect(row(page, "broken")).to_contain_text("out of memory")
@@ -73,27 +92,30 @@ class TestOperator:
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
 
-    def test_follows_a_log(self, empty, open_page):
-        empty.post("/v1/admin/models/kokoro/load")
-        page = open_page(empty, "models/kokoro/log")
-        log = page.get_by_role("log")
-        expect(log).to_contain_text("kokoro speaks")
-        empty.post("/v1/audio/speech", json={"model": "kokoro", "input": "Hello", "voice": "any"})
-        expect(log).to_contain_text("POST /v1/audio/speech")
+        empty.post("/v1/admin/models/qwen-small/load")
+        expect(row(page, "qwen-small")).to_contain_text("ready")
+        sampled(empty, "qwen-small")
+        assert empty.chat("qwen-large").status_code == 200
+        expect(row(page, "qwen-small")).to_contain_text("stopped")
+        why = page.locator(".decisions li").filter(has_text="evicted")
+        expect(why.first).to_contain_text("qwen-small")
+        large, bar = segment(page, "qwen-large"), page.locator(".bar").bounding_box()
+        wait_until(lambda: (large.bounding_box() or {"width": 0})["width"] > 0.8 * bar["width"])
 
-    def test_cancels_a_request(self, empty, open_page):
-        page = open_page(empty, "playground/chat")
-        page.get_by_role("combobox", name="Model").select_option("slow")
-        page.get_by_label("Message").fill("Take your time")
+        sampled(empty, "qwen-large")
+        page.evaluate(NOTE_TEXTS)
+        expect(page.locator(".chart.whole figcaption")).to_contain_text("qwen-large")
+        evicted = next(each for each in reversed(empty.decisions("qwen-small")) if each["kind"] == "evicted")
+        mark = page.locator(".mark").last
+        expect(mark).to_have_attribute("title", re.compile(re.escape(f"qwen-small: {evicted['reason']}")))
+        wait_until(lambda: page.evaluate("window.drawn.some((text) => /^[1-9]\\d* [MG]iB$/.test(text))"))
+        assert not page.evaluate("window.drawn.filter((text) => / Gi$|^\\d{4,}$/.test(text))")
+        mark.focus()
         page.keyboard.press("Enter")
-        expect(page.locator(".turn.assistant .prose")).to_contain_text("Hello")
-        other = open_page(empty)
-        expect(row(other, "slow")).to_contain_text("1 in flight")
-        other.get_by_role("button", name="Cancel request").click()
-        expect(other.get_by_role("list", name="In flight and queued").get_by_role("listitem")).to_have_count(0)
-        expect(page.locator(".turn.assistant .problem")).to_contain_text("cancelled")
+        expect(page.locator(".decisions [aria-current=true]")).to_contain_text("evicted")
+        expect(page.locator(".decisions [aria-current=true]")).to_be_in_viewport()
 
-    def test_pins(self, empty, open_page):
+    def test_pins_sets_and_chooses_a_theme_that_stays(self, empty, open_page):
         page = open_page(empty)
         button = row(page, "embedder").get_by_role("button", name="Pin embedder")
         for pinned in [True, False]:
@@ -101,8 +123,7 @@ class TestOperator:
             expect(button).to_have_attribute("aria-pressed", str(pinned).lower())
             assert empty.model("embedder")["pin"] is pinned
 
-    def test_loads_with_another_setting(self, empty, open_page):
-        page = open_page(empty, "models/tiny-chat/settings")
+        visit(page, "models/tiny-chat/settings")
         page.get_by_label("Context, in tokens").fill("1024")
         page.get_by_role("button", name="Load once").click()
         expect(page.get_by_role("dialog")).to_contain_text("ready")
@@ -110,6 +131,17 @@ class TestOperator:
         assert "memory_used_mib:host" in empty.get("/v1/admin/history").json()["series"]
         page.keyboard.press("Escape")
         expect(page.locator(".chart canvas")).to_have_count(4)
+
+        def paper() -> str:
+            return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+        light = paper()
+        page.get_by_role("button", name="Theme: as the system").click()
+        page.get_by_role("button", name="Theme: light").click()
+        dark = paper()
+        page.reload()
+        page.get_by_role("button", name="Theme: dark").wait_for()
+        assert light != dark == paper()
 
     def test_uses_the_keyboard_alone(self, empty, open_page):
         page = open_page(empty)
@@ -138,15 +170,16 @@ class TestOperator:
         page.keyboard.press("Enter")
         expect(row(page, "embedder")).to_contain_text("ready")
 
-    @pytest.mark.parametrize("path", ["nothing/here", "100%", "models/no-such-model"])
-    def test_follows_an_old_link_to_the_overview(self, empty, open_page, path):
-        page = open_page(empty, path)
-        expect(row(page, "tiny-chat")).to_be_visible()
-        expect(page.locator("nav [aria-current=page]")).to_have_text("Overview")
-
-    def test_finds_no_sideways_scrolling_on_a_phone(self, empty, open_page):
+    def test_follows_old_links_on_a_phone_without_sideways_scrolling(self, empty, open_page):
         empty.post("/v1/admin/models/embedder/load")
-        page = open_page(empty, width=360, height=740)
+        page = open_page(empty, "models/no-such-model", width=360)
+        for path in [None, "nothing/here", "100%"]:
+            if path:
+                visit(page, "decisions")
+                expect(page.locator("nav [aria-current=page]")).to_have_text("Decisions")
+                visit(page, path)
+            expect(page.locator("nav [aria-current=page]")).to_have_text("Overview")
+            expect(row(page, "tiny-chat")).to_be_visible()
         for path in [
             "",
             "models/embedder/log",
@@ -157,30 +190,18 @@ class TestOperator:
             "connect",
             "daemon",
         ]:
-            page.evaluate("path => (location.hash = `#/${path}`)", path)
+            visit(page, path)
             page.locator(
                 "dialog .tabs" if path.startswith("models/") else f'nav [aria-current][href="#/{path.split("/")[0]}"]'
             ).wait_for()
             page.locator("main .panel").first.wait_for()
-            assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
-
-    def test_chooses_a_theme_that_stays(self, empty, open_page):
-        page = open_page(empty, theme="light")
-
-        def paper() -> str:
-            return page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-        light = paper()
-        page.get_by_role("button", name="Theme: as the system").click()
-        page.get_by_role("button", name="Theme: light").click()
-        dark = paper()
-        page.reload()
-        page.get_by_role("button", name="Theme: dark").wait_for()
-        assert light != dark == paper()
+            wait_fit(page, 360)
 
 
 class TestPlayground:
-    def test_sends_pasted_pictures(self, empty, open_page):
+    """Each kind of model is tried on its page; one that refuses streams, at once or after a wait, is asked without."""
+
+    def test_each_kind(self, empty, open_page):
         page = open_page(empty, "playground/chat")
         page.get_by_role("combobox", name="Model").select_option("qwen-small")
         picture = {"name": "one.png", "mimeType": "image/png", "buffer": PIXEL}
@@ -194,90 +215,39 @@ class TestPlayground:
         assert parts[1]["image_url"]["url"].startswith("data:image/png;base64,")
         expect(page.locator(".turn.assistant .prose")).to_have_text("Hello from a fake worker")
 
-    def test_speaks(self, empty, open_page):
-        page = open_page(empty, "playground/speech")
+        visit(page, "playground/speech")
+        expect(page.get_by_label("Format")).to_have_value("mp3")
         page.get_by_label("Format").select_option("wav")
         page.get_by_role("button", name="Speak").click()
         sound = page.locator("audio")
         sound.wait_for()
         wait_until(lambda: sound.evaluate("sound => sound.duration") == 1.0)
 
-    def test_transcribes_the_microphone(self, empty, open_page):
-        page = open_page(empty, "playground/transcription")
+        visit(page, "playground/transcription")
         page.get_by_role("button", name="Record").click()
         page.get_by_role("button", name=re.compile(r"Stop and transcribe .\d+ s")).click()
         expect(page.get_by_label("Transcript", exact=True)).to_have_text("16000 Hz, 1 channel, heard True")
 
-    def test_makes_pictures(self, empty, open_page):
-        page = open_page(empty, "playground/images")
-        page.get_by_label("Number").fill("2")
-        page.get_by_role("button", name="Make").click()
-        pictures = page.locator(".pictures img")
-        expect(pictures).to_have_count(2)
-        wait_until(lambda: pictures.first.evaluate("picture => picture.naturalWidth") == 96)
-
-    @pytest.mark.parametrize(("kind", "label", "value"), [("speech", "Format", "mp3"), ("images", "Size", "512x512")])
-    def test_shows_what_is_chosen(self, empty, open_page, kind, label, value):
-        page = open_page(empty, f"playground/{kind}")
-        expect(page.get_by_label(label)).to_have_value(value)
-
-    def test_compares_texts(self, empty, open_page):
-        page = open_page(empty, "playground/embeddings")
+        visit(page, "playground/embeddings")
         page.get_by_label("Texts").fill("listen\nsilent\nbox")
         page.get_by_role("button", name="Compare").click()
         cells = page.locator(".similarity tbody tr").first.locator("td").all_inner_texts
         wait_until(lambda: cells() == ["listen", "1.000", "1.000", "0.000"])
 
-
-class TestKey:
-    """Where keys are configured the page asks for one, once."""
-
-    def test_is_asked_for_once(self, locked, open_page):
-        page = open_page(locked)
-        prompt = page.get_by_role("dialog", name="API key")
-        prompt.get_by_label("Key", exact=True).fill("sk-llmux-not-this-one-0123456789")
-        page.keyboard.press("Enter")
-        expect(prompt.get_by_role("alert")).to_contain_text("not known")
-        prompt.get_by_label("Key", exact=True).fill(KEY)
-        page.keyboard.press("Enter")
-        expect(prompt).to_have_count(0)
-        expect(row(page, "plain")).to_be_visible()
-        page.reload()
-        expect(row(page, "plain")).to_be_visible()
-        expect(prompt).to_have_count(0)
-        page.get_by_role("link", name="Connect").click()
-        expect(page.get_by_label("curl", exact=True)).not_to_contain_text(KEY)
-        page.get_by_role("button", name="Forget the key").click()
-        expect(prompt).to_be_visible()
-
-    def test_a_late_refusal_of_the_last_key_asks_for_none(self, locked, open_page):
-        page = open_page(locked)
-        prompt = page.get_by_role("dialog", name="API key")
-        prompt.get_by_label("Key", exact=True).fill("sk-llmux-not-this-one-0123456789")
-        page.keyboard.press("Enter")
-        expect(prompt.get_by_role("alert")).to_contain_text("not known")
-        asked = []
-        page.route("**/v1/admin/models?late", lambda route: asked.append(route))  # it wants a function in Python
-        with page.expect_request("**/v1/admin/models?late"):
-            page.evaluate(ASK_LATE)
-        prompt.get_by_label("Key", exact=True).fill(KEY)
-        page.keyboard.press("Enter")
-        expect(row(page, "plain")).to_be_visible()
-        wait_until(lambda: page.evaluate("true") and asked)
-        asked[0].continue_()
-        wait_until(lambda: page.evaluate("window.late") is not None)
-        assert page.evaluate("window.late") == [401, "live"]
-
-    def test_stays_in_the_tab_unless_it_is_to_be_remembered(self, locked, open_page):
-        for remember, kept in [(False, False), (True, True)]:
-            page = open_page(locked)
-            prompt = page.get_by_role("dialog", name="API key")
-            prompt.get_by_label("Key", exact=True).fill(KEY)
-            prompt.get_by_label("Remember").set_checked(remember)
-            prompt.get_by_role("button", name="Continue").click()
-            expect(row(page, "plain")).to_be_visible()
-            assert page.evaluate("localStorage.getItem('llmux.key')") == (KEY if kept else None)
-            assert page.evaluate("sessionStorage.getItem('llmux.key')") == (None if kept else KEY)
+        visit(page, "playground/images")
+        expect(page.get_by_label("Size")).to_have_value("512x512")
+        page.get_by_label("Number").fill("2")
+        page.get_by_role("button", name="Make").click()
+        pictures = page.locator(".pictures img")
+        expect(pictures).to_have_count(2)
+        wait_until(lambda: pictures.first.evaluate("picture => picture.naturalWidth") == 96)
+        for count, is_cold in [(1, False), (3, True)]:
+            page.route("**/v1/images/generations", partial(refuse, is_cold=is_cold))
+            page.get_by_label("Number").fill(str(count))
+            with page.expect_request(is_of_no_stream):
+                page.get_by_role("button", name="Make").click()
+            expect(pictures).to_have_count(count)
+            expect(page.get_by_text("No streams.")).to_have_count(0)
 
 
 class TestConnect:
@@ -302,6 +272,8 @@ class TestConnect:
 
 
 class TestTrouble:
+    """The page goes on without events, and after the daemon was away."""
+
     def test_asks_again_and_again_where_there_are_no_events(self, empty, open_page):
         def absent(route):
             body = {"error": {"message": "There is nothing here.", "code": "not_found"}}
@@ -322,10 +294,10 @@ class TestTrouble:
         expect(page.get_by_role("alert")).to_have_count(0)
 
 
-class TestPictures:
-    """Pictures for the README; and that both themes and a phone show everything there is."""
+class TestBusyDay:
+    """Both themes and a phone show everything there is; pictures for the README."""
 
-    def test_of_a_busy_day(self, empty, open_page, screenshot):
+    def test_is_seen_and_a_request_is_cancelled(self, empty, open_page, screenshot):
         for name in ["qwen-large", "qwen-small", "whisper", "kokoro", "painter", "tiny-chat"]:
             assert empty.post(f"/v1/admin/models/{name}/load").status_code == 200
         for _ in range(3):
@@ -334,11 +306,17 @@ class TestPictures:
         chat.get_by_role("combobox", name="Model").select_option("slow")
         chat.get_by_label("Message").fill("Take your time")
         chat.keyboard.press("Enter")
-        for name in ["light", "dark"]:
-            page = open_page(empty, theme=name, height=1240)
-            expect(page.locator(".segment[data-model]")).to_have_count(6)
-            expect(row(page, "slow")).to_contain_text("1 in flight")
-            screenshot(page, name)
-        phone = open_page(empty, width=360, height=740)
-        expect(phone.locator(".legend li a")).to_have_count(6)
-        screenshot(phone, "phone")
+        expect(chat.locator(".turn.assistant .prose")).to_contain_text("Hello")
+        page = open_page(empty, height=1240)
+        expect(page.locator(".segment[data-model]")).to_have_count(6)
+        expect(row(page, "slow")).to_contain_text("1 in flight")
+        for theme in ["light", "dark"]:
+            page.emulate_media(color_scheme=theme)
+            screenshot(page, theme)
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size({"width": 360, "height": 740})
+        expect(page.locator(".legend li a")).to_have_count(6)
+        screenshot(page, "phone")
+        page.get_by_role("button", name="Cancel request").click()
+        expect(page.get_by_role("list", name="In flight and queued").get_by_role("listitem")).to_have_count(0)
+        expect(chat.locator(".turn.assistant .problem")).to_contain_text("cancelled")

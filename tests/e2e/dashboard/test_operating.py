@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from supervisor.http.watch import RESTARTED
-from tests.e2e.dashboard.conftest import KEY, row
-from tests.support.daemon import Daemon, fake, running, wait_until
+from tests.e2e.dashboard.conftest import KEY, row, segment, violations, visit
+from tests.support.daemon import Daemon, fake, gguf, running, wait_until
 
 
 def ended(page: Page) -> list[str]:
@@ -18,31 +19,16 @@ def ended(page: Page) -> list[str]:
 
 
 class TestRequests:
-    """The last thousand, as the daemon keeps them: also those from before the page was opened."""
+    """The last thousand, as the daemon keeps them: also those from before the page was opened; and who asked."""
 
-    def test_are_found_by_model_failure_and_text(self, empty, open_page):
+    def test_are_found_and_tell_their_wait_in_parts(self, empty, open_page):
         empty.chat("qwen-small")
         empty.chat("tiny-chat")
         empty.chat("never-heard-of")
         page = open_page(empty, "requests")
         page.locator(".ended-table").wait_for()
         assert ended(page)[:3] == ["never-heard-of", "tiny-chat", "qwen-small"]
-        page.get_by_label("Failed only").check()
-        expect(page.locator(".ended-table")).not_to_contain_text("tiny-chat")
-        expect(page.locator(".ended-table tbody tr").first).to_contain_text("404 model_not_found")
-        page.get_by_label("Failed only").uncheck()
-        page.get_by_label("Text").fill("never-heard")
-        wait_until(lambda: set(ended(page)) == {"never-heard-of"})
-        page.get_by_label("Text").fill("")
-        page.get_by_role("combobox", name="Model").select_option("qwen-small")
-        wait_until(lambda: set(ended(page)) == {"qwen-small"})
-        empty.chat("qwen-small")
-        wait_until(lambda: len(ended(page)) >= 2)  # as it happens
-
-    def test_one_tells_its_wait_in_parts(self, empty, open_page):
-        assert empty.chat("qwen-small").status_code == 200
-        page = open_page(empty, "requests")
-        page.locator(".ended-table tbody tr").first.click()
+        page.locator(".ended-table tbody tr").nth(2).click()
         request = page.get_by_role("dialog", name="Request")
         phases = request.get_by_role("list", name="Where its time went")
         expect(phases).to_contain_text("Waited for the model to load.")
@@ -54,6 +40,30 @@ class TestRequests:
         page.keyboard.press("Escape")
         expect(model).to_have_count(0)  # it has links to its own pages
         expect(page.locator("nav [aria-current=page]")).to_have_text("Requests")
+
+        page.get_by_label("Failed only").check()
+        expect(page.locator(".ended-table")).not_to_contain_text("tiny-chat")
+        expect(page.locator(".ended-table tbody tr").first).to_contain_text("404 model_not_found")
+        page.get_by_label("Failed only").uncheck()
+        page.get_by_label("Text").fill("never-heard")
+        wait_until(lambda: set(ended(page)) == {"never-heard-of"})
+        page.get_by_label("Text").fill("")
+        page.get_by_role("combobox", name="Model").select_option("qwen-small")
+        wait_until(lambda: set(ended(page)) == {"qwen-small"})
+        before = len(ended(page))
+        said = {"x-tenant-id": "amy", "x-priority": "high"}
+        body = {"model": "qwen-small", "messages": []}
+        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 200
+        wait_until(lambda: len(ended(page)) > before)  # as it happens
+
+        expect(page.locator(".ended-table tbody tr").first).to_contain_text("amy · priority 20")
+        amy = page.locator(".clients-table tbody tr", has_text="amy")
+        amy.get_by_role("button", name="Pause amy").click()
+        expect(amy).to_contain_text("pauses")
+        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 429
+        amy.get_by_role("button", name="Resume amy").click()
+        expect(amy).not_to_contain_text("pauses")
+        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 200
 
     def test_one_is_copied_without_its_key(self, locked, open_page):
         page = open_page(locked)
@@ -70,11 +80,14 @@ class TestRequests:
         assert f"curl '{locked.url}/v1/chat/completions'" in copied
         assert """-d '{"model":"it'\\''s","messages":[{"role":"user","content":"Hello"}]}'""" in copied
 
-    def test_many_alike_are_one_line_to_cancel(self, empty, clients, open_page):
+
+class TestMany:
+    """Requests that are alike are one line to cancel; an unload says first for whom it matters."""
+
+    def test_are_cancelled_cut_off_and_waited_for(self, empty, clients, open_page):
         clients.begin("slow", 5)
         page = open_page(empty)
-        flying = page.get_by_role("list", name="In flight and queued")
-        line = flying.get_by_role("listitem")
+        line = page.get_by_role("list", name="In flight and queued").get_by_role("listitem")
         expect(line).to_have_count(1)
         expect(line).to_contain_text(re.compile(r"5 (running|queued) for slow"))
         line.get_by_role("button", name=re.compile("running|queued")).first.click()
@@ -82,81 +95,15 @@ class TestRequests:
         page.get_by_role("button", name="Cancel all 5").click()
         page.get_by_role("dialog", name="Cancel 5 requests").get_by_role("button", name="Cancel all 5").click()
         expect(line).to_have_count(0)
-        clients.join()
-        assert len(clients.ends) == 5
-        assert all("cancelled by an operator" in end or end.startswith("cut") for end in clients.ends)
+        ends = clients.join()
+        assert len(ends) == 5
+        assert all("cancelled by an operator" in end or end.startswith("cut") for end in ends)
 
-
-class TestClients:
-    """Who asked is a table, from which one is paused."""
-
-    def test_one_is_paused_and_goes_on(self, empty, open_page):
-        said = {"x-tenant-id": "amy", "x-priority": "high"}
-        body = {"model": "qwen-small", "messages": []}
-        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 200
-        page = open_page(empty, "requests")
-        expect(page.locator(".ended-table tbody tr").first).to_contain_text("amy · priority 20")
-        amy = page.locator(".clients-table tbody tr", has_text="amy")
-        amy.get_by_role("button", name="Pause amy").click()
-        expect(amy).to_contain_text("pauses")
-        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 429
-        amy.get_by_role("button", name="Resume amy").click()
-        expect(amy).not_to_contain_text("pauses")
-        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 200
-
-
-class TestTasks:
-    """Whom a task's request would go to, and the guard against cloud fallbacks."""
-
-    def test_follow_the_models_and_the_guard(self, tmp_path, open_page):
-        cloud = {"runtime": "openai_remote", "base_url": "http://127.0.0.1:9/v1", "upstream_model": "large"}
-        config = {
-            "models": {"first": fake(), "second": fake(), "cloud": cloud},
-            "tasks": {"titles": {"candidates": ["first", "second", "cloud"]}},
-        }
-        with running(tmp_path, config) as daemon:
-            page = open_page(daemon)
-            task = page.locator(".tasks-table tbody tr", has_text="titles")
-            expect(task.locator("li", has_text="next")).to_contain_text("first")
-            daemon.post("/v1/admin/models/second/load").raise_for_status()
-            expect(task.locator("li", has_text="next")).to_contain_text("second")
-            expect(task).to_contain_text("second is ready, and first, which would come first, is not.")
-            guard = page.get_by_label("Remote models may answer")
-            expect(guard).to_be_checked()
-            guard.uncheck()
-            expect(task.locator("li.muted")).to_contain_text("cloud")
-            assert daemon.get("/api/v1/config").json() == {"allowCloudFallback": False}
-
-
-class TestReplicas:
-    """One row for a model; its replicas are told in it, in the memory and in the decisions."""
-
-    def test_are_one_model(self, tmp_path, open_page):
-        with running(tmp_path, {"models": {"pair": fake("--take-mib", "20", replicas=2)}}) as daemon:
-            page = open_page(daemon)
-            row(page, "pair").get_by_role("button", name="Load").click()
-            expect(row(page, "pair")).to_contain_text("ready ×2")
-            expect(page.locator("tr[data-model]")).to_have_count(1)
-            page.locator(".legend a", has_text="pair#2").click()
-            dialog = page.get_by_role("dialog", name="pair")
-            expect(dialog.locator(".decisions")).to_contain_text("pair#2")
-            dialog.get_by_role("link", name="About").click()
-            expect(dialog.locator(".facts")).to_contain_text(re.compile(r"pair#2:\d+: ready on host"))
-            page.keyboard.press("Escape")
-            row(page, "pair").get_by_role("button", name="Unload").click()
-            expect(row(page, "pair")).to_contain_text("stopped")
-            expect(page.locator(".segment")).to_have_count(0)
-
-
-class TestUnload:
-    """It says first for whom it matters."""
-
-    def test_that_is_forced_cuts_and_refuses(self, empty, clients, open_page):
         clients.begin("single", 3)
-        page = open_page(empty)
-        expect(row(page, "single")).to_contain_text("2 queued")
-        row(page, "single").get_by_role("button", name="Unload").click()
+        unload = row(page, "single").get_by_role("button", name="Unload")
         question = page.get_by_role("dialog", name="Unload single")
+        expect(row(page, "single")).to_contain_text("2 queued")
+        unload.click()
         for text in [
             "1 request running on it",
             "2 requests waiting for it",
@@ -166,19 +113,15 @@ class TestUnload:
         page.keyboard.press("Escape")
         expect(question).to_have_count(0)
         assert empty.model("single")["in_flight"] == 1
-        row(page, "single").get_by_role("button", name="Unload").click()
+        unload.click()
         question.get_by_role("button", name="Cut it off now").click()
         expect(row(page, "single")).to_contain_text("stopped")
-        clients.join()
-        assert sum("model_unloaded" in end for end in clients.ends) >= 2
+        assert sum("model_unloaded" in end for end in clients.join()) >= 2
 
-    def test_that_waits_is_followed_by_a_load_for_those_that_wait(self, empty, clients, open_page):
         clients.begin("single", 2)
         before = wait_until(lambda: (view := empty.model("single"))["queued"] == 1 and view["generation"])
-        page = open_page(empty)
         expect(row(page, "single")).to_contain_text("1 queued")
-        row(page, "single").get_by_role("button", name="Unload").click()
-        question = page.get_by_role("dialog", name="Unload single")
+        unload.click()
         expect(question).to_contain_text("get up to 1.0 s more; what is left then is cut off")
         expect(question).to_contain_text("The waiting ones stay, and load it again right after.")
         question.get_by_role("button", name="Unload when done").click()
@@ -186,14 +129,15 @@ class TestUnload:
 
 
 class TestLog:
-    """A model's log is searched, wrapped and taken along."""
+    """A model's log is followed, searched, wrapped and taken along."""
 
-    def test_is_searched_wrapped_and_downloaded(self, empty, open_page):
+    def test_is_followed_searched_wrapped_and_downloaded(self, empty, open_page):
         empty.post("/v1/admin/models/kokoro/load")
-        for _ in range(3):
-            empty.post("/v1/audio/speech", json={"model": "kokoro", "input": "Hello", "voice": "any"})
         page = open_page(empty, "models/kokoro/log")
         log = page.get_by_role("log")
+        expect(log).to_contain_text("kokoro speaks")
+        for _ in range(3):
+            empty.post("/v1/audio/speech", json={"model": "kokoro", "input": "Hello", "voice": "any"})
         expect(log).to_contain_text("POST /v1/audio/speech")
         page.get_by_label("Search the log").fill("/V1/AUDIO")
         expect(log.locator("mark").first).to_have_text("/v1/audio")
@@ -250,63 +194,41 @@ class TestLog:
         expect(page.get_by_label("Wrap")).not_to_be_checked()
 
 
-class TestMemory:
-    """The last half hour by model; an eviction leads to its reason."""
-
-    def test_the_axis_is_in_whole_units(self, empty, open_page):
-        page = open_page(empty)
-        page.add_init_script(
-            "window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;"
-            "CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {"
-            "  window.drawn.push(text); draw.call(this, text, ...rest);"
-            "};"
-        )
-        page.reload()
-        wait_until(lambda: page.evaluate("window.drawn.some((text) => /^[1-9]\\d* [MG]iB$/.test(text))"))
-        assert not page.evaluate("window.drawn.filter((text) => / Gi$|^\\d{4,}$/.test(text))")
-
-    def test_an_eviction_is_marked_and_says_why(self, empty, open_page):
-        def sampled(model: str) -> bool:
-            series = empty.get("/v1/admin/history").json()["series"].get(f"worker_memory_mib:host/{model}", [None])
-            return series[-1] is not None
-
-        empty.post("/v1/admin/models/qwen-small/load")
-        wait_until(lambda: sampled("qwen-small"), what="its memory is in the history")
-        assert empty.chat("qwen-large").status_code == 200
-        evicted = next(each for each in reversed(empty.decisions("qwen-small")) if each["kind"] == "evicted")
-        wait_until(lambda: sampled("qwen-large"), what="its memory is in the history")
-        page = open_page(empty)
-        expect(page.locator(".chart.whole figcaption")).to_contain_text("qwen-large")
-        mark = page.locator(".mark").last
-        assert f"qwen-small: {evicted['reason']}" in mark.get_attribute("title")
-        mark.focus()
-        page.keyboard.press("Enter")
-        expect(page.locator(".decisions [aria-current=true]")).to_contain_text("evicted")
-        expect(page.locator(".decisions [aria-current=true]")).to_be_in_viewport()
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[Daemon]:
+    """A hundred models of several types, the first twelve of them loaded. The memory of two can't be right."""
+    types = ["llm", "llm", "tts", "asr", "embedding"]
+    models = {f"model-{n}": fake(vram_mib=60, type=types[n % 5]) for n in range(100)}
+    models |= {"model-98": fake(vram_mib=5000), "model-99": gguf(vram_mib=4)}
+    with running(tmp_path, {"models": models, "limits": {"loads_per_device": 12}}) as daemon:
+        for n in range(12):
+            daemon.post("/models/load", json={"model": f"model-{n}"}).raise_for_status()
+        wait_until(lambda: len(daemon.get("/health").json()["models_loaded"]) == 12)
+        yield daemon
 
 
 class TestManyModels:
-    """A hundred of them: the loaded ones first, the rest by type, folded."""
+    """A hundred of them: the loaded ones first, no two of which look alike, the rest by type, folded; warnings are told
+    also of those.
+    """
 
-    def test_are_grouped(self, crowd, open_page):
-        page = open_page(crowd)
-        groups = page.locator("tr.group").all_inner_texts
-        expect(page.locator("tr.group").first).to_contain_text("Loaded 12")
-        assert [text.split()[0] for text in groups()] == ["Loaded", "llm", "asr", "embedding", "tts"]
-        assert page.locator("tr[data-model]").count() == 12
-        page.get_by_role("button", name="embedding").click()
-        expect(row(page, "model-14")).to_be_visible()
-        page.get_by_label("Filter the models").fill("model-77")
-        expect(page.locator("tr[data-model]")).to_have_count(1)
-        expect(row(page, "model-77")).to_be_visible()
-
-    def test_warn_of_their_memory_also_where_folded(self, crowd, open_page):
+    def test_are_grouped_warned_of_and_told_apart(self, crowd, open_page):
         (huge,), (little,) = (crowd.model(name)["warnings"] for name in ["model-98", "model-99"])
         page = open_page(crowd)
-        expect(row(page, "model-98")).to_have_count(0)
+        groups = page.locator("tr.group")
+        expect(groups.first).to_contain_text("Loaded 12")
+        assert [text.split()[0] for text in groups.all_inner_texts()] == ["Loaded", "llm", "asr", "embedding", "tts"]
+        assert page.locator("tr[data-model]").count() == 12
         told = page.get_by_role("list", name="Memory warnings").get_by_role("listitem")
         expect(told).to_have_text([f"model-98: {huge}", f"model-99: {little}"])
-        page.get_by_label("Filter the models").fill("model-98")
+        assert violations(page, "many") == []
+        page.get_by_role("button", name="embedding").click()
+        expect(row(page, "model-14")).to_be_visible()
+        search = page.get_by_label("Filter the models")
+        search.fill("model-77")
+        expect(page.locator("tr[data-model]")).to_have_count(1)
+        expect(row(page, "model-77")).to_be_visible()
+        search.fill("model-98")
         expect(row(page, "model-98").get_by_role("link", name="warning")).to_have_attribute("title", huge)
         told.get_by_role("link", name="model-99").click()
         model = page.get_by_role("dialog", name="model-99")
@@ -317,6 +239,20 @@ class TestManyModels:
         page.get_by_role("link", name="Daemon", exact=True).click()
         page.get_by_role("button", name="Check").click()
         expect(told).to_have_text([f"model-98: {huge}", f"model-99: {little}"])
+
+        visit(page, "")
+        segments = page.locator(".segment[data-model]")
+        colours = "parts => new Set(parts.map(part => getComputedStyle(part.querySelector('i')).backgroundColor)).size"
+        expect(segments).to_have_count(12)
+        assert segments.evaluate_all(colours) == 12
+        expect(page.locator(".chart.whole figcaption")).to_contain_text("model-0")
+        for n in range(12):  # the ones that were unloaded keep their colours in the charts
+            crowd.post(f"/v1/admin/models/model-{n}/unload").raise_for_status()
+            crowd.post(f"/v1/admin/models/model-{n + 12}/load").raise_for_status()
+        for n in range(12, 24):
+            segment(page, f"model-{n}").wait_for()
+        expect(segments).to_have_count(12)
+        assert segments.evaluate_all(colours) == 12
 
 
 @pytest.fixture
@@ -331,15 +267,12 @@ def broken_config(empty: Daemon) -> Iterator[Callable[[], None]]:
 class TestDaemon:
     """Which daemon it is, and what a reload would do."""
 
-    def test_says_version_and_files(self, empty, open_page):
+    def test_is_told_and_checks_before_it_reloads(self, empty, broken_config, open_page):
         info = empty.get("/v1/admin/info").json()
         page = open_page(empty, "daemon")
         about = page.get_by_role("region", name="This daemon")
         for text in [f"llmux {info['version']}", f"pid {empty.process.pid}", str(empty.config_path)]:
             expect(about).to_contain_text(text)
-
-    def test_checks_before_it_reloads(self, empty, broken_config, open_page):
-        page = open_page(empty, "daemon")
         page.get_by_role("button", name="Check").click()
         expect(page.get_by_role("main")).to_contain_text("The configuration is right. Nothing would change.")
         broken_config()
@@ -348,49 +281,3 @@ class TestDaemon:
             expect(page.get_by_role("alert")).to_contain_text("1 mistake")
             expect(page.get_by_role("alert")).to_contain_text(said)
             expect(page.locator(".mistakes")).to_contain_text("no such runtime; did you mean")
-
-
-class TestLoads:
-    """What is being loaded, how far it is, and what came of the last ones."""
-
-    def test_one_is_followed_and_cancelled(self, tmp_path, open_page):
-        slow = fake("--start-delay", "120", "--log-text", "Loading shards:  40%|####      | 2/5")
-        with running(tmp_path, {"models": {"slow": slow, "quick": fake()}}) as daemon:
-            daemon.post("/v1/admin/models/quick/load").raise_for_status()
-            page = open_page(daemon)
-            loads = page.locator(".loads-table tbody tr")
-            expect(loads.filter(has_text="quick")).to_contain_text("ready")
-            row(page, "slow").get_by_role("button", name="Load").click()
-            slow_load = loads.filter(has_text="slow")
-            expect(slow_load).to_contain_text("40 %")
-            expect(slow_load).to_contain_text("Loading shards")
-            slow_load.get_by_role("button", name="Cancel the load of slow").click()
-            expect(slow_load).to_contain_text("cancelled by an operator")
-            expect(slow_load.get_by_role("button")).to_have_count(0)
-            expect(row(page, "slow")).to_contain_text("stopped")
-
-
-class TestUsage:
-    """What each key used, as a table and as a file."""
-
-    @pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (390, "light")])
-    def test_by_key_and_model_and_as_csv(self, tmp_path, open_page, width, theme):
-        with running(tmp_path, {"models": {"a": fake(), "b": fake(keep_bodies=True)}}) as daemon:
-            for model in ("a", "a", "b"):
-                daemon.chat(model, text="What is kept?")
-            page = open_page(daemon, "usage", width=width, theme=theme)
-            rows = page.locator(".usage-table tbody tr")
-            expect(rows).to_have_count(2)  # the total, and the one key
-            expect(rows.nth(1)).to_contain_text("(no key)")
-            expect(rows.nth(1).locator("td").nth(1)).to_have_text("3")
-            page.get_by_label("By model").check()
-            expect(rows).to_have_count(3)
-            with page.expect_download() as download:
-                page.get_by_role("button", name="Download as CSV").click()
-            lines = download.value.path().read_text().splitlines()
-            assert lines[0].startswith("day,key,key_id,requests")
-            assert len(lines) == 3
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            page.goto(f"{daemon.url}/ui/#/requests")
-            page.get_by_role("link", name="b", exact=True).click()
-            expect(page.get_by_label("body", exact=True)).to_contain_text("What is kept?")
