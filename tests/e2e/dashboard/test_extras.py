@@ -116,13 +116,18 @@ class TestUsage:
         before = sum(row["requests"] for row in extras.get("/v1/admin/usage").json()["data"])
         for model in ("first", "second", "second"):
             extras.chat(model, text="What is kept?")
-        page = open_page(extras, width=390)
-        page.get_by_role("link", name="Usage").click()
+        page = open_page(extras, "usage", width=390)
         rows = page.locator(".usage-table tbody tr")
         expect(rows).to_have_count(2)  # the total, and the one key
         expect(rows.nth(1)).to_contain_text("(no key)")
         expect(rows.nth(1).locator("td").nth(1)).to_have_text(str(before + 3))
         page.get_by_label("By model").check()
+        expect(rows).to_have_count(3)
+        asked = re.compile(r"/v1/admin/usage\?.*by_model=false")
+        page.route(asked, lambda _: None)  # not answered before the next question, which takes it back
+        page.get_by_label("By model").uncheck()
+        with page.expect_event("requestfailed", lambda request: asked.search(request.url)):
+            page.get_by_label("By model").check()
         expect(rows).to_have_count(3)
         wait_fit(page, 390, 1280)
         with page.expect_download() as download:

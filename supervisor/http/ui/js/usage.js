@@ -42,7 +42,13 @@ export function UsagePage() {
   const [rows, setRows] = useState(null);
   const query = new URLSearchParams({ from, to, by_model: byModel });
   useEffect(() => {
-    if (from && to) get(`${PATH}?${query}`).then(({ data }) => setRows(data.reverse()), (error) => error.status === 401 || notify(error.message, "bad"));
+    if (!from || !to) return;
+    const controller = new AbortController(); // a late answer to an earlier question counts no more
+    get(`${PATH}?${query}`, { signal: controller.signal }).then(
+      ({ data }) => setRows(data.reverse()),
+      (error) => error.status === 401 || error.name === "AbortError" || notify(error.message, "bad"),
+    );
+    return () => controller.abort();
   }, [from, to, byModel, state.link]);
   const [download, busy] = useWork(async (signal) => save(await (await send("GET", `${PATH}?${query}&format=csv`, { signal })).text(), `llmux-usage-${from}-${to}.csv`));
   return html`<section class="panel" aria-labelledby="usage-title">
