@@ -1,10 +1,11 @@
 // Addresses, the key and settings, ready to copy for Open WebUI, agents, editors and the SDKs.
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
-import { address, get, key } from "./api.js";
+import { html, useState } from "../vendor/htm-preact.js";
+import { address, key } from "./api.js";
 import { physical } from "./colours.js";
 import { start, state } from "./live.js";
 import { Snippet } from "./parts.js";
+import { useAnswer } from "./read.js";
 import { snippets } from "./snippets.js";
 
 const HIDDEN = "••••••••";
@@ -32,12 +33,7 @@ function fills() {
 /** A voice that the model has. */
 function useVoice(model) {
   const [voice, setVoice] = useState("default");
-  useEffect(() => {
-    if (model)
-      get(`/v1/audio/voices?model=${encodeURIComponent(model)}`)
-        .then(({ voices }) => voices.length && setVoice(voices[0].id))
-        .catch(() => {});
-  }, [model]);
+  useAnswer(model ? `/v1/audio/voices?model=${encodeURIComponent(model)}` : null, ({ voices }) => voices.length && setVoice(voices[0].id));
   return voice;
 }
 

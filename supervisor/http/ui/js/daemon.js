@@ -1,19 +1,20 @@
 // The operator's corner: which daemon this is, since when, from which files; and a reload that says first what it does.
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
-import { get, post } from "./api.js";
+import { html, useState } from "../vendor/htm-preact.js";
+import { post } from "./api.js";
 import { duration, now, plural } from "./format.js";
 import { Empty, Snippet, useWork, Warnings } from "./parts.js";
+import { useAnswer } from "./read.js";
 import { notify, state } from "./state.js";
 
 function useInfo() {
   const [info, setInfo] = useState(null);
-  useEffect(() => {
-    if (state.link === "locked" || state.link === "offline") return;
-    get("/v1/admin/info")
-      .then((found) => setInfo({ ...found, since: now() - found.uptime_s }))
-      .catch((error) => error.status === 401 || notify(error.message, "bad"));
-  }, [state.link]);
+  useAnswer(
+    state.link === "locked" || state.link === "offline" ? null : "/v1/admin/info",
+    (found) => setInfo({ ...found, since: now() - found.uptime_s }),
+    (error) => error.status === 401 || notify(error.message, "bad"),
+    [state.link],
+  );
   return info;
 }
 

@@ -1,10 +1,10 @@
 // Why: every decision of the scheduler with its reason, newest first.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { get } from "./api.js";
 import { hue } from "./colours.js";
 import { time } from "./format.js";
 import { Empty, Select } from "./parts.js";
+import { useAnswer } from "./read.js";
 import { go, href } from "./route.js";
 import { baseOf, notify, state } from "./state.js";
 
@@ -46,15 +46,8 @@ export const Decisions = ({ decisions, named = true, chosen = null, most = Infin
 /** One model's decisions; the daemon keeps more of them than the page does. */
 export function useDecisions(model) {
   const [older, setOlder] = useState([]);
-  useEffect(() => {
-    let wanted = true;
-    setOlder([]);
-    if (model)
-      get(`/v1/admin/decisions?limit=200&model=${encodeURIComponent(model)}`)
-        .then(({ data }) => wanted && setOlder(data))
-        .catch((error) => notify(error.message, "bad"));
-    return () => (wanted = false);
-  }, [model]);
+  useEffect(() => setOlder([]), [model]);
+  useAnswer(model ? `/v1/admin/decisions?limit=200&model=${encodeURIComponent(model)}` : null, ({ data }) => setOlder(data), (error) => notify(error.message, "bad"));
   if (!model) return state.decisions;
   const all = new Map([...older, ...state.decisions.filter((decision) => decision.model === model)].map((decision) => [decision.seq, decision]));
   return [...all.values()].sort((left, right) => right.seq - left.seq);

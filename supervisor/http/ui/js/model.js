@@ -66,6 +66,6 @@ export function ModelDialog({ name, tab = "why", onClose }) {
     <nav class="tabs" aria-label=${`About ${name}`}>
       ${TABS.map(([id, title]) => html`<a href=${href("models", name, id)} aria-current=${id === open ? "page" : null}>${title}</a>`)}
     </nav>
-    <div class=${`tab ${open}`}><${View} model=${model} /></div>
+    <div class=${`tab ${open}`}><${View} key=${name} model=${model} /></div>
   <//>`;
 }

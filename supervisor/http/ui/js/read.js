@@ -6,6 +6,16 @@ import { state } from "./state.js";
 
 const AGAIN_MS = 3000;
 
+/** Ask for `path`, and again when it or one of `inputs` changes; null: for nothing. Of several questions the answer to the last one counts. */
+export function useAnswer(path, keep, fail = () => {}, inputs = []) {
+  useEffect(() => {
+    if (path === null) return;
+    const controller = new AbortController();
+    get(path, { signal: controller.signal }).then(keep, (error) => error.name === "AbortError" || fail(error));
+    return () => controller.abort();
+  }, [path, ...inputs]);
+}
+
 /** `[what this path answers, read again]`; null until it has answered. */
 export function useRead(path) {
   const [told, setTold] = useState(null);

@@ -8,6 +8,7 @@ import { curl } from "./curl.js";
 import { Decisions } from "./decisions.js";
 import { asker, duration, milliseconds, time } from "./format.js";
 import { Dialog, Empty, Snippet } from "./parts.js";
+import { useAnswer } from "./read.js";
 import { hasFailed } from "./request-list.js";
 import { href } from "./route.js";
 import { idOf } from "./state.js";
@@ -75,7 +76,7 @@ function Facts({ request }) {
 /** What was kept of its body and its answer. */
 function Bodies({ id }) {
   const [kept, setKept] = useState(null);
-  useEffect(() => void get(`/v1/admin/requests/${encodeURIComponent(id)}/body`).then(setKept, (error) => setKept({ error: error.message })), [id]);
+  useAnswer(`/v1/admin/requests/${encodeURIComponent(id)}/body`, setKept, (error) => setKept({ error: error.message }));
   if (!kept) return null;
   if (kept.error) return html`<p class="hint">${kept.error}</p>`;
   const more = (cut) => (cut ? html` <small>its beginning</small>` : "");

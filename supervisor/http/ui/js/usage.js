@@ -1,9 +1,10 @@
 // What each key used on each day, as a table and as CSV.
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
-import { get, send } from "./api.js";
+import { html, useState } from "../vendor/htm-preact.js";
+import { send } from "./api.js";
 import { duration } from "./format.js";
 import { Empty, useWork } from "./parts.js";
+import { useAnswer } from "./read.js";
 import { notify, state } from "./state.js";
 
 const PATH = "/v1/admin/usage";
@@ -41,15 +42,7 @@ export function UsagePage() {
   const [byModel, setByModel] = useState(false);
   const [rows, setRows] = useState(null);
   const query = new URLSearchParams({ from, to, by_model: byModel });
-  useEffect(() => {
-    if (!from || !to) return;
-    const controller = new AbortController(); // a late answer to an earlier question counts no more
-    get(`${PATH}?${query}`, { signal: controller.signal }).then(
-      ({ data }) => setRows(data.reverse()),
-      (error) => error.status === 401 || error.name === "AbortError" || notify(error.message, "bad"),
-    );
-    return () => controller.abort();
-  }, [from, to, byModel, state.link]);
+  useAnswer(from && to ? `${PATH}?${query}` : null, ({ data }) => setRows(data.reverse()), (error) => error.status === 401 || notify(error.message, "bad"), [state.link]);
   const [download, busy] = useWork(async (signal) => save(await (await send("GET", `${PATH}?${query}&format=csv`, { signal })).text(), `llmux-usage-${from}-${to}.csv`));
   return html`<section class="panel" aria-labelledby="usage-title">
     <div class="title"><h1 id="usage-title">Usage</h1><button disabled=${busy || !rows?.length} onClick=${download}>Download as CSV</button></div>

@@ -1,10 +1,10 @@
 // The playground: one page per kind of model, each a small client of the same API that everybody else uses.
 
-import { html, useEffect, useState } from "../../vendor/htm-preact.js";
-import { get } from "../api.js";
+import { html, useState } from "../../vendor/htm-preact.js";
 import { notify, state } from "../live.js";
 import { physical } from "../colours.js";
 import { Empty, Select } from "../parts.js";
+import { useAnswer } from "../read.js";
 import { href } from "../route.js";
 import { Chat } from "./chat.js";
 import { Embeddings } from "./embeddings.js";
@@ -38,12 +38,7 @@ function fits(model, { type, path }) {
 function useListing() {
   const [listing, setListing] = useState(null);
   const names = [...state.models.keys()].join();
-  useEffect(() => {
-    if (state.link === "locked") return;
-    get("/v1/models")
-      .then(({ data }) => setListing(data))
-      .catch((error) => error.status === 401 || notify(error.message, "bad"));
-  }, [names, state.link === "locked"]);
+  useAnswer(state.link === "locked" ? null : "/v1/models", ({ data }) => setListing(data), (error) => error.status === 401 || notify(error.message, "bad"), [names]);
   return listing;
 }
 

@@ -1,9 +1,10 @@
 // Text to speech: what POST /v1/audio/speech answers, to hear and to keep.
 
 import { html, useEffect, useState } from "../../vendor/htm-preact.js";
-import { get, send } from "../api.js";
+import { send } from "../api.js";
 import { milliseconds } from "../format.js";
 import { Select, useWork } from "../parts.js";
+import { useAnswer } from "../read.js";
 import { Waiting } from "./playground.js";
 
 const FORMATS = ["mp3", "wav", "opus", "flac", "aac"];
@@ -11,11 +12,11 @@ const FORMATS = ["mp3", "wav", "opus", "flac", "aac"];
 /** Voices that this model's worker names, where it does. */
 function useVoices(model) {
   const [voices, setVoices] = useState([]);
-  useEffect(() => {
-    get(`/v1/audio/voices?model=${encodeURIComponent(model)}`)
-      .then((answer) => setVoices((answer.voices ?? answer.data ?? []).map((voice) => voice.id ?? voice.name ?? voice)))
-      .catch(() => setVoices([]));
-  }, [model]);
+  useAnswer(
+    `/v1/audio/voices?model=${encodeURIComponent(model)}`,
+    (answer) => setVoices((answer.voices ?? answer.data ?? []).map((voice) => voice.id ?? voice.name ?? voice)),
+    () => setVoices([]),
+  );
   return voices;
 }
 
