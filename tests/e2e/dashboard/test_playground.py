@@ -79,7 +79,7 @@ class TestPictures:
         page.get_by_label("Pictures").set_input_files(files)
         page.get_by_role("button", name="Compare").click()
         rows = page.locator(".similarity tbody tr")
-        expect(rows).to_have_count(3)
+        expect(rows).to_have_count(3, timeout=120_000)  # its worker imports torch first
         expect(rows.nth(1).get_by_role("img", name="Picture 1")).to_be_visible()
         vectors = [
             one["embedding"]
