@@ -88,7 +88,8 @@ class TestWatching:
                 shell("unload", "talker")
                 return out.read_text()
 
-            wait_until(lambda: "unloaded by an operator" in heard(), what="the event")
+            wanted = {"unloaded by an operator"} | ({'"event": "decision"', '"event": "model"'} if as_json else set())
+            wait_until(lambda: (told := heard()) and all(text in told for text in wanted), what="the events")
             last = '"state": "stopped"' if as_json else "talker: stopped"
             wait_until(lambda: last in out.read_text(), what="what came of it")
         finally:
