@@ -1,7 +1,7 @@
 """Costly groups of tests, which the gate leaves out while nothing that they read has changed since they last passed.
 
     pytest --skip-unchanged     leaves those out, and says which (`make test`)
-    pytest --note-passed        runs all tests; when they pass, notes the digest of each group in tests/passed.json (`make test-all`)
+    pytest --note-passed        runs all tests, and notes the digest of each group that passed in tests/passed.json (`make test-all`)
 
 The digest of a group is over the files and folders in `reads`. A test that starts a daemon uses more of the source than that:
 what else it uses is tested by tests outside the group. The contract suite (tests/contract/test_contract.py) is in no group, so
@@ -149,6 +149,7 @@ class Selection:
         skips = config.getoption("--skip-unchanged")
         self._unchanged = {name for name, digest in self._digests.items() if skips and before.get(name) == digest}
         self._passed: set[str] = set()
+        self._failed: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
         if not self._config.getoption("--skip-unchanged"):
@@ -165,16 +166,21 @@ class Selection:
             items[:] = [item for item in items if item not in gone]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed:
-            self._passed |= {name for name, group in GROUPS.items() if group.has(report.nodeid)}
+        if report.failed or (report.when == "call" and report.passed):
+            found = {name for name, group in GROUPS.items() if group.has(report.nodeid)}
+            if report.failed:
+                self._failed |= found
+            else:
+                self._passed |= found
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Groups of which nothing could run on this machine stay as they were noted, or are not."""
+        """A group that failed is noted no more. One of which nothing could run on this machine stays as it was noted, or isn't."""
         config = self._config
         option = config.option
         is_part = config.args_source is pytest.Config.ArgsSource.ARGS or option.keyword or option.markexpr
-        if hasattr(config, "workerinput") or not option.note_passed or is_part or exitstatus != 0:
+        if hasattr(config, "workerinput") or not option.note_passed or is_part or exitstatus > pytest.ExitCode.TESTS_FAILED:
             return
         before = json.loads(PASSED.read_text()) if PASSED.exists() else {}
         noted = {name: self._digests[name] if name in self._passed else before.get(name) for name in GROUPS}
+        noted |= dict.fromkeys(self._failed)
         PASSED.write_text(json.dumps({name: digest for name, digest in noted.items() if digest}, indent=1) + "\n")

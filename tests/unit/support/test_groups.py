@@ -20,6 +20,7 @@ groups.REPOSITORY = Path(__file__).parent
 groups.PASSED = groups.REPOSITORY / "passed.json"
 groups.GROUPS = {
     "costly": groups.Group(("test_it.py::TestCostly",), ("source",), always=("test_it.py::TestCostly::test_one",)),
+    "other": groups.Group(("test_it.py::test_cheap",), ("source",)),
     "absent": groups.Group(("test_absent.py",), ("source",)),
 }
 pytest_addoption, pytest_configure = groups.add_option, groups.register
@@ -58,15 +59,19 @@ def run(project, *words: str, code: int = 0, **env: str) -> str:
     return done.stdout + done.stderr
 
 
+def noted(project) -> list[str]:
+    return list(json.loads((project / "passed.json").read_text()))
+
+
 class TestSelection:
     """What is noted, and what is left out for it."""
 
     def test_what_passed_is_left_out_and_said(self, project):
         assert "4 passed" not in run(project, "--note-passed")
-        assert list(json.loads((project / "passed.json").read_text())) == ["costly"], "of the other nothing could run"
+        assert noted(project) == ["costly", "other"], "of the other nothing could run"
         told = run(project, "--skip-unchanged")
         assert "left out, unchanged since it passed: costly" in told
-        assert "2 passed, 1 skipped, 1 deselected" in told
+        assert "1 passed, 1 skipped, 2 deselected" in told
 
     def test_other_runs_leave_nothing_out(self, project):
         run(project, "--note-passed")
@@ -79,9 +84,10 @@ class TestSelection:
             file.write("\n")
         assert "3 passed, 1 skipped" in run(project, "--skip-unchanged")
 
-    def test_a_failure_notes_nothing(self, project):
+    def test_a_group_that_failed_is_noted_no_more(self, project):
+        run(project, "--note-passed")
         run(project, "--note-passed", code=1, FAIL="1")
-        assert not (project / "passed.json").exists()
+        assert noted(project) == ["other"]
 
     @pytest.mark.parametrize("part", [["test_it.py::TestCostly::test_two"], ["-k", "test_two"]])
     def test_a_part_notes_nothing(self, project, part):
