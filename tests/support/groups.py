@@ -178,7 +178,8 @@ class Selection:
         config = self._config
         option = config.option
         is_part = config.args_source is pytest.Config.ArgsSource.ARGS or option.keyword or option.markexpr
-        if hasattr(config, "workerinput") or not option.note_passed or is_part or exitstatus > pytest.ExitCode.TESTS_FAILED:
+        is_whole = not is_part and exitstatus <= pytest.ExitCode.TESTS_FAILED
+        if hasattr(config, "workerinput") or not option.note_passed or not is_whole:
             return
         before = json.loads(PASSED.read_text()) if PASSED.exists() else {}
         noted = {name: self._digests[name] if name in self._passed else before.get(name) for name in GROUPS}

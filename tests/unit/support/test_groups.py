@@ -53,7 +53,7 @@ def project(tmp_path):
 
 def run(project, *words: str, code: int = 0, **env: str) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={project}"]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), **env}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **env}
     done = subprocess.run([*command, *words], cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
