@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -88,8 +88,7 @@ class Costs:
         for name, (seconds, _cpu) in slowest:
             write(f"{seconds:9.1f} s  {name}")
         if path := self._config.getoption("--costs-to"):
-            files = {name: round(seconds, 1) for name, (_, seconds, _) in self._sums(str).items()}
-            Path(path).write_text(json.dumps({"folders": folders, "files": files}, indent=1) + "\n")
+            Path(path).write_text(f'{{\n"folders": {_lines(folders)},\n"files": {_lines(self._sums(str))}\n}}\n')
 
     def _sums(self, group) -> dict[str, list[float]]:
         """Tests, seconds and CPU seconds of each group of files; what costs most comes first."""
@@ -98,3 +97,8 @@ class Costs:
             found = sums[group(test.partition("::")[0])]
             found[:] = found[0] + 1, round(found[1] + seconds, 1), round(found[2] + cpu, 1)
         return dict(sorted(sums.items(), key=lambda row: -row[1][2]))
+
+
+def _lines(rows: Mapping[str, list[float]]) -> str:
+    """As JSON, each in a line."""
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}"

@@ -4,8 +4,9 @@
     pytest --note-passed        runs all tests, and notes the digest of each group that passed in tests/passed.json (`make test-all`)
 
 The digest of a group is over the files and folders in `reads`. A test that starts a daemon uses more of the source than that:
-what else it uses is tested by tests outside the group. The contract suite (tests/contract/test_contract.py) is in no group, so
-one real worker of each runtime runs every time; of a runtime that it does not have, the group names a test in `always`.
+what else it uses is tested by tests outside the group. One worker for each subject of the contract suite
+(tests/contract/test_contract.py) is in no group, so one of each runtime runs every time; of a runtime that it does not have, the
+group names a test in `always`.
 """
 
 from __future__ import annotations
@@ -51,8 +52,21 @@ class Group:
         return whole.hexdigest()
 
 
-def _runtime(names: tuple[str, ...], *tests: str, always: tuple[str, ...] = ()) -> Group:
-    return Group(tests, (*(f"runtimes/{name}" for name in names), *WORKER), always)
+CONTRACT = "tests/contract/test_contract.py"
+STARTS = (
+    "a_taken_port_ends_it_with_a_telling_log",
+    "ends_on_sigterm_while_it_starts",
+    "a_model_that_cant_be_loaded_ends_it_with_a_telling_log",
+)
+
+
+def _runtime(
+    names: tuple[str, ...], *tests: str, subjects: tuple[str, ...] = (), always: tuple[str, ...] = ()
+) -> Group:
+    """`subjects` are the contract suite's; the group has those of its tests that start another worker."""
+    starts = (f"{CONTRACT}::TestWorker::test_{test}[{subject}]" for subject in subjects for test in STARTS)
+    reads = (f"runtimes/{name}" for name in names)
+    return Group((*tests, *starts), (*reads, "tests/contract", *WORKER), always)
 
 
 GROUPS: Mapping[str, Group] = {
@@ -63,6 +77,7 @@ GROUPS: Mapping[str, Group] = {
         f"{E2E}/test_transformers_decoder.py",
         "tests/e2e/cli/pull/test_kernels_loaded.py",
         "tests/e2e/dialects/test_prompt_formats.py",
+        subjects=("transformers",),
     ),
     "embeddings": _runtime(
         ("embeddings",),
@@ -70,11 +85,14 @@ GROUPS: Mapping[str, Group] = {
         f"{E2E}/test_vision.py",
         always=(f"{E2E}/test_embeddings.py::TestEmbeddings::test_similar_texts_are_near",),
     ),
-    "diffusers": _runtime(("diffusers",), f"{E2E}/test_diffusers.py", f"{E2E}/test_pictures.py"),
+    "diffusers": _runtime(
+        ("diffusers",), f"{E2E}/test_diffusers.py", f"{E2E}/test_pictures.py", subjects=("diffusers",)
+    ),
     "transcription": _runtime(
         ("ctranslate2", "faster_whisper", "transformers", "whisper_cpp"),
         f"{E2E}/transcription",
         f"{E2E}/test_ctranslate2.py",
+        subjects=("transformers-asr", "faster_whisper", "ctranslate2"),
     ),
     "chatterbox": _runtime(
         ("chatterbox",),
@@ -84,14 +102,24 @@ GROUPS: Mapping[str, Group] = {
     "exllamav3": _runtime(("exllamav3",), f"{E2E}/test_exllamav3.py"),
     "vllm": _runtime(("vllm",), f"{E2E}/test_vllm.py", f"{E2E}/test_vllm_processes.py", f"{E2E}/test_vllm_worker.py"),
     "comfyui": _runtime(("comfyui",), f"{E2E}/test_comfyui.py"),
-    "agents": Group(
-        ("tests/clients/test_agents.py",),
+    "clients' programs": Group(
+        ("tests/clients/test_agents.py", "tests/clients/test_programs.py"),
         ("tests/clients", "supervisor/http", "runtimes/llama_server", *DATA_PATH, *SUPPORT),
     ),
     "footprints": Group(("tests/contract/test_footprints.py",), ("runtimes", "supervisor/catalog", *SUPPORT)),
     "commands of documents": Group(
         ("tests/installation/test_documents.py",),
         ("README.md", "docs", "deploy", "supervisor/cli", "supervisor/catalog", "tests/golden/importers", *SUPPORT),
+    ),
+    "home server": Group(
+        ("tests/e2e/home_server",),
+        ("config/examples/home-16gb", "runtimes", "supervisor", *SUPPORT),
+        always=("tests/e2e/home_server/test_together.py",),
+    ),
+    "model hub": Group(
+        ("tests/e2e/cli/pull",),
+        ("runtimes/registry.py", "supervisor/catalog", "supervisor/cli", "supervisor/io", *SUPPORT),
+        always=("tests/e2e/cli/pull/test_pull.py",),
     ),
     "installer": Group(
         (

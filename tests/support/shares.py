@@ -52,7 +52,7 @@ def sort(items: list[pytest.Item], *, is_built: bool) -> None:
     """
     late = set() if is_built else {share_of(item.nodeid) for item in items if item.get_closest_marker("binary")}
     costs: dict[str, float] = defaultdict(float)
-    for file, seconds in (json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}).items():
+    for file, (_count, seconds, _cpu) in (json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}).items():
         costs[share_of(file)] += seconds
     items.sort(key=lambda item: (share_of(item.nodeid) in late, -costs.get(share_of(item.nodeid), inf)))
 
