@@ -12,7 +12,16 @@ from pathlib import Path
 import httpx
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Page, WebError, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    WebError,
+    expect,
+    sync_playwright,
+)
 
 from tests.support import tiny
 from tests.support.daemon import Daemon, fake, gguf, running, wait_until
@@ -63,17 +72,22 @@ def wait_fit(page: Page, *widths: int) -> None:
 
 
 @pytest.fixture(scope="package")  # not longer: its event loop is in the way of tests with loops of their own
-def profile() -> Iterator[BrowserContext]:
-    """One browser with one tab that stays: a new one costs twice as much as another page in it."""
+def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("needs chromium (on Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        context = browser.new_context(reduced_motion="reduce", permissions=["microphone", "clipboard-read"])
-        context.set_default_timeout(PATIENCE_MS)
-        context.new_page()
-        yield context
-        browser.close()
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="package")
+def profile(browser: Browser) -> BrowserContext:
+    """One with one tab that stays: a new one costs twice as much as another page in it."""
+    context = browser.new_context(reduced_motion="reduce", permissions=["microphone", "clipboard-read"])
+    context.set_default_timeout(PATIENCE_MS)
+    context.new_page()
+    return context
 
 
 @pytest.fixture(scope="package")
