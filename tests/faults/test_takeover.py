@@ -373,7 +373,7 @@ class TestNobodyNotices:
 
     def test_a_keep_alive_stays_in_force_and_an_unloaded_default_model_away(self, make):
         """Also that of a request which still runs at the hand-over."""
-        limits = {"default_model": "home", "default_after_s": 1}
+        limits = {"default_model": "home", "default_after_s": 1, "min_residency_s": 0}
         models = {"a": fake(keep_alive_s=5), "b": fake("--chunk-delay", "0.3", keep_alive_s=5), "home": fake()}
         daemon = make(models, config={"limits": limits})
         assert daemon.chat("a", x_keep_alive_s=900).status_code == 200
