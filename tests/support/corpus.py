@@ -55,7 +55,7 @@ _DATES = re.compile(
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 )
 _ADDRESS = re.compile(r"(127\.0\.0\.1:|port: |_first: |_last: )\d{4,5}")
-_SPAN = re.compile(r"(ed in|d for|after|took) \d+(?:\.\d+)?(?= m?s\b)")
+_SPAN = re.compile(r"(ed in|d for|after|took|Waited|again in) \d+(?:\.\d+)?(?= m?s\b)")
 _TIMES = r"\w+_(?:ms|ns|at|duration)|(?:age|eta|expires|idle|load|retry|since|uptime)(?:_s|_in)?|at|created|timestamp|pid|port|bytes|measured_mib|size(?:_vram)?"
 _LEARNED = re.compile(r'("learned"\s*:\s*)\{[^}]*\}')
 _NUMBER = r'("(?:{keys})"\s*:\s*)(?:null|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)'
@@ -161,10 +161,11 @@ def _exchanged(daemon: Daemon, words: Words, exchange: Mapping[str, Any]) -> dic
         return (head, body) if re.search(exchange.get("until", "").encode(), body) else None
 
     head, body = wait_until(answered, what=f"{request['line']} matches {exchange.get('until')}")
+    if exchange.get("worker", ()) is None:
+        return {**exchange, "answer": _message(words, head, body)}
     seen = saw.read_bytes()[before:].splitlines() if saw.exists() else []
     worker = [_message(words, *(part.encode("latin-1") for part in json.loads(line))) for line in seen]
-    is_known = exchange.get("worker", ()) is not None
-    return {**exchange, "answer": _message(words, head, body), "worker": worker if is_known else None}
+    return {**exchange, "answer": _message(words, head, body), "worker": worker}
 
 
 def _bytes_of(message: Message, words: Words) -> bytes:

@@ -21,6 +21,17 @@ NOT_RECORDED = {
     r"|GET /v1/capabilities|.*/models/load.*|POST /v1/admin/(shutdown|upgrade).*",
     "describes itself": r"GET /(openapi\.json|metrics|docs|ui).*",
 }
+NOT_RECORDED_CODES = {
+    "needs several requests at once, at a certain moment": {"model_unloaded", "shutting_down", "too_many_connections"},
+    "depends on the devices of the machine": {"device_quarantined", "device_lost"},
+    "depends on the ports that are in use": {"no_free_port"},
+    "tells how long something took here": {"budget_too_small"},
+    "says what this machine's libraries say": {"upstream_certificate", "invalid_media"},
+    "needs a request of more than a MiB": {"busy"},
+    "needs a runtime that is installed": {"picture_not_kept"},
+    "is a bug": {"internal_error"},
+    "is of Ollama's API alone, whose errors are texts": {"not_offered"},
+}
 
 
 def exchanges() -> Iterator[dict[str, Any]]:
@@ -30,8 +41,22 @@ def exchanges() -> Iterator[dict[str, Any]]:
 
 def asked() -> set[tuple[str, str]]:
     """Method and path of each."""
-    lines = (exchange["request"]["line"].split() for exchange in exchanges())
-    return {(method, target.partition("?")[0]) for method, target, _ in lines}
+    lines = (exchange["request"]["line"].rpartition(" ")[0].partition(" ") for exchange in exchanges())
+    return {(method, target.partition("?")[0]) for method, _, target in lines}
+
+
+def documented_codes() -> set[str]:
+    """The codes of docs/operations.md that clients get."""
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    table = page.partition("\n## Error codes\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*`) \| (\d+) \|", table, re.MULTILINE)
+    return {code for cell, _ in rows for code in re.findall(r"`(\w+)`", cell)}
+
+
+def recorded_codes() -> set[str]:
+    """The codes of all answers, also of those that are events of a stream."""
+    answers = (json.dumps(exchange["answer"]).replace(r"\"", '"') for exchange in exchanges())
+    return {code for answer in answers for code in re.findall(r'"(?:error_)?code": ?"(\w+)"', answer)}
 
 
 class TestCoverage:
@@ -46,6 +71,10 @@ class TestCoverage:
             if not is_there and not any(re.fullmatch(each, str(operation)) for each in NOT_RECORDED.values()):
                 lacking.append(str(operation))
         assert not lacking, "\n".join(lacking)
+
+    def test_error_codes(self):
+        reasons = set().union(*NOT_RECORDED_CODES.values())
+        assert documented_codes() - recorded_codes() == reasons
 
     def test_enough_of_them(self):
         assert sum(1 for _ in exchanges()) >= 1500
