@@ -14,9 +14,9 @@ fake workers got for it; `log` are the daemon's lines about requests, or null wh
 keys in `varies`. `<id 1>` is the first id that an answer brought; a later request may name it.
 
 A scenario may have more: `files`, texts by their paths, written before the daemon starts; and `remote`, how somebody else's API
-at the host `<remote>` answers one request after the other. An exchange may have `files` as well, written before it is asked, or null for what
-is removed then; and `until`, which its answer matches in the end: it is asked again as long as it doesn't, and only the last
-answer counts. `worker` is null where it depends on the time which exchange a worker's request belongs to.
+at the host `<remote>` answers one request after the other. An exchange may have `files` as well, written before it is asked, or
+null for what is removed then; and `until`, which its answer matches in the end: it is asked again as long as it doesn't, and only
+the last answer counts. `worker` is null where it depends on the time which exchange a worker's request belongs to.
 
 What depends on when it happens isn't here: disconnects, keep-alives, hand-overs. They are in tests/faults.
 """
@@ -28,7 +28,6 @@ import contextlib
 import json
 import platform
 import re
-import shutil
 import socket
 import sys
 import tempfile
@@ -144,7 +143,7 @@ def _lay(folder: Path, files: Mapping[str, str | None]) -> None:
     for name, text in files.items():
         if text is None:
             for path in folder.glob(name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                path.rename(folder / f"removed-{path.name}")  # at once, also a folder in which the daemon writes
         else:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(text.encode("latin-1"))

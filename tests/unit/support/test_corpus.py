@@ -145,7 +145,9 @@ class TestWords:
         assert kept == '{"id":"<id 1>","at":0,"size":0,"n":3,"x":"<folder>/a","f":0.05000000074505806}'
         assert words.sent("GET /v1/responses/<id 1>") == f"GET /v1/responses/resp_{'a1' * 16}"
 
-    @pytest.mark.parametrize("name", ["others/paths-1", "openai/codes-jobs", "openai/codes-models", "openai/codes-requests"])
+    @pytest.mark.parametrize(
+        "name", ["others/paths-1", "openai/codes-jobs", "openai/codes-models", "openai/codes-requests"]
+    )
     def test_the_same_bytes(self, tmp_path, name):
         text = corpus.scenarios()[name].read_text()
         corpus.write(path := tmp_path / "a" / "b.json", json.loads(text))
