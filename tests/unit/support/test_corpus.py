@@ -26,7 +26,6 @@ NOT_RECORDED_CODES = {
     "depends on the ports that are in use": {"no_free_port"},
     "tells how long something took here": {"budget_too_small"},
     "says what this machine's libraries say": {"upstream_certificate", "invalid_media"},
-    "needs a runtime that is installed": {"picture_not_kept"},
     "is a bug": {"internal_error"},
     "is of Ollama's API alone, whose errors are texts": {"not_offered"},
 }
