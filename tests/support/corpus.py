@@ -13,6 +13,11 @@ A file is a scenario: a configuration, and exchanges in their order, each on a c
 fake workers got for it; `log` are the daemon's lines about requests, or null where jobs write some later. Kept out: dates, ids, addresses, paths, cuts of chunks, times, and the numbers of the
 keys in `varies`. `<id 1>` is the first id that an answer brought; a later request may name it.
 
+A scenario may have more: `files`, texts by their paths, written before the daemon starts; and `remote`, how somebody else's API
+at the host `<remote>` answers one request after the other. An exchange may have `files` as well, written before it is asked, or
+null for what is removed then; and `until`, which its answer matches in the end: it is asked again as long as it doesn't, and only
+the last answer counts. `worker` is null where it depends on the time which exchange a worker's request belongs to.
+
 What depends on when it happens isn't here: disconnects, keep-alives, hand-overs. They are in tests/faults.
 """
 
@@ -32,7 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.io import distribution
-from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running
+from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running, wait_until
+from tests.support.fake_http import serving
+from tests.support.fake_remote import Reply, StandIn
 from tests.support.limits import LIMIT_S
 
 FOLDER = REPOSITORY / "tests" / "golden" / "contract"
@@ -47,7 +54,7 @@ _DATES = re.compile(
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 )
 _ADDRESS = re.compile(r"(127\.0\.0\.1:|port: |_first: |_last: )\d{4,5}")
-_SPAN = re.compile(r"(ed in|d for|after|took) \d+(?:\.\d+)?(?= m?s\b)")
+_SPAN = re.compile(r"(ed in|d for|after|took|Waited|again in) \d+(?:\.\d+)?(?= m?s\b)")
 _TIMES = r"\w+_(?:ms|ns|at|duration)|(?:age|eta|expires|idle|load|retry|since|uptime)(?:_s|_in)?|at|created|timestamp|pid|port|bytes|measured_mib|size(?:_vram)?"
 _LEARNED = re.compile(r'("learned"\s*:\s*)\{[^}]*\}')
 _NUMBER = r'("(?:{keys})"\s*:\s*)(?:null|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)'
@@ -60,8 +67,9 @@ Message = dict[str, Any]
 class Words:
     """What is another one each time, and what stands for it in a file."""
 
-    def __init__(self, folder: Path, varies: Iterable[str]) -> None:
-        self._places = {str(folder): "<folder>", sys.executable: "<python>", str(REPOSITORY): "<repository>"}
+    def __init__(self, folder: Path, varies: Iterable[str], remote: str = "") -> None:
+        self._places = {remote: "<remote>"} if remote else {}
+        self._places |= {str(folder): "<folder>", sys.executable: "<python>", str(REPOSITORY): "<repository>"}
         for word, own in (
             ("host", socket.gethostname()),
             ("python", platform.python_version()),
@@ -86,9 +94,9 @@ class Words:
         return text
 
 
-def materialised(scenario: Scenario, folder: Path) -> dict[str, Any]:
+def materialised(scenario: Scenario, folder: Path, remote: str = "") -> dict[str, Any]:
     """The configuration for `Daemon`: `fake` and `gguf` models become what these names mean."""
-    config = json.loads(json.dumps(scenario["config"]).replace("<folder>", str(folder)))
+    config = json.loads(json.dumps(scenario["config"]).replace("<folder>", str(folder)).replace("<remote>", remote))
     for name, model in config["models"].items():
         if "fake" in model:
             flags = [*model.pop("fake"), "--saw-to", str(folder / SAW)]
@@ -105,9 +113,10 @@ def played(scenario: Scenario) -> Scenario:
         if scenario.get("keys"):
             (folder / "api_keys.yaml").write_text(scenario["keys"])
             (folder / "api_keys.yaml").chmod(0o600)
-        words = Words(folder, scenario["varies"])
-        with running(folder, materialised(scenario, folder)) as daemon:
-            exchanges = [_exchanged(daemon, words, exchange["request"]) for exchange in scenario["exchanges"]]
+        _lay(folder, scenario.get("files", {}))
+        with _answering(scenario) as remote, running(folder, materialised(scenario, folder, remote)) as daemon:
+            words = Words(folder, scenario["varies"], remote)
+            exchanges = [_exchanged(daemon, words, exchange) for exchange in scenario["exchanges"]]
             lines = [words.kept(json.dumps(line)) for line in daemon.events("request.finished")]
     return scenario | {
         "exchanges": exchanges,
@@ -115,13 +124,47 @@ def played(scenario: Scenario) -> Scenario:
     }
 
 
-def _exchanged(daemon: Daemon, words: Words, request: Message) -> dict[str, Any]:
-    saw = daemon.folder / SAW
+@contextlib.contextmanager
+def _answering(scenario: Scenario) -> Iterator[str]:
+    """The address of a remote that answers as the scenario says, where there is one."""
+    if not (replies := scenario.get("remote")):
+        yield ""
+        return
+    with serving(StandIn()) as remote:
+        remote.replies += [
+            Reply(reply["status"], json.dumps(reply["json"]).encode(), {"Content-Type": "application/json"})
+            for reply in replies
+        ]
+        yield f"localhost:{remote.server_address[1]}"
+
+
+def _lay(folder: Path, files: Mapping[str, str | None]) -> None:
+    """Write them; what is null, and may be a pattern, is removed."""
+    for name, text in files.items():
+        if text is None:
+            for path in folder.glob(name):
+                path.rename(folder / f"removed-{path.name}")  # at once, also a folder in which the daemon writes
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(text.encode("latin-1"))
+            (folder / name).chmod(0o600)
+
+
+def _exchanged(daemon: Daemon, words: Words, exchange: Mapping[str, Any]) -> dict[str, Any]:
+    _lay(daemon.folder, exchange.get("files", {}))
+    request, saw = exchange["request"], daemon.folder / SAW
     before = saw.stat().st_size if saw.exists() else 0
-    head, body = asked(daemon.port, request["line"].split()[0], _bytes_of(request, words))
+
+    def answered() -> tuple[bytes, bytes] | None:
+        head, body = asked(daemon.port, request["line"].split()[0], _bytes_of(request, words))
+        return (head, body) if re.search(exchange.get("until", "").encode(), body) else None
+
+    head, body = wait_until(answered, what=f"{request['line']} matches {exchange.get('until')}")
+    if exchange.get("worker", ()) is None:
+        return {**exchange, "answer": _message(words, head, body)}
     seen = saw.read_bytes()[before:].splitlines() if saw.exists() else []
     worker = [_message(words, *(part.encode("latin-1") for part in json.loads(line))) for line in seen]
-    return {"request": request, "answer": _message(words, head, body), "worker": worker}
+    return {**exchange, "answer": _message(words, head, body), "worker": worker}
 
 
 def _bytes_of(message: Message, words: Words) -> bytes:
@@ -131,9 +174,10 @@ def _bytes_of(message: Message, words: Words) -> bytes:
         style = next((style for style in STYLES if style in message), None)
         text = "" if style is None else json.dumps(message[style], ensure_ascii=False, **STYLES[style])
         body = words.sent(text).encode()
-    sizes = {"content-length": str(len(body))}
     head = [words.sent(message["line"])]
-    head += [f"{name}: {sizes.get(name.lower(), words.sent(value))}" for name, value in message["headers"]]
+    for name, value in message["headers"]:
+        size = max(len(body), int(value) if value.isdecimal() else 0)  # more than there is may be announced
+        head.append(f"{name}: {size if name.lower() == 'content-length' else words.sent(value)}")
     return "\r\n".join([*head, "", ""]).encode("latin-1") + body
 
 
@@ -206,7 +250,7 @@ def differences(wanted: Scenario, found: Scenario) -> Iterator[tuple[str, str]]:
             ("body", _body(before["answer"]), _body(after["answer"])),
             ("worker", before["worker"], after["worker"]),
         ):
-            if json.dumps(left) != json.dumps(right):
+            if left is not None and json.dumps(left) != json.dumps(right):
                 yield kind, f"{place}\n  - {json.dumps(left)}\n  + {json.dumps(right)}"
     if None is not wanted["log"] != found["log"]:
         yield "log", f"  - {json.dumps(wanted['log'])}\n  + {json.dumps(found['log'])}"
@@ -228,12 +272,13 @@ def write(path: Path, scenario: Scenario) -> None:
         return json.dumps(value, ensure_ascii=False)
 
     def parts(exchange: Mapping[str, Any]) -> str:
-        return "{" + ",\n   ".join(f'"{key}": {one(exchange[key])}' for key in ("request", "answer", "worker")) + "}"
+        keys = [key for key in ("files", "until", "request", "answer", "worker") if key in exchange]
+        return "{" + ",\n   ".join(f'"{key}": {one(exchange[key])}' for key in keys) + "}"
 
     def listed(items: Iterable[str]) -> str:
         return "[" + ",".join(f"\n  {item}" for item in items) + "\n ]"
 
-    fields = {key: one(scenario[key]) for key in ("config", "keys", "varies")}
+    fields = {key: one(scenario[key]) for key in ("config", "keys", "files", "remote", "varies") if key in scenario}
     fields["exchanges"] = listed(map(parts, scenario["exchanges"]))
     fields["log"] = "null" if scenario["log"] is None else listed(map(one, scenario["log"]))
     path.parent.mkdir(parents=True, exist_ok=True)
