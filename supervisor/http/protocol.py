@@ -183,6 +183,9 @@ class GuardedProtocol(HttpToolsProtocol):
                         bytes_per_s=self.least_bytes_per_s,
                         limit_s=self.body_s,
                     )
+                    if self._receive_timer is not None:  # the head's
+                        self._receive_timer.cancel()
+                        self._receive_timer = None
                 self._slow_sender.received += len(data)
             if self._receive_timer is None:
                 limit_s = self.head_s if self._in_head else min(self.body_window_s, self.body_s)

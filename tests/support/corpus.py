@@ -176,8 +176,9 @@ def _bytes_of(message: Message, words: Words) -> bytes:
         body = words.sent(text).encode()
     head = [words.sent(message["line"])]
     for name, value in message["headers"]:
-        size = max(len(body), int(value) if value.isdecimal() else 0)  # more than there is may be announced
-        head.append(f"{name}: {size if name.lower() == 'content-length' else words.sent(value)}")
+        if name.lower() == "content-length" and value.isdecimal():
+            value = str(max(len(body), int(value)))  # more than there is may be announced
+        head.append(f"{name}: {words.sent(value)}")
     return "\r\n".join([*head, "", ""]).encode("latin-1") + body
 
 

@@ -419,7 +419,9 @@ def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary
         return "embedded", python
     raise RuntimeNotInstalledError(
         LlamaServerAdapter.name,
-        f"There is no {PROGRAM} on PATH and the embedded server is not installed.",
+        "The embedded server is not installed."
+        if config.program == "embedded"
+        else f"There is no {PROGRAM} on PATH and the embedded server is not installed.",
         "llmux runtimes install llama_server",
     )
 

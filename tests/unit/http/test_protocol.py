@@ -175,7 +175,7 @@ class TestDeadlines:
 
     async def test_a_body_that_takes_too_long(self, monkeypatch):
         """Fast enough in each window, and too long in all."""
-        monkeypatch.setattr(GuardedProtocol, "head_s", 1.0)  # its timer looks first
+        monkeypatch.setattr(GuardedProtocol, "head_s", 600.0)  # its timer ends with the head
         monkeypatch.setattr(GuardedProtocol, "body_window_s", 0.1)
         monkeypatch.setattr(GuardedProtocol, "body_s", 0.5)
         monkeypatch.setattr(GuardedProtocol, "least_bytes_per_s", 0.0)
