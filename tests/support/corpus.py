@@ -10,10 +10,11 @@ A file is a scenario: a configuration, and exchanges in their order, each on a c
 
 `request` and `answer` have the first line, the headers in their order and case, and the body: as `json` (compact) or
 `spaced` (as Python's json writes it) where that gives the same bytes, else as `text`, or as `events` of a stream. `worker` is what the
-fake workers got for it; `log` are the daemon's lines about requests, or null where jobs write some later. Kept out: dates, ids, addresses, paths, cuts of chunks, times, and the numbers of the
-keys in `varies`. `<id 1>` is the first id that an answer brought; a later request may name it.
+fake workers got for it; `log` are the daemon's lines about requests, or null where jobs write some later. Kept out: dates, ids,
+addresses, paths, cuts of chunks, times, and the numbers of the keys in `varies`. `<id 1>` is the first id that an answer brought; a
+later request may name it.
 
-A scenario may have more: `files`, texts by their paths, written before the daemon starts; and `remote`, how somebody else's API
+A scenario may have more: `alone`, where its answers tell what the daemon did before, so that it can't share one; `files`, texts by their paths, written before the daemon starts; and `remote`, how somebody else's API
 at the host `<remote>` answers one request after the other. An exchange may have `files` as well, written before it is asked, or
 null for what is removed then; and `until`, which its answer matches in the end: it is asked again as long as it doesn't, and only
 the last answer counts. `worker` is null where it depends on the time which exchange a worker's request belongs to.
@@ -34,7 +35,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from supervisor.io import distribution
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running, wait_until
@@ -106,22 +107,53 @@ def materialised(scenario: Scenario, folder: Path, remote: str = "") -> dict[str
     return config
 
 
-def played(scenario: Scenario) -> Scenario:
-    """The same scenario with what came."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
+class Stage:
+    """Where scenarios are played. Those of the same configuration get the same daemon while they follow each other."""
+
+    def __init__(self) -> None:
+        self._held = contextlib.ExitStack()
+        self._set: str | None = None  # what the daemon was started with
+        self._daemon: Daemon
+        self._remote: str
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def played(self, scenario: Scenario) -> Scenario:
+        """The same scenario with what came."""
+        self._start(scenario)
+        daemon = self._daemon
+        words = Words(daemon.folder, scenario["varies"], self._remote)
+        before = len(daemon.events("request.finished"))
+        exchanges = [_exchanged(daemon, words, exchange) for exchange in scenario["exchanges"]]
+        lines = [words.kept(json.dumps(line)) for line in daemon.events("request.finished")[before:]]
+        return scenario | {
+            "exchanges": exchanges,
+            "log": None if scenario.get("log", ()) is None else [json.loads(line) for line in lines],
+        }
+
+    def _start(self, scenario: Scenario) -> None:
+        wanted = setting(scenario)
+        if wanted == self._set and not {"alone", "files", "remote"} & set(scenario):
+            return
+        self._held.close()
+        self._set = wanted
+        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory())).resolve()
         if scenario.get("keys"):
             (folder / "api_keys.yaml").write_text(scenario["keys"])
             (folder / "api_keys.yaml").chmod(0o600)
         _lay(folder, scenario.get("files", {}))
-        with _answering(scenario) as remote, running(folder, materialised(scenario, folder, remote)) as daemon:
-            words = Words(folder, scenario["varies"], remote)
-            exchanges = [_exchanged(daemon, words, exchange) for exchange in scenario["exchanges"]]
-            lines = [words.kept(json.dumps(line)) for line in daemon.events("request.finished")]
-    return scenario | {
-        "exchanges": exchanges,
-        "log": None if scenario.get("log", ()) is None else [json.loads(line) for line in lines],
-    }
+        self._remote = self._held.enter_context(_answering(scenario))
+        config = materialised(scenario, folder, self._remote)
+        self._daemon = self._held.enter_context(running(folder, config))
+
+
+def setting(scenario: Scenario) -> str:
+    """What its daemon is started with."""
+    return json.dumps([scenario["config"], scenario.get("keys")])
 
 
 @contextlib.contextmanager
@@ -262,8 +294,9 @@ def _body(message: Message) -> Mapping[str, Any]:
 
 
 def scenarios() -> dict[str, Path]:
-    """By name: the api and the stem of the file."""
-    return {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in sorted(FOLDER.glob("*/*.json"))}
+    """By name: the api and the stem of the file. Those that can share a daemon follow each other."""
+    found = sorted(FOLDER.glob("*/*.json"), key=lambda path: (setting(json.loads(path.read_text())), path))
+    return {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in found}
 
 
 def write(path: Path, scenario: Scenario) -> None:
@@ -279,7 +312,9 @@ def write(path: Path, scenario: Scenario) -> None:
     def listed(items: Iterable[str]) -> str:
         return "[" + ",".join(f"\n  {item}" for item in items) + "\n ]"
 
-    fields = {key: one(scenario[key]) for key in ("config", "keys", "files", "remote", "varies") if key in scenario}
+    fields = {
+        key: one(scenario[key]) for key in ("config", "keys", "alone", "files", "remote", "varies") if key in scenario
+    }
     fields["exchanges"] = listed(map(parts, scenario["exchanges"]))
     fields["log"] = "null" if scenario["log"] is None else listed(map(one, scenario["log"]))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -292,16 +327,17 @@ def main() -> int:
     flags.add_argument("--write", action="store_true", help="write what came")
     told = flags.parse_args()
     found: Counter[str] = Counter()
-    for name, path in scenarios().items():
-        if told.names and not name.startswith(tuple(told.names)):
-            continue
-        wanted = json.loads(path.read_text())
-        came = played(wanted)
-        for kind, text in differences(wanted, came):
-            found[kind] += 1
-            print(f"{kind}: {name} {text}")
-        if told.write:
-            write(path, came)
+    with Stage() as stage:
+        for name, path in scenarios().items():
+            if told.names and not name.startswith(tuple(told.names)):
+                continue
+            wanted = json.loads(path.read_text())
+            came = stage.played(wanted)
+            for kind, text in differences(wanted, came):
+                found[kind] += 1
+                print(f"{kind}: {name} {text}")
+            if told.write:
+                write(path, came)
     print(", ".join(f"{found[kind]} of {kind}" for kind in KINDS if found[kind]) or "no differences")
     return 1 if found and not told.write else 0
 
