@@ -61,12 +61,16 @@ STARTS = (
 
 
 def _runtime(
-    names: tuple[str, ...], *tests: str, subjects: tuple[str, ...] = (), always: tuple[str, ...] = ()
+    names: tuple[str, ...],
+    *tests: str,
+    subjects: tuple[str, ...] = (),
+    reads: tuple[str, ...] = (),
+    always: tuple[str, ...] = (),
 ) -> Group:
     """`subjects` are the contract suite's; the group has those of its tests that start another worker."""
     starts = (f"{CONTRACT}::TestWorker::test_{test}[{subject}]" for subject in subjects for test in STARTS)
-    reads = (f"runtimes/{name}" for name in names)
-    return Group((*tests, *starts), (*reads, "tests/contract", *WORKER), always)
+    folders = (f"runtimes/{name}" for name in names)
+    return Group((*tests, *starts), (*folders, *reads, "tests/contract", *WORKER), always)
 
 
 GROUPS: Mapping[str, Group] = {
@@ -86,7 +90,12 @@ GROUPS: Mapping[str, Group] = {
         always=(f"{E2E}/test_embeddings.py::TestEmbeddings::test_similar_texts_are_near",),
     ),
     "diffusers": _runtime(
-        ("diffusers",), f"{E2E}/test_diffusers.py", f"{E2E}/test_pictures.py", subjects=("diffusers",)
+        ("diffusers",),
+        f"{E2E}/test_diffusers.py",
+        f"{E2E}/test_pictures.py",
+        "tests/e2e/dashboard/test_pictures.py",
+        subjects=("diffusers",),
+        reads=("supervisor/http/ui", "tests/e2e/dashboard/conftest.py"),
     ),
     "transcription": _runtime(
         ("ctranslate2", "faster_whisper", "transformers", "whisper_cpp"),
@@ -103,7 +112,7 @@ GROUPS: Mapping[str, Group] = {
     "vllm": _runtime(("vllm",), f"{E2E}/test_vllm.py", f"{E2E}/test_vllm_processes.py", f"{E2E}/test_vllm_worker.py"),
     "comfyui": _runtime(("comfyui",), f"{E2E}/test_comfyui.py"),
     "clients' programs": Group(
-        ("tests/clients/test_agents.py", "tests/clients/test_programs.py"),
+        ("tests/clients/test_agents.py", "tests/clients/test_connect.py", "tests/clients/test_programs.py"),
         ("tests/clients", "supervisor/http", "runtimes/llama_server", *DATA_PATH, *SUPPORT),
     ),
     "footprints": Group(("tests/contract/test_footprints.py",), ("runtimes", "supervisor/catalog", *SUPPORT)),
@@ -114,12 +123,10 @@ GROUPS: Mapping[str, Group] = {
     "home server": Group(
         ("tests/e2e/home_server",),
         ("config/examples/home-16gb", "runtimes", "supervisor", *SUPPORT),
-        always=("tests/e2e/home_server/test_together.py",),
     ),
     "model hub": Group(
         ("tests/e2e/cli/pull",),
         ("runtimes/registry.py", "supervisor/catalog", "supervisor/cli", "supervisor/io", *SUPPORT),
-        always=("tests/e2e/cli/pull/test_pull.py",),
     ),
     "installer": Group(
         (

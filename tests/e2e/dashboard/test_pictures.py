@@ -14,7 +14,7 @@ from tests.support.daemon import running, wait_until
 @pytest.fixture(scope="module")
 def painting(tmp_path_factory):
     environments.installed("diffusers")
-    painter = {"runtime": "diffusers", "path": str(tiny_pictures.model()), "threads": 1, "steps": 100}
+    painter = {"runtime": "diffusers", "path": str(tiny_pictures.model()), "threads": 1, "steps": 40}
     with running(tmp_path_factory.mktemp("painting"), {"models": {"painter": painter}}) as daemon:
         yield daemon
 
@@ -25,7 +25,7 @@ def test_what_there_is_so_far_is_shown_until_the_picture_is(painting, open_page)
     page.get_by_label("Number").fill("4")
     page.get_by_role("button", name="Make").click()
     expect(page.get_by_role("status").filter(has_text="Step")).to_have_text(
-        re.compile(r"Step \d+ of 400"), timeout=60_000
+        re.compile(r"Step \d+ of 160"), timeout=60_000
     )
     partial = page.get_by_alt_text("What there is so far")
     expect(partial).to_have_count(1, timeout=60_000)
