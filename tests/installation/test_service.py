@@ -233,7 +233,11 @@ class TestSocketActivation:
             daemon.port = main.getsockname()[1]
         try:
             told = httpx.get(
-                f"http://127.0.0.1:{port}/", trust_env=False, timeout=LIMIT_S, headers={"accept": "text/html"}
+                f"http://127.0.0.1:{port}/",
+                trust_env=False,
+                verify=False,
+                timeout=LIMIT_S,
+                headers={"accept": "text/html"},
             )
             assert told.text == "Ollama is running"
             assert daemon.get("/v1/admin/models").status_code == 200
