@@ -118,7 +118,7 @@ class TestTaken:
     @pytest.fixture
     def held(self, site):
         command = Begun(site, "--vram-mib", "3500", "--holder", "first", "sleep", "1000")
-        wait_until(lambda: any(lease["measured_mib"] is not None for lease in leases(site)), what="it is measured")
+        wait_until(lambda: any(lease["pid"] for lease in leases(site)), what="its first heartbeat")
         yield command
         command.process.kill()
         command.over()
@@ -127,6 +127,7 @@ class TestTaken:
         wait_until(lambda: not leases(site), what="it is over")
 
     def test_ps_shows_it(self, site, held):
+        wait_until(lambda: any(lease["measured_mib"] is not None for lease in leases(site)), what="it is measured")
         shown = llmux("ps", "--url", site.url).stdout
         assert "LEASE" in shown
         assert "first-" in shown
