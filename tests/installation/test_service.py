@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -19,7 +18,7 @@ from supervisor.cli import doctor, service
 from tests.support.activation import Activated, Systemd, listening
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
-from tests.support.shell import LLMUX, environment
+from tests.support.shell import environment, llmux
 
 UNITS = REPOSITORY / "deploy" / "systemd"
 
@@ -57,8 +56,7 @@ class TestInstall:
     def llmux(self, home: Path, *words: str, code: int = 0) -> str:
         nobody = {"XDG_RUNTIME_DIR": str(home), "DBUS_SESSION_BUS_ADDRESS": f"unix:path={home / 'none'}"}
         env = {**os.environ, **nobody, "HOME": str(home), "XDG_CONFIG_HOME": ""}
-        command = [sys.executable, "-m", "supervisor.cli", "service", *words]
-        done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
+        done = llmux("service", *words, env=env)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
@@ -168,7 +166,7 @@ class TestServe:
 
     def test_without_a_configuration(self, tmp_path):
         env = environment(tmp_path, NOTIFY_SOCKET=str(tmp_path / "none"), PYTHONPATH=str(REPOSITORY))
-        done = subprocess.run([*LLMUX, "serve"], env=env, cwd=tmp_path, capture_output=True, text=True)
+        done = llmux("serve", env=env, cwd=tmp_path)
         assert done.returncode == 2
         assert "no configuration found" in done.stderr
         assert "demo" not in done.stdout
@@ -235,7 +233,11 @@ class TestSocketActivation:
             daemon.port = main.getsockname()[1]
         try:
             told = httpx.get(
-                f"http://127.0.0.1:{port}/", trust_env=False, timeout=LIMIT_S, headers={"accept": "text/html"}
+                f"http://127.0.0.1:{port}/",
+                trust_env=False,
+                verify=False,
+                timeout=LIMIT_S,
+                headers={"accept": "text/html"},
             )
             assert told.text == "Ollama is running"
             assert daemon.get("/v1/admin/models").status_code == 200

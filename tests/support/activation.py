@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import yaml
 
+from tests.support import forker
 from tests.support.daemon import REPOSITORY, Daemon
 
 PATIENCE_S = 60.0
-GIVEN = """
-import os, sys
-for number, given in enumerate(sys.argv[2:]):
-    os.dup2(int(given), 3 + number)
-    os.close(int(given))
-os.environ["LISTEN_PID"] = str(os.getpid())
-os.execv(sys.executable, [sys.executable, "-m", "supervisor.cli", "serve", "--config", sys.argv[1]])
-"""
 
 
 class Activated(Daemon):
@@ -30,22 +20,18 @@ class Activated(Daemon):
 
     def activate(self, *sockets: socket.socket) -> Activated:
         self.config_path.write_text(yaml.safe_dump(self.config))
-        # Nothing else may be there under the numbers that they get.
-        moved = [fcntl.fcntl(given.fileno(), fcntl.F_DUPFD, 100) for given in sockets]
-        command = [sys.executable, "-c", GIVEN, str(self.config_path), *map(str, moved)]
         env = {
             **os.environ,
-            "LISTEN_FDS": str(len(moved)),
-            "LISTEN_FDNAMES": ":".join("llmux.socket" for _ in moved),
+            "LISTEN_FDS": str(len(sockets)),
+            "LISTEN_FDNAMES": ":".join("llmux.socket" for _ in sockets),
             "XDG_RUNTIME_DIR": str(self.folder),
             **self.env,
         }
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=env, cwd=REPOSITORY, pass_fds=moved, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        for number in moved:
-            os.close(number)
+        argv = ["-m", "tests.support.activated", "serve", "--config", str(self.config_path)]
+        ours, theirs = socket.socketpair()
+        with self.log_path.open("ab") as log, ours, theirs:
+            socket.send_fds(ours, [b"\0"], [given.fileno() for given in sockets])
+            self.process = forker.start(argv, cwd=REPOSITORY, env=env, stdin=theirs, stdout=log, stderr=log)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
             self.port = sockets[0].getsockname()[1]
         return self

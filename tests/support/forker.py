@@ -213,13 +213,23 @@ _lock = threading.RLock()
 
 
 def import_all() -> None:
-    """What a daemon or command may import, but for what workers do."""
+    """What a daemon or command may import, but for what workers do, and the hub's client, which looks at variables then."""
     import runtimes.registry
     import supervisor
 
     found = pkgutil.walk_packages(supervisor.__path__, "supervisor.")
     adapters = (entry.partition(":")[0] for entry in runtimes.registry.REGISTRY._entries.values())
-    for name in ("uvloop", "encodings.idna", *(module.name for module in found), *adapters):
+    others = (
+        "uvloop",
+        "uvicorn.lifespan.off",
+        "encodings.idna",
+        "encodings.utf_8_sig",
+        "filelock",
+        "httpx2",
+        "httpcore2",
+        "truststore",
+    )
+    for name in (*others, *(module.name for module in found), *adapters):
         if not name.endswith("__main__"):
             importlib.import_module(name)
 

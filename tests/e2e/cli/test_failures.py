@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.exit_codes import ExitCode
+from tests.support import forker
 from tests.support.daemon import REPOSITORY
 from tests.support.shell import LLMUX
-
-NOBODY_KNOWN = 12345
-"""A user without an entry in the system's list, as in a container that runs with any number."""
 
 MODEL = {"cmd": ["sleep", "${port}"], "vram_mib": 1}
 
@@ -28,18 +26,9 @@ class Stranger:
         self.folder = folder
 
     def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        caps = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]  # for where Python is installed
-        user = ["setpriv", f"--reuid={NOBODY_KNOWN}", f"--regid={NOBODY_KNOWN}", "--clear-groups", *caps]
-        environment = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"], **variables}
-        return subprocess.run(
-            [*(user if os.geteuid() == 0 else []), *LLMUX, *words],
-            cwd=self.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        env = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"], **variables}
+        module = "tests.support.stranger" if os.geteuid() == 0 else "tests.support.installed"
+        return forker.run(["-m", module, *words], cwd=self.folder, env=env, timeout=60)
 
 
 @pytest.fixture
@@ -112,9 +101,7 @@ class TestNoHome:
         assert "Set HOME, or XDG_" in told.stderr.splitlines()[-1]
 
     @pytest.mark.parametrize("words", ["llmux keys revoke ", "llmux runtimes remove "])
-    def test_completes_nothing(self, stranger, words, monkeypatch):
-        program = "from supervisor.cli.main import main; main(prog_name='llmux')"
-        monkeypatch.setitem(globals(), "LLMUX", [LLMUX[0], "-c", program])
+    def test_completes_nothing(self, stranger, words):
         told = stranger(_LLMUX_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3")
         assert (told.stdout.strip(), told.stderr) == ("", "")
 

@@ -6,16 +6,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import httpx
 import pytest
 
-from tests.support.daemon import Daemon, fake, running, wait_until
+from tests.support import forker
+from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
-
-LLMUX = (sys.executable, "-m", "supervisor.cli")
+from tests.support.shell import LLMUX, llmux
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +28,40 @@ def leases(site: Daemon) -> list[dict]:
     return site.get("/v1/admin/leases").json()["data"]
 
 
-def begin(site: Daemon, *words: str, **more) -> subprocess.Popen:
-    command = [*LLMUX, "lease", "--url", site.url, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+class Begun:
+    """One that runs; what it prints goes to files."""
+
+    def __init__(self, site: Daemon, *words: str, **variables: str) -> None:
+        self.stdout, self.stderr = TemporaryFile("w+"), TemporaryFile("w+")  # noqa: SIM115  # closed by `over`
+        argv = [*LLMUX[1:], "lease", "--url", site.url, *words]
+        env = {**os.environ, **variables}
+        with open(os.devnull) as nothing:
+            streams = {"stdin": nothing, "stdout": self.stdout, "stderr": self.stderr}
+            self.process = forker.start(argv, cwd=REPOSITORY, env=env, **streams)
+
+    def expect(self, text: str) -> None:
+        """Wait until this is all that it printed to stdout."""
+        wait_until(lambda: os.pread(self.stdout.fileno(), 1000, 0).decode() == text, what=f"it prints {text!r}")
+
+    def over(self) -> tuple[int, str, str]:
+        """Wait for its end: its exit code, stdout and stderr."""
+        try:
+            code = self.process.wait(LIMIT_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+        with self.stdout, self.stderr:
+            self.stdout.seek(0)
+            self.stderr.seek(0)
+            return code, self.stdout.read(), self.stderr.read()
 
 
-def run(site: Daemon, *words: str, given: str = "") -> subprocess.CompletedProcess:
-    command = [*LLMUX, "lease", "--url", site.url, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, input=given, timeout=LIMIT_S)
+def run(site: Daemon, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    return llmux("lease", "--url", site.url, *words, stdin=given, timeout=LIMIT_S)
 
 
 def end(site: Daemon, lease: str) -> None:
-    httpx.delete(f"{site.url}/v1/admin/leases/{lease}", trust_env=False, timeout=LIMIT_S)
+    httpx.delete(f"{site.url}/v1/admin/leases/{lease}", trust_env=False, verify=False, timeout=LIMIT_S)
 
 
 def marked(word: str) -> list[int]:
@@ -95,19 +117,18 @@ class TestTaken:
 
     @pytest.fixture
     def held(self, site):
-        command = begin(
-            site, "--vram-mib", "3500", "--holder", "first", "sleep", "1000", env={**os.environ, "HELD": "1"}
-        )
-        wait_until(lambda: any(lease["measured_mib"] is not None for lease in leases(site)), what="it is measured")
+        command = Begun(site, "--vram-mib", "3500", "--holder", "first", "sleep", "1000")
+        wait_until(lambda: any(lease["pid"] for lease in leases(site)), what="its first heartbeat")
         yield command
-        command.kill()
-        command.communicate()
+        command.process.kill()
+        command.over()
         for lease in leases(site):
             end(site, lease["id"])
         wait_until(lambda: not leases(site), what="it is over")
 
     def test_ps_shows_it(self, site, held):
-        shown = subprocess.run([*LLMUX, "ps", "--url", site.url], capture_output=True, text=True, check=True).stdout
+        wait_until(lambda: any(lease["measured_mib"] is not None for lease in leases(site)), what="it is measured")
+        shown = llmux("ps", "--url", site.url).stdout
         assert "LEASE" in shown
         assert "first-" in shown
 
@@ -117,12 +138,11 @@ class TestTaken:
         assert "holds 3500 MiB" in told.stderr
 
     def test_another_waits_for_its_end(self, site, held):
-        second = begin(site, "--vram-mib", "3500", "--wait", "echo", "mine")
+        second = Begun(site, "--vram-mib", "3500", "--wait", "echo", "mine")
         wait_until(lambda: len(leases(site)) == 2, what="it waits")
-        held.terminate()
-        assert second.communicate(timeout=LIMIT_S)[0] == "mine\n"
-        held.communicate(timeout=LIMIT_S)
-        assert held.returncode == 128 + signal.SIGTERM
+        held.process.terminate()
+        assert second.over()[1] == "mine\n"
+        assert held.process.wait(LIMIT_S) == 128 + signal.SIGTERM
 
 
 class TestEnd:
@@ -132,49 +152,44 @@ class TestEnd:
 
     def test_killed_with_llmux_lease(self, site, tmp_path):
         mark = f"TREE={tmp_path}"
-        command = begin(
-            site, "--vram-mib", "500", "--", "sh", "-c", self.TREE, env={**os.environ, "TREE": str(tmp_path)}
-        )
-        assert command.stdout is not None
-        assert command.stdout.readline() == "up\n"
-        command.kill()
-        command.communicate()
+        command = Begun(site, "--vram-mib", "500", "--", "sh", "-c", self.TREE, TREE=str(tmp_path))
+        command.expect("up\n")
+        command.process.kill()
+        command.over()
         wait_until(lambda: not marked(mark), what="its tree is gone")
         for lease in leases(site):
             end(site, lease["id"])
 
     def test_asked_twice_it_is_killed(self, site):
         script = 'trap "" TERM; echo up; while true; do sleep 0.05; done'
-        command = begin(site, "--vram-mib", "500", "--", "sh", "-c", script)
-        assert command.stdout is not None
-        assert command.stdout.readline() == "up\n"
+        command = Begun(site, "--vram-mib", "500", "--", "sh", "-c", script)
+        command.expect("up\n")
 
         def asked() -> bool:
-            command.send_signal(signal.SIGINT)
-            return command.poll() is not None
+            command.process.send_signal(signal.SIGINT)
+            return command.process.poll() is not None
 
         wait_until(asked, what="it ends")
-        command.communicate()
-        assert command.returncode == 128 + signal.SIGKILL
+        assert command.over()[0] == 128 + signal.SIGKILL
         wait_until(lambda: not leases(site), what="the lease is given back")
 
     def test_it_ends_with_its_lease(self, site):
-        command = begin(site, "--vram-mib", "500", "sleep", "1000")
+        command = Begun(site, "--vram-mib", "500", "sleep", "1000")
         (lease,) = wait_until(lambda: leases(site), what="it is granted")
         wait_until(lambda: leases(site)[0]["pid"], what="its first heartbeat")
         end(site, lease["id"])
-        _, told = command.communicate(timeout=LIMIT_S)
+        code, _, told = command.over()
         assert "its holder must stop" in told
-        assert command.returncode == 128 + signal.SIGTERM
+        assert code == 128 + signal.SIGTERM
 
     def test_it_goes_on_while_no_daemon_answers(self, site):
-        command = begin(site, "--vram-mib", "500", "sleep", "1000")
+        command = Begun(site, "--vram-mib", "500", "sleep", "1000")
         (lease,) = wait_until(lambda: leases(site), what="it is granted")
         wait_until(lambda: leases(site)[0]["pid"], what="its first heartbeat")
         site.kill()
         site.start()
         assert [one["id"] for one in leases(site)] == [lease["id"]]
         wait_until(lambda: leases(site)[0]["expires_s"] > lease["ttl_s"] * 0.9, what="a heartbeat")
-        assert command.poll() is None
-        command.terminate()
-        command.communicate(timeout=LIMIT_S)
+        assert command.process.poll() is None
+        command.process.terminate()
+        command.over()

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 
 from supervisor.cli import log_lines
 from supervisor.cli.log_lines import LONGEST, Lines, for_terminals, json_line
+from tests.support import forker
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
 
@@ -26,14 +28,19 @@ from tests.support.limits import LIMIT_S
 def told(code: str, form: str = "json", level: str = "info") -> str:
     """What a program writes to stderr in which `code` runs after logging was set up."""
     head = "import asyncio, gc, logging, structlog, sys, threading, warnings\nfrom supervisor.cli.log_setup import configure\n"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{head}configure({level!r}, {form!r})\nlog = structlog.get_logger('x')\n{code}"],
-        capture_output=True,
-        cwd=REPOSITORY,
-        timeout=LIMIT_S,
-    )
-    assert done.stdout == b""
-    return done.stderr.decode()
+    program = f"{head}configure({level!r}, {form!r})\nlog = structlog.get_logger('x')\n{code}"
+    with open(os.devnull) as nothing, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        streams = {"stdin": nothing, "stdout": stdout, "stderr": stderr}
+        process = forker.start(["-m", "tests.support.snippet", program], cwd=REPOSITORY, env=os.environ, **streams)
+        try:
+            process.wait(LIMIT_S)
+        finally:
+            process.kill()
+            process.wait()
+        stdout.seek(0)
+        assert stdout.read() == b""
+        stderr.seek(0)
+        return stderr.read().decode()
 
 
 def lines(text: str) -> list[dict[str, Any]]:

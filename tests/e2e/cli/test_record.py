@@ -28,11 +28,16 @@ def file(site, tmp_path_factory):
         text=True,
         preexec_fn=heed_ctrl_c,
     )
-    wait_until(lambda: path.exists() and path.stat().st_size, what="the state is written")
-    for name in ("left", "right", "left"):
+    wait_until(path.exists, what="the state has come")
+
+    def asked(name: str) -> bool:
         told = site.post("/v1/chat/completions", json={"model": name, "messages": []})
         assert told.status_code == 200
-    wait_until(lambda: path.read_text().count('"RequestFinished"') == 3, what="all of it is written")
+        return path.read_text().count('"RequestFinished"') >= 3
+
+    for name in ("left", "right", "left"):
+        asked(name)
+    wait_until(lambda: asked("left"), what="all of it is written: this happens 8 KiB at a time")
     recorder.send_signal(2)
     out, _ = recorder.communicate(timeout=60)
     assert recorder.returncode == 0
@@ -99,8 +104,7 @@ class TestRecord:
 
     def test_for_a_time(self, site, tmp_path):
         path = tmp_path / "short.jsonl"
-        words = [*LLMUX, "record", str(path), "--seconds", "1", "--url", site.url]
-        subprocess.run(words, check=True, capture_output=True)
+        assert llmux("record", str(path), "--seconds", "1", "--url", site.url).returncode == 0
         assert replay(path).returncode == 0
 
     def test_nobody_records_now(self, site):

@@ -222,22 +222,13 @@ class TestPull:
 class TestOllamasPull:
     """`POST /api/pull` fetches the same way, and tells how far it is as Ollama does."""
 
-    def test_then_a_request_loads_it(self, start, tmp_path):
-        daemon = start()
-        told = daemon.post("/api/pull", json={"model": "chat:latest"})
-        lines = [json.loads(line) for line in told.text.splitlines()]
-        assert lines[0] == {"status": "pulling manifest"}
-        assert lines[-1] == {"status": "success"}
-        assert (tmp_path / "models/acme/tiny/tiny.gguf").exists()
-        assert daemon.chat("chat").status_code == 200
-        assert daemon.post("/api/pull", json={"model": "chat", "stream": False}).json() == {"status": "success"}
-
-    def test_it_tells_how_far_it_is(self, start, hub):
+    def test_it_tells_how_far_it_is_then_a_request_loads_it(self, start, hub, tmp_path):
         hub.hold["tiny.gguf"], hub.half_way["tiny.gguf"] = threading.Event(), threading.Event()
         try:
             daemon = start()
-            with daemon.client() as client, client.stream("POST", "/api/pull", json={"name": "chat"}) as told:
+            with daemon.client() as client, client.stream("POST", "/api/pull", json={"name": "chat:latest"}) as told:
                 lines = map(json.loads, told.iter_lines())
+                assert next(lines) == {"status": "pulling manifest"}
                 half = next(line for line in lines if line.get("completed"))
                 assert (half["status"], half["digest"]) == ("pulling chat", "chat")
                 assert half["completed"] < half["total"]
@@ -245,13 +236,17 @@ class TestOllamasPull:
                 assert [*lines][-1] == {"status": "success"}
         finally:
             hub.hold["tiny.gguf"].set()
+        assert (tmp_path / "models/acme/tiny/tiny.gguf").exists()
+        assert daemon.chat("chat").status_code == 200
+        assert daemon.post("/api/pull", json={"model": "chat", "stream": False}).json() == {"status": "success"}
 
-    @pytest.mark.parametrize("stream", [True, False])
-    def test_that_fails_says_why(self, start, hub, stream):
+    def test_that_fails_says_why(self, start, hub):
         del hub.repos["acme/tiny"]
-        told = start().post("/api/pull", json={"model": "chat", "stream": stream})
-        assert told.status_code == (200 if stream else 503)
-        assert "there is no such repository" in json.loads(told.text.splitlines()[-1])["error"]
+        daemon = start()
+        for stream in (True, False):
+            told = daemon.post("/api/pull", json={"model": "chat", "stream": stream})
+            assert told.status_code == (200 if stream else 503)
+            assert "there is no such repository" in json.loads(told.text.splitlines()[-1])["error"]
 
     def test_of_a_model_that_is_not_configured(self, start, hub):
         told = start().post("/api/pull", json={"model": "llama3.2"})

@@ -397,13 +397,13 @@ class TestBounds:
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
         wait_until(lambda: all_gone(site) and gone(site.child()))
 
-    @pytest.mark.parametrize("stream", [False, True])
-    def test_its_time_alone_counts(self, tmp_path, stream):
+    def test_its_time_alone_counts(self, tmp_path):
         """It may be silent for longer than other workers."""
         about = program(tmp_path, command=["sh", "-c", "echo so; sleep 2; echo far"])
         limits = {"first_byte_s": 0.5, "stream_idle_s": 0.5}
-        with running(tmp_path, {"models": {"m": about}, "limits": limits}) as daemon:
-            assert "far" in daemon.chat("m", stream=stream).text
+        with running(tmp_path, {"models": {"m": about}, "limits": limits}) as daemon, ThreadPoolExecutor(2) as threads:
+            asked = [threads.submit(daemon.chat, "m", stream=stream) for stream in (False, True)]
+            assert all("far" in each.result(LIMIT_S).text for each in asked)
 
     def test_time_within_a_stream(self, site):
         answer = site.chat("short", "hang", stream=True)
@@ -478,36 +478,38 @@ class TestBounds:
 class TestWorkerDeath:
     """Killed with -9, it takes its programs along, and there is another."""
 
-    @pytest.mark.parametrize("which", ["pid", "shim_pid"])
-    def test_no_orphans(self, tmp_path, which):
+    def test_no_orphans(self, tmp_path):
         (seen := tmp_path / "seen").mkdir()
         with running(tmp_path, {"models": {"m": program(seen)}}) as daemon, ThreadPoolExecutor(1) as threads:
             site = Site(daemon, seen)
-            asked = threads.submit(site.chat, "m", "linger hang")
-            child = site.child()
-            os.kill(daemon.model("m")["worker"][which], signal.SIGKILL)
-            assert asked.result(LIMIT_S).json()["error"]["code"] == "upstream_error"
-            wait_until(lambda: all_gone(site) and gone(child))
-            assert site.chat("m", "Hello").status_code == 200
-            assert site.folders() == []
+            for which in ("pid", "shim_pid"):
+                asked = threads.submit(site.chat, "m", "linger hang")
+                child = site.child()
+                os.kill(daemon.model("m")["worker"][which], signal.SIGKILL)
+                assert asked.result(LIMIT_S).json()["error"]["code"] == "upstream_error"
+                wait_until(lambda: all_gone(site) and gone(child))
+                assert site.chat("m", "Hello").status_code == 200
+                assert site.folders() == []
+                site.forget()
 
 
 class TestDaemonDeath:
     """Killed with -9 or stopped, the daemon leaves no process; what is left on disk goes with the next start."""
 
-    @pytest.mark.parametrize("how", ["kill", "stop"])
-    def test_no_orphans(self, tmp_path, how):
+    def test_no_orphans(self, tmp_path):
         seen = tmp_path / "seen"
         seen.mkdir()
         with running(tmp_path, {"models": {"m": program(seen)}, "limits": {"drain_s": 0.1}}) as daemon:
             site = Site(daemon, seen)
-            with ThreadPoolExecutor(1) as threads:
-                asked = threads.submit(site.chat, "m", "linger hang")
-                child = site.child()
-                assert not gone(child)
-                getattr(daemon, how)()
-                wait_until(lambda: all_gone(site) and gone(child))
-                asked.exception(LIMIT_S)
-            daemon.start()
-            daemon.wait_state("m", "ready")
-            assert site.folders() == []
+            for end in (daemon.kill, daemon.stop):
+                with ThreadPoolExecutor(1) as threads:
+                    asked = threads.submit(site.chat, "m", "linger hang")
+                    child = site.child()
+                    assert not gone(child)
+                    end()
+                    wait_until(lambda: all_gone(site) and gone(child))
+                    asked.exception(LIMIT_S)
+                daemon.start()
+                daemon.wait_state("m", "ready")
+                assert site.folders() == []
+                site.forget()

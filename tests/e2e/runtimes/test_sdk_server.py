@@ -44,6 +44,7 @@ class Toy:
             headers={"Authorization": f"Bearer {KEY}"},
             timeout=LIMIT_S,
             trust_env=False,
+            verify=False,
         )
 
     def health(self) -> int:
@@ -86,6 +87,17 @@ def toy(start):
     toy = start()
     wait_until(lambda: toy.health() == 200)
     return toy
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """For tests that leave it as it was."""
+    toy = Toy()
+    try:
+        wait_until(lambda: toy.health() == 200)
+        yield toy
+    finally:
+        toy.end()
 
 
 class TestHealth:
@@ -138,11 +150,15 @@ class TestHealth:
 class TestKey:
     """Only who knows the key is answered, and the model's own code can't see it."""
 
+    @pytest.fixture
+    def toy(self, shared):
+        return shared
+
     @pytest.mark.parametrize("given", [None, "Bearer nonsense", KEY, "Bearer"])
     def test_others(self, toy, given):
         headers = {} if given is None else {"Authorization": given}
         for path in ("/seen", "/metrics", "/v1/models", "/nothing"):
-            refused = httpx.get(f"http://127.0.0.1:{toy.port}{path}", headers=headers, trust_env=False)
+            refused = httpx.get(f"http://127.0.0.1:{toy.port}{path}", headers=headers, trust_env=False, verify=False)
             assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
 
     def test_it_is_taken_from_the_environment(self, toy):
@@ -150,6 +166,10 @@ class TestKey:
 
 
 class TestRequests:
+    @pytest.fixture
+    def toy(self, shared):
+        return shared
+
     def test_garbage_is_collected_again(self, toy):
         assert toy.http.get("/path").json()["collects"]
 

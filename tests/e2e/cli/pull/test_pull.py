@@ -275,9 +275,8 @@ class TestMoreThanListed:
         assert "acme/tiny: the hub's listing of it is longer than" in done.stdout + done.stderr
         assert hub.sent["acme/tiny"] < 200 * MIB
 
-    @pytest.mark.parametrize(
-        "said",
-        [
+    def test_a_listing_of_nonsense(self, pull, hub):
+        nonsense = [
             {"size": -1},
             {"size": None},
             {"size": "5"},
@@ -285,13 +284,17 @@ class TestMoreThanListed:
             {"blobId": None},
             {"lfs": {}},
             {"lfs": 5},
-        ],
-    )
-    def test_a_listing_of_nonsense(self, pull, hub, said):
-        hub.listed["tokenizer.json"] = said
-        done = pull("tiny")
+        ]
+        pull.models = {}
+        for number, said in enumerate(nonsense):
+            hub.repos[f"acme/odd-{number}"] = Repo({f"{number}.json": b"{}"})
+            hub.listed[f"{number}.json"] = said
+            pull.models[f"odd-{number}"] = {"runtime": "transformers", "source": {"repo": f"acme/odd-{number}"}}
+        done = pull()
         assert done.returncode == ExitCode.FAILED
-        assert "is it a model hub?" in done.stdout + done.stderr
+        told = (done.stdout + done.stderr).splitlines()
+        for number, said in enumerate(nonsense):
+            assert any(f"acme/odd-{number}:" in line and "is it a model hub?" in line for line in told), said
 
 
 class TestGate:
@@ -326,19 +329,17 @@ class TestGate:
 class TestMistakes:
     """Names that lead nowhere, and configurations without sources."""
 
-    @pytest.mark.parametrize(
-        ("source", "told"),
-        [
+    def test_told(self, pull):
+        mistakes = [
             ({"repo": "acme/nowhere"}, "no such repository"),
             ({"repo": "acme/tiny", "revision": "v9"}, "no revision 'v9'"),
-            ({"repo": "acme/tiny", "files": ["weights.safetensors"]}, "model.safetensors"),
-        ],
-    )
-    def test_told(self, pull, source, told):
-        pull.models = {"tiny": {"runtime": "transformers", "source": source}}
+            ({"repo": "acme/tiny-gguf", "files": ["weights.safetensors"]}, "tiny-Q8_0.gguf"),
+        ]
+        pull.models = {f"m{n}": {"runtime": "transformers", "source": source} for n, (source, _) in enumerate(mistakes)}
         done = pull("--dry-run")
         assert done.returncode == ExitCode.FAILED
-        assert told in done.stdout
+        for source, told in mistakes:
+            assert any(source["repo"] in line and told in line for line in done.stdout.splitlines()), done.stdout
 
     def test_a_model_without_a_source(self, pull, tmp_path):
         pull.models["mine"] = {"path": str(tmp_path / "mine.gguf")}
@@ -346,9 +347,9 @@ class TestMistakes:
         del pull.models["tiny"], pull.models["small"]
         assert "names a source" in pull().stdout
 
-    @pytest.mark.parametrize(
-        "name",
-        [
+    def test_names_that_are_no_names(self, pull, hub):
+        """Each in a repository of its own."""
+        names = [
             "../../evil",
             "/evil",
             "",
@@ -360,14 +361,16 @@ class TestMistakes:
             "a\x1b[31m",
             ".llmux-pull.json",
             ".llmux-pull.hub/x",
-        ],
-    )
-    def test_names_that_are_no_names(self, pull, hub, name):
-        hub.repos["acme/tiny"].files[name] = b"x"
-        done = pull("tiny")
+        ]
+        pull.models = {}
+        for number, name in enumerate(names):
+            hub.repos[f"acme/odd-{number}"] = Repo({**hub.repos["acme/tiny"].files, name: b"x"})
+            pull.models[f"odd-{number}"] = {"runtime": "transformers", "source": {"repo": f"acme/odd-{number}"}}
+        done = pull()
         assert done.returncode == ExitCode.FAILED
-        assert "acme/tiny:" in done.stdout + done.stderr
-        assert "is no name for a file" in done.stdout + done.stderr
+        told = (done.stdout + done.stderr).splitlines()
+        for number, name in enumerate(names):
+            assert any(f"acme/odd-{number}:" in line and "is no name for a file" in line for line in told), name
         assert not pull.models_dir.exists()
 
     def test_a_broken_description_names_itself(self, pull, hub):
