@@ -34,7 +34,8 @@ def write(daemon: Client, file: Path, seconds: int | None) -> int:
             for told in daemon.events(path):
                 if told.kind == "end":
                     return events
-                out = out or stack.enter_context(file.open("x", encoding="utf-8"))  # only now: the daemon answers
+                if out is None:  # only now: the daemon answers
+                    out = stack.enter_context(file.open("x", buffering=1, encoding="utf-8"))  # a line at a time
                 out.write(told.data + "\n")
                 events += 1
     except KeyboardInterrupt:
