@@ -95,6 +95,7 @@ class Test13PortTaken:
         """Who answers /health on a starting worker's port is found out; the worker starts again on another one."""
         call = Call(daemon, model)
         port = wait_until(lambda: (daemon.model(model)["worker"] or {}).get("port"))
+        wait_until((daemon.folder / f"{model}-was-late").exists, what="else the next worker is late, too")
         impostors.append(Impostor(port, share=share))
         answer = call.result().response
         assert (answer.status_code, answer.json()["model"]) == (200, model)

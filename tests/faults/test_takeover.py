@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.support import forker
 from tests.support.clients import Call, Stream, code, starts, worker_tree
 from tests.support.counts import times
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, wait_until
@@ -33,6 +33,7 @@ from tests.support.held import held
 from tests.support.limits import LIMIT_S
 from tests.support.media_server import PNG, data_url
 from tests.support.ports import quiet_ports
+from tests.support.shell import llmux
 
 SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 STREAMS = 20
@@ -40,9 +41,7 @@ SLOW = {"chunks": 60, "chunk_delay": 0.05}  # a stream that lasts longer than an
 
 
 class Upgraded(Daemon):
-    """A daemon that may be succeeded by others on the same state directory."""
-
-    by_exec = True  # as its successors are
+    """A daemon that may be succeeded by others on the same state directory. These are never forked: it starts them itself."""
 
     @property
     def serving(self) -> int:
@@ -121,8 +120,9 @@ class Traffic(threading.Thread):
 def make(tmp_path) -> Iterator[Any]:
     made: list[Upgraded] = []
 
-    def start(models: dict[str, Any], **config: Any) -> Upgraded:
+    def start(models: dict[str, Any], *, by_exec: bool = False, **config: Any) -> Upgraded:
         daemon = Upgraded(tmp_path, {"models": models, **config.pop("config", {})}, **config)
+        daemon.by_exec = by_exec
         made.append(daemon)
         daemon.start()
         return daemon
@@ -165,7 +165,7 @@ class TestNobodyNotices:
     """No request fails, no stream breaks, no worker is reloaded."""
 
     def test_under_streams_and_requests(self, make, measured):
-        daemon = make({"a": fake(), "b": fake("--fork")})
+        daemon = make({"a": fake(), "b": fake("--fork")}, by_exec=True)
         found = under_load(daemon, ("a", "b"), times(2, 10))
         measured(**found)
         assert (found["streams_broken"], found["requests_failed"], found["reloaded"]) == (0, 0, 0), daemon.log_text()
@@ -373,7 +373,7 @@ class TestNobodyNotices:
 
     def test_a_keep_alive_stays_in_force_and_an_unloaded_default_model_away(self, make):
         """Also that of a request which still runs at the hand-over."""
-        limits = {"default_model": "home", "default_after_s": 1, "min_residency_s": 0}
+        limits = {"default_model": "home", "default_after_s": 0.5, "min_residency_s": 0}
         models = {"a": fake(keep_alive_s=5), "b": fake("--chunk-delay", "0.3", keep_alive_s=5), "home": fake()}
         daemon = make(models, config={"limits": limits})
         assert daemon.chat("a", x_keep_alive_s=900).status_code == 200
@@ -386,7 +386,7 @@ class TestNobodyNotices:
         assert daemon.model("a")["unload_s"] > 600
         running.join(LIMIT_S)
         assert wait_until(lambda: daemon.model("b")["unload_s"]) > 600
-        wait_until(lambda: daemon.model("b")["idle_s"] > 2)
+        wait_until(lambda: daemon.model("b")["idle_s"] > 1)
         assert daemon.model("home")["state"] == "stopped"
 
 
@@ -492,19 +492,17 @@ class TestWithoutSystemd:
     """`llmux serve --takeover`, started by anybody."""
 
     @contextlib.contextmanager
-    def started(self, daemon: Upgraded) -> Iterator[subprocess.Popen[str]]:
-        with subprocess.Popen(
-            [sys.executable, "-m", "supervisor.cli", "serve", "--takeover", "--config", str(daemon.config_path)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=REPOSITORY,
-        ) as successor:
-            try:
-                yield successor
-            finally:
-                successor.terminate()
-                successor.communicate(timeout=LIMIT_S)
+    def started(self, daemon: Upgraded) -> Iterator[forker.Forked]:
+        """What it says is in the file `said`."""
+        argv = [*forker.LLMUX, "serve", "--takeover", "--config", str(daemon.config_path)]
+        with open(os.devnull, "w+") as nothing, (daemon.folder / "said").open("w") as said:
+            streams = {"stdin": nothing, "stdout": nothing, "stderr": said}
+            successor = forker.start(argv, cwd=REPOSITORY, env=os.environ, **streams)
+        try:
+            yield successor
+        finally:
+            successor.terminate()
+            successor.wait(LIMIT_S)
 
     def test_takes_over_from_one_that_is_not_its_parent(self, make):
         daemon = make({"a": fake()})
@@ -520,13 +518,12 @@ class TestWithoutSystemd:
         daemon = make({"a": fake()})
         daemon.chat("a")
         before = worker(daemon, "a")
-        command = [sys.executable, "-m", "supervisor.cli", "service", "upgrade", "--url", daemon.url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY)
+        done = llmux("service", "upgrade", "--url", daemon.url, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr
         assert f"the new daemon serves (pid {daemon.serving})" in done.stdout
         assert worker(daemon, "a") == before
         daemon.config_path.write_text("models: 3\n")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY)
+        done = llmux("service", "upgrade", "--url", daemon.url, timeout=LIMIT_S)
         assert done.returncode == 1
         assert "this one goes on" in done.stderr
         assert worker(daemon, "a") == before
@@ -548,9 +545,8 @@ class TestWithoutSystemd:
         asked.start()
         wait_until(lambda: "upgrade.began" in daemon.log_text())
         with self.started(daemon) as second:
-            _, said = second.communicate(timeout=LIMIT_S)
-        assert second.returncode != 0
-        assert "Another upgrade is under way already." in said
+            assert second.wait(LIMIT_S) != 0
+        assert "Another upgrade is under way already." in (tmp_path / "said").read_text()
         refused = daemon.post("/v1/admin/upgrade")
         assert (refused.status_code, code(refused)) == (503, "upgrade_failed")
         may_load.touch()
@@ -569,10 +565,12 @@ class TestTheOldOneStays:
 
     def refused(self, daemon: Upgraded) -> str:
         before = worker(daemon, "a")
-        stream = Stream(daemon, "a", fake=SLOW)
+        may_end = daemon.folder / "may-end"
+        stream = Stream(daemon, "a", fake={"goes_on_until": str(may_end)})
         wait_until(lambda: stream.chunks)
         answer = daemon.post("/v1/admin/upgrade")
         assert (answer.status_code, code(answer)) == (503, "upgrade_failed"), answer.text
+        may_end.touch()
         assert stream.result().ended_cleanly
         assert worker(daemon, "a") == before
         assert daemon.process.poll() is None

@@ -20,7 +20,7 @@ def daemon(tmp_path):
             "documents": {"description": "By day", "pin": ["embedder", "small"]},
             "nothing": {},
         },
-        "limits": {"default_after_s": 0.5},
+        "limits": {"default_after_s": 0.5, "min_residency_s": 0},
     }
     with running(tmp_path, config) as daemon:
         yield daemon

@@ -176,6 +176,7 @@ class TestForker:
         """Another program, a pipe, another argument, and a variable that Python or a library reads early."""
         env = dict(os.environ)
         assert forker.can_start(forker.LLMUX, env, {"stdin": 0})
+        assert forker.can_start((*forker.FAULTY, "stuck"), env, {})
         assert not forker.can_start(("-c", "pass"), env, {})
         assert not forker.can_start(forker.LLMUX, env, {"stdout": subprocess.PIPE})
         assert not forker.can_start(forker.LLMUX, env, {"start_new_session": True})
