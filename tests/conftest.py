@@ -11,10 +11,12 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support import build_llama_server, costs, figures, groups, shares
+from tests.support import build_llama_server, costs, counts, figures, groups, shares
 
 # What is computed is judged, not how fast a shared machine was at it.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared", max_examples=counts.examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared")
 
 # Hundreds of daemons are started from this folder: each would compile it anew.

@@ -56,12 +56,12 @@ from supervisor.core.types import (
     WorkerState,
 )
 from supervisor.core.waiting import awaited, forecast
-from supervisor.daemon.recording import Recording, replay
+from supervisor.daemon.recording import Recording, event_line, replay
 from supervisor.daemon.sampling import IDLE_S, IMPATIENT_S
 from tests.support.counts import times
 
 SEGMENT = 200  # events after which a recording begins anew, from the state as it is then
-CHECKED = times(4, 1)  # of so many readings that say the same, the laws are checked after one
+CHECKED = times(8, 1)  # of so many readings that say the same, the laws are checked after one
 _WORDS = {"a", "large"}  # names that messages use as words
 Key = tuple[ModelId, Generation]
 GPU = DeviceId("gpu0")
@@ -117,8 +117,8 @@ class World:
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.admission)
         self.decisions = DecisionLog()
-        self.recorded = Recording(self.scheduler, self.now)
-        self.lines = self.recorded.take()
+        self.recording = Recording(self.scheduler, self.now).take()  # the first line of a recording
+        self.happened: list[tuple[float, Event, list[Effect]]] = []  # its others, to be
         self.using: dict[
             Key, dict[DeviceId, int]
         ] = {}  # really taken on each device, also after the exit until it is back
@@ -170,13 +170,11 @@ class World:
             self.post(RequestFinished(ticket, tokens, served))
 
     def post(self, event: Event) -> None:
-        if len(self.lines) >= SEGMENT:
-            self.recorded = Recording(self.scheduler, self.now)
-            self.lines = self.recorded.take()
+        if len(self.happened) >= SEGMENT:
+            self.recording, self.happened = Recording(self.scheduler, self.now).take(), []
         event, effects = self.handled(event)
         self.decisions.note(effects, self.now)
-        self.recorded.add(self.now, event, effects)
-        self.lines += self.recorded.take()
+        self.happened.append((self.now, event, effects))
         for effect in effects:
             self.effects.append(effect)
             self._carry_out(effect)
@@ -196,7 +194,8 @@ class World:
 
     def replays(self) -> bool:
         """Does the recording of the last events give the same again?"""
-        return all(replayed.is_same for replayed in replay(self.lines))
+        lines = [*self.recording, *(event_line(*each) for each in self.happened)]
+        return all(replayed.is_same for replayed in replay(lines))
 
     def sample(self) -> None:
         self._sample_at = self.now + IDLE_S
