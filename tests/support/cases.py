@@ -55,7 +55,7 @@ def cases(names: str | Iterable[str], values: Iterable[Any], ids: object = None)
     def decorated(test: Test) -> Test:
         if inspect.iscoroutinefunction(test):
 
-            @wraps(test)
+            @wraps(test, updated=())
             async def tried(*args: Any, **more: Any) -> None:
                 failures = Failures()
                 for case, each in zip(shown, arguments, strict=True):
@@ -64,7 +64,7 @@ def cases(names: str | Iterable[str], values: Iterable[Any], ids: object = None)
                 failures.tell()
         else:
 
-            @wraps(test)
+            @wraps(test, updated=())
             def tried(*args: Any, **more: Any) -> None:
                 failures = Failures()
                 for case, each in zip(shown, arguments, strict=True):
@@ -75,6 +75,8 @@ def cases(names: str | Iterable[str], values: Iterable[Any], ids: object = None)
         whole = inspect.signature(test)
         left = [each for name, each in whole.parameters.items() if name not in keys]
         assert len(left) == len(whole.parameters) - len(keys), "a name that the test doesn't take"
+        if hasattr(test, "pytestmark"):
+            tried.pytestmark = test.pytestmark  # type: ignore[attr-defined]
         tried.__signature__ = whole.replace(parameters=left)  # type: ignore[attr-defined]
         return tried
 
