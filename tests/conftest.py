@@ -8,12 +8,15 @@ import sys
 from functools import cache
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support import build_llama_server, costs, figures, groups, shares
+from tests.support import build_llama_server, costs, counts, figures, groups, shares
 
 # What is computed is judged, not how fast a shared machine was at it.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared", max_examples=counts.examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared")
 
 # Hundreds of daemons are started from this folder: each would compile it anew.
@@ -27,6 +30,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Every call of httpx makes a context anew, also for plain HTTP: reading the authorities' certificates takes 30 ms.
 ssl.create_default_context = cache(ssl.create_default_context)
+
+# Unless it is told otherwise, structlog draws each traceback with all variables, in a second of CPU time.
+structlog.configure(
+    [
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 def pytest_addoption(parser):

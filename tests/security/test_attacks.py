@@ -14,6 +14,7 @@ import yaml
 from runtimes.registry import REGISTRY
 from supervisor.catalog.keys import new_key
 from tests.support import raw
+from tests.support.cases import cases
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
 from tests.support.wire import answering, ok, post, proxied, talk, worker
@@ -55,7 +56,7 @@ def seen_by_worker(target) -> dict[str, object]:
 class TestPaths:
     """Whole addresses in a request line are no way around, and no route of a worker's own is reachable."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "address",
         [
             "http://127.0.0.1/env",
@@ -95,7 +96,7 @@ class TestPaths:
             == 200
         )
 
-    @pytest.mark.parametrize(
+    @cases(
         "path",
         [
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache", "/sleep", "/wake_up"),
@@ -114,11 +115,11 @@ class TestPaths:
 class TestStateChanges:
     """Only POST and DELETE change something."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "path",
         ["models/plain/load", "models/plain/unload", "models/plain/pin", "reload", "models/idle/load"],
     )
-    @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH"])
+    @cases("method", ["GET", "HEAD", "PUT", "PATCH"])
     def test_by_another_method(self, target, method, path):
         before = [(view["name"], view["state"], view["pin"]) for view in self.models(target)]
         for headers in ({}, {"x-http-method-override": "POST"}, {"x-method-override": "POST"}):
@@ -133,7 +134,7 @@ class TestStateChanges:
 class TestSmuggling:
     """Fields that one reader drops and another believes reach no worker."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "lines",
         [
             ("Content-Length: 5, 5",),
@@ -189,7 +190,7 @@ class TestSmuggling:
 class TestRedirects:
     """A worker can't send the daemon elsewhere."""
 
-    @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+    @cases("status", [301, 302, 303, 307, 308])
     async def test_are_not_followed(self, status):
         async with worker(answering(ok(b"{}"))) as elsewhere:
             to = b"Location: http://127.0.0.1:%d/v1/x" % elsewhere.port
@@ -204,7 +205,7 @@ class TestRedirects:
 class TestNames:
     """A model's name is looked up and nothing else: no path, no argument, no format is made of it."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "name",
         [
             *("../../../../etc/passwd", "/etc/passwd", "plain/../plain", "..", ".", "", "plain\0", "plain\n", " plain"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import pytest
+from tests.support.cases import cases
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -164,7 +164,7 @@ NOT_YET: Final = frozenset({"replayed_signed_operations", "images_that_llmux_fet
 class TestTable:
     """Every test that it names is there."""
 
-    @pytest.mark.parametrize("test", sorted({test for tests in TABLE.values() for test in tests}))
+    @cases("test", sorted({test for tests in TABLE.values() for test in tests}))
     def test_names_what_there_is(self, test):
         path, *names = test.split("::")
         node: ast.AST = ast.parse((ROOT / path).read_text(encoding="utf-8"))

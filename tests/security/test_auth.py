@@ -13,6 +13,7 @@ import yaml
 
 from tests.e2e.http.conftest import site as site  # a fixture
 from tests.support import raw
+from tests.support.cases import cases
 from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
 from tests.support.shell import llmux
@@ -49,7 +50,7 @@ def bearer(key: str) -> dict[str, bytes]:
 class TestCredentials:
     """Bearer or x-api-key, exactly one, known and not expired."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "headers",
         [
             bearer(USER),
@@ -63,7 +64,7 @@ class TestCredentials:
     def test_accepted(self, guarded, headers):
         assert guarded.get("/v1/models", headers=headers).status_code == 200
 
-    @pytest.mark.parametrize(
+    @cases(
         "headers",
         [
             {},
@@ -79,7 +80,7 @@ class TestCredentials:
             {"cookie": f"key={USER}"},
         ],
     )
-    @pytest.mark.parametrize("path", ["/v1/models", "/v1/admin/models", "/nope", "/metrics"])
+    @cases("path", ["/v1/models", "/v1/admin/models", "/nope", "/metrics"])
     def test_refused(self, guarded, headers, path):
         told = guarded.get(path, headers=headers)
         assert told.status_code == 401

@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.http.protocol import GuardedProtocol
 from tests.support import raw
+from tests.support.cases import cases
 from tests.support.daemon import wait_until
 from tests.support.limits import LIMIT_S
 
@@ -132,7 +133,7 @@ class TestReadAnotherWay:
         head = ("POST /echo HTTP/1.1", HOST, f"Content-Length: {len(self.BODY)}")
         return raw.request(target, *head, *lines, body=self.BODY)
 
-    @pytest.mark.parametrize(
+    @cases(
         "lines",
         [
             ("Content-Type: application/json; charset=utf-7",),
@@ -149,7 +150,7 @@ class TestReadAnotherWay:
         assert told.status == 400
         assert "error" in json.loads(told.body)
 
-    @pytest.mark.parametrize(
+    @cases(
         "lines",
         [
             (),
@@ -181,8 +182,8 @@ class TestNames:
 class TestAddresses:
     """What stands in a request line is passed on as it is, so it must be what every parser takes for an address."""
 
-    @pytest.mark.parametrize("byte", ["\t", "\x0c", "\x0b", "\x7f", "\x01", "\x80", "\xe9"])
-    @pytest.mark.parametrize("address", ["/echo?a={}b", "/echo{}", "/{}echo?a=b"])
+    @cases("byte", ["\t", "\x0c", "\x0b", "\x7f", "\x01", "\x80", "\xe9"])
+    @cases("address", ["/echo?a={}b", "/echo{}", "/{}echo?a=b"])
     def test_controls_are_refused(self, target, byte, address):
         body = b'{"model":"plain"}'
         lines = (f"POST {address.format(byte)} HTTP/1.1", HOST, f"Content-Length: {len(body)}")

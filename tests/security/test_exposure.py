@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.http.conftest import site as site  # a fixture
 from tests.support import raw
+from tests.support.cases import cases
 from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
 
@@ -43,7 +44,7 @@ class TestExposure:
 class TestHost:
     """A name that was never configured is a rebound one."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "host",
         [
             "127.0.0.1",
@@ -58,9 +59,7 @@ class TestHost:
     def test_allowed(self, open_site, host):
         assert open_site.get("/v1/models", headers={"host": host}).status_code == 200
 
-    @pytest.mark.parametrize(
-        "host", ["evil.example", "127.0.0.1.evil.example", "llm.example.org.evil", "", "[evil", "a@b"]
-    )
+    @cases("host", ["evil.example", "127.0.0.1.evil.example", "llm.example.org.evil", "", "[evil", "a@b"])
     def test_refused(self, open_site, host):
         for path in ("/health", "/v1/models", "/v1/admin/models", "/nope"):
             told = raw.request(open_site, f"GET {path} HTTP/1.1", f"Host: {host}")
@@ -76,8 +75,8 @@ class TestHost:
 class TestOrigin:
     """Pages of strangers get nothing; pages of allowed origins get inference; only our own get the admin API."""
 
-    @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://[", "https://chat.example.org.evil"])
-    @pytest.mark.parametrize("path", ["/v1/models", "/v1/admin/models", "/health"])
+    @cases("origin", ["https://evil.example", "null", "http://[", "https://chat.example.org.evil"])
+    @cases("path", ["/v1/models", "/v1/admin/models", "/health"])
     def test_strangers(self, open_site, origin, path):
         told = open_site.get(path, headers={"origin": origin})
         assert told.status_code == 403
@@ -130,7 +129,7 @@ class TestOrigin:
 class TestPaths:
     """A path is authorised and served as written, but for the slashes that a base URL doubles; nothing else reaches a worker."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "path",
         [
             "/v1/../echo",
@@ -156,7 +155,7 @@ class TestPaths:
             "/apply-template/../props",
         ],
     )
-    @pytest.mark.parametrize("method", ["GET", "POST"])
+    @cases("method", ["GET", "POST"])
     def test_never_reaches_a_worker(self, open_site, method, path):
         body = b'{"model": "plain"}'
         lines = (f"{method} {path} HTTP/1.1", HOST, f"Content-Length: {len(body)}", "x-request-id: trick")
@@ -191,7 +190,7 @@ class TestPaths:
 class TestSmuggling:
     """What two parsers could read in two ways is refused, and the connection closed."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "lines",
         [
             ("Content-Length: 5", "Transfer-Encoding: chunked"),

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from supervisor.dialects.operation import EVENTS, JSON, LINES
+from tests.support.cases import cases
 from tests.support.counts import examples
 from tests.support.daemon import Daemon, fake, running
 from tests.support.fuzzing import damaged
@@ -188,10 +189,10 @@ def tried(few: int) -> settings:
     )
 
 
-@pytest.mark.parametrize("described", TRIED, ids=str)
 class TestEveryOperation:
     """Documented requests get documented answers."""
 
+    @cases("described", TRIED, ids=[*map(str, TRIED)])
     @tried(12)
     @given(data=st.data())
     def test_what_fits(self, described, client, ids, data):
@@ -209,6 +210,7 @@ class TestEveryOperation:
                 keys["files"] = {"file": b"RIFF"}
         check(described, *ask(client, described, data.draw(path_of(described, ids)), **keys))
 
+    @cases("described", TRIED, ids=[*map(str, TRIED)])
     @tried(12)
     @given(data=st.data())
     def test_what_is_broken(self, described, client, ids, data):

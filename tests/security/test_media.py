@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.support.cases import cases
+
 DATA = "data:image/png;base64,AAAA"
 METADATA = "http://169.254.169.254/latest/meta-data"
 TARGETS = {
@@ -175,7 +177,7 @@ def ask(target, fields):
 class TestJson:
     """In any part of any shape, by whatever key a worker would load."""
 
-    @pytest.mark.parametrize("shape", ATTACKS)
+    @cases("shape", ATTACKS)
     def test_refused(self, target, shape):
         with target.client() as client:
             for name, url in TARGETS.items():
@@ -183,8 +185,8 @@ class TestJson:
                 assert told.status_code == 400, name
                 assert told.json()["error"]["code"] == "remote_media_refused", name
 
-    @pytest.mark.parametrize("shape", ["chat: a text with a picture", "images: a picture", "responses: a file"])
-    @pytest.mark.parametrize("beside", [10, 70_000, 300_000])
+    @cases("shape", ["chat: a text with a picture", "images: a picture", "responses: a file"])
+    @cases("beside", [10, 70_000, 300_000])
     def test_refused_beside_much_else(self, target, shape, beside):
         for fields in (
             {**ATTACKS[shape](METADATA), "user": "a" * beside},
@@ -193,7 +195,7 @@ class TestJson:
         ):
             assert ask(target, fields).json()["error"]["code"] == "remote_media_refused"
 
-    @pytest.mark.parametrize("name", INNOCENT)
+    @cases("name", INNOCENT)
     def test_let_through(self, target, name):
         for fields in (INNOCENT[name], {**INNOCENT[name], "user": "a" * 300_000}):
             told = ask(target, fields)
@@ -218,9 +220,7 @@ def send(target, body):
 class TestForms:
     """Fields of forms, too."""
 
-    @pytest.mark.parametrize(
-        "name", ["image", "image[]", "images", "mask", "file", "url", "audio_url", "input_audio", "path"]
-    )
+    @cases("name", ["image", "image[]", "images", "mask", "file", "url", "audio_url", "input_audio", "path"])
     def test_refused(self, target, name):
         for what, url in TARGETS.items():
             told = send(target, form(name, url))
@@ -231,7 +231,7 @@ class TestForms:
     def test_refused_at_the_end_of_much(self, target, length):
         assert send(target, form("image", "a" * length + "." + "a" * 100)).status_code == 400
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "value", "disposition"),
         [
             ("image", "anything: http://x", '; filename="http://x"'),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import raw
+from tests.support.cases import cases
 
 HOST = "Host: 127.0.0.1"
 
@@ -16,7 +17,7 @@ def get(target, path, site, *lines):
 class TestCrossSite:
     """An image or a frame of a foreign page sends no Origin with its GET; browsers say where it comes from all the same."""
 
-    @pytest.mark.parametrize("path", ["/stats?model=idle", "/v1/models", "/models", "/v1/admin/models", "/metrics"])
+    @cases("path", ["/stats?model=idle", "/v1/models", "/models", "/v1/admin/models", "/metrics"])
     def test_is_refused(self, target, path):
         told = get(target, path, "cross-site", "Sec-Fetch-Mode: no-cors")
         assert told.status == 403
@@ -30,8 +31,8 @@ class TestCrossSite:
     def test_another_port_of_this_machine_is_no_operator(self, target, path):
         assert get(target, path, "same-site").status == 403
 
-    @pytest.mark.parametrize("site", ["same-origin", "none"])
-    @pytest.mark.parametrize("path", ["/v1/models", "/v1/admin/models", "/metrics"])
+    @cases("site", ["same-origin", "none"])
+    @cases("path", ["/v1/models", "/v1/admin/models", "/metrics"])
     def test_our_pages_and_the_address_bar_are_served(self, target, path, site):
         assert get(target, path, site).status == 200
 

@@ -23,7 +23,7 @@ from tests.support.held import held
 from tests.support.wire import Front, front
 
 MIB = 1024 * 1024
-BUDGET_MIB = 96
+BUDGET_MIB = 64
 BODY = 31 * MIB
 GATE = "slow-may-load"
 
@@ -126,7 +126,7 @@ class TestManyLargeBodies:
     async def test_those_that_wait_are_on_disk(self, daemon):
         """More requests can wait than fit into memory, and each body reaches its worker as it came."""
         before = rss_mib(daemon)
-        count, size = 12, 20 * MIB
+        count, size = 8, 20 * MIB
         waiting = asyncio.Semaphore(2)
 
         async def ask() -> None:
@@ -209,11 +209,11 @@ class TestSlowReaders:
         assert await self.read(site, "/all", 10_000, until_s=60.0)
 
     async def test_that_is_fast_enough_is_served(self, site):
-        assert not await self.read(site, "/much", 2_000_000, until_s=4.0)
+        assert not await self.read(site, "/much", 2_000_000, until_s=2.0)
 
     async def test_of_a_slow_stream_is_served(self, site):
         """It takes 140 bytes a second, and there are no more."""
-        assert not await self.read(site, "/little", 2_000_000, until_s=4.0)
+        assert not await self.read(site, "/little", 2_000_000, until_s=2.0)
 
 
 class TestHalfClosed:

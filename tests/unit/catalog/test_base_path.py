@@ -12,6 +12,7 @@ from supervisor.catalog import load_text
 from supervisor.catalog.runner_variables import is_runner
 from supervisor.errors import NotFoundError
 from tests.support import hf_folder, tiny
+from tests.support.cases import cases
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ class TestCatalog:
         assert [*self.load(folder, "models:").models] == ["a"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("variables", "expected"),
     [
         ({}, False),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog.document import Layer, Place, Source, dotted, merge, parse, places, plain, read, scalar, tree_of
+from tests.support.cases import cases
 
 SOURCE = Source(Layer.FILE, "a.yaml", Path("/etc"))
 
@@ -25,7 +26,7 @@ def problems(text):
 class TestScalars:
     """Plain words mean what YAML 1.2's core schema says, and nothing more."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "value"),
         [
             ("true", True),
@@ -93,7 +94,7 @@ class TestAliases:
 class TestRefusals:
     """What YAML allows and a configuration doesn't need is a problem with a place."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "problem"),
         [
             ("a: 1\nb: 2\na: 3", 'a.yaml:3:1: duplicate key "a"; it is already there in line 1'),
@@ -152,7 +153,7 @@ class TestMerge:
 class TestCharactersThatOnlyLookRight:
     """Tabs, curly quotes and blanks of word processors are named, with their line and column."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "told"),
         [
             ("models:\n\ta: 1\n", "a.yaml:2:1: a tab indents this line, and YAML takes only spaces there"),
@@ -169,9 +170,7 @@ class TestCharactersThatOnlyLookRight:
     def test_named(self, text, told):
         assert any(problem.startswith(told) for problem in problems(text)), problems(text)
 
-    @pytest.mark.parametrize(
-        "text", ['a: "“x” 10\u00a0€"\n', "a: It’s mine\n", "a: |\n  “x”\n", "a: [1,\n\t2]\n", "# “\u00a0\n"]
-    )
+    @cases("text", ['a: "“x” 10\u00a0€"\n', "a: It’s mine\n", "a: |\n  “x”\n", "a: [1,\n\t2]\n", "# “\u00a0\n"])
     def test_meant(self, text):
         assert problems(text) == []
 

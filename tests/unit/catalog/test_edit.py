@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from supervisor.catalog.edit import EditError, with_entries, with_keys, with_model, without_entry
+from tests.support.cases import cases
 
 ENTRY = {"source": {"repo": "acme/x-GGUF", "files": ["x-Q4_K_M.gguf"]}}
 LINES = "  x:\n    source: {repo: acme/x-GGUF, files: [x-Q4_K_M.gguf]}\n"
@@ -34,7 +35,7 @@ class TestAdd:
             "  # end of the models\n", f"  # end of the models\n{LINES}"
         )
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "wanted"),
         [
             ("", f"models:\n{LINES}"),
@@ -59,7 +60,7 @@ class TestAdd:
     def test_line_ends(self):
         assert "\n" not in with_model("models:\r\n  a: {cmd: [b]}\r\n", "x", ENTRY).replace("\r\n", "")
 
-    @pytest.mark.parametrize(
+    @cases(
         "text",
         [
             "models: {a: {cmd: [b]}}\n",
@@ -78,7 +79,7 @@ class TestAdd:
             with_model(text, "x", ENTRY)
         assert "\n".join((*refused.value.detail, "")) == LINES
 
-    @pytest.mark.parametrize("name", ["on", "3", "a: b", "ümläut", "x#y", "'", "qwen3-0.6b:q4"])
+    @cases("name", ["on", "3", "a: b", "ümläut", "x#y", "'", "qwen3-0.6b:q4"])
     def test_any_name(self, name):
         assert name in yaml.load(with_model(WHOLE, name, ENTRY), yaml.BaseLoader)["models"]
 
@@ -100,7 +101,7 @@ class TestRemove:
             == "models: {}  # mine\n  # one\n# end\n"
         )
 
-    @pytest.mark.parametrize(
+    @cases(
         "text",
         [
             "models: {a: {cmd: [b]}, c: {cmd: [d]}}\n",
@@ -120,7 +121,7 @@ class TestKeys:
 
     TEXT = "models:\n  a:\n    cmd: [b]  # run it\n    n: 1  # one\n    env:\n      X: y\n      # z\n  # next\n  c: {cmd: [d], n: 2}\n# end\n"
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "keys", "before", "after"),
         [
             ("a", {"n": 20}, "n: 1  # one", "n: 20  # one"),
@@ -135,7 +136,7 @@ class TestKeys:
             ("c", {"m": True}, "{cmd: [d], n: 2}", "{cmd: [d], n: 2, m: true}"),
         ],
     )
-    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    @cases("end", ["\n", "\r\n"])
     def test_to_the_letter(self, name, keys, before, after, end):
         text, wanted = (each.replace("\n", end) for each in (self.TEXT, self.TEXT.replace(before, after, 1)))
         assert with_keys(text, name, keys) == wanted

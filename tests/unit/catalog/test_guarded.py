@@ -5,10 +5,9 @@ from __future__ import annotations
 import types
 import typing
 
-import pytest
-
 from runtimes.registry import REGISTRY
 from supervisor.catalog.guarded import KEYS, RUNTIMES, guarded_changes
+from tests.support.cases import cases
 
 FREE = {
     # of every model
@@ -58,7 +57,7 @@ def is_plain(annotation: object) -> bool:
 class TestKeys:
     """A new key is thought about before anybody can set it from a distance."""
 
-    @pytest.mark.parametrize("name", REGISTRY.names())
+    @cases("name", REGISTRY.names())
     def test_each_is_guarded_or_known_to_be_harmless(self, name):
         fields = REGISTRY.get(name).config.model_fields
         assert not [key for key, field in fields.items() if key not in KEYS | FREE and not is_plain(field.annotation)]
@@ -70,7 +69,7 @@ class TestKeys:
         assert not KEYS & FREE
         assert set(REGISTRY.names()) >= RUNTIMES
 
-    @pytest.mark.parametrize("key", ["cmd", "binary", "env", "library_path", "extra_args", "trust_remote_code"])
+    @cases("key", ["cmd", "binary", "env", "library_path", "extra_args", "trust_remote_code"])
     def test_what_starts_programs(self, key):
         assert key in KEYS
 
@@ -78,7 +77,7 @@ class TestKeys:
 class TestChanges:
     """By the values that the file had before."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("change", "guarded"),
         [
             (lambda doc: doc["models"]["b"].update(n_ctx=5, priority=3), ()),

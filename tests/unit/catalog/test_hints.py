@@ -11,6 +11,7 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog import hints
 from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+from tests.support.cases import cases
 
 LLAMA = {"runtime": "llama_server", "path": "/m.gguf"}
 VLLM = {"runtime": "vllm_serve", "model": "org/model"}
@@ -69,7 +70,7 @@ class TestForeignKeys:
                 foreign = []
         assert not foreign
 
-    @pytest.mark.parametrize(
+    @cases(
         ("model", "key", "instead"),
         [
             (COMMAND, "aliases", "another name for a model is a virtual model"),

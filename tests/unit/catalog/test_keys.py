@@ -7,6 +7,7 @@ import pytest
 
 from supervisor.catalog.keys import Keyring, Scope, load_keys, local_key, new_key, refuse_exposed, without_revoked
 from supervisor.errors import ConfigError
+from tests.support.cases import cases
 
 PLAIN = "sk-open-webui-0123456789"
 DIGEST = hashlib.sha256(b"another secret").hexdigest()
@@ -174,7 +175,7 @@ class TestIds:
 class TestExposure:
     """Without keys only this machine is served."""
 
-    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"])
+    @cases("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"])
     def test_loopback(self, host):
         assert None is refuse_exposed(host, Keyring())
 

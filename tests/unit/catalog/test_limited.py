@@ -7,12 +7,13 @@ import pytest
 from supervisor.catalog.keys import load_keys
 from supervisor.catalog.limited import rate_of
 from supervisor.core.limits import NO_LIMITS, Rate, TenantLimits
+from tests.support.cases import cases
 
 
 class TestRates:
     """A number, and in what time."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "count", "period_s"),
         [
             ("100req/min", 100, 60.0),
@@ -27,9 +28,7 @@ class TestRates:
     def test_they_say(self, text, count, period_s):
         assert rate_of(text) == Rate(count, period_s)
 
-    @pytest.mark.parametrize(
-        "text", ["", "100", "0/min", "-5/min", "1.5/s", "many/min", "5/day", "5/min/s", "9" * 10 + "/s"]
-    )
+    @cases("text", ["", "100", "0/min", "-5/min", "1.5/s", "many/min", "5/day", "5/min/s", "9" * 10 + "/s"])
     def test_they_do_not(self, text):
         with pytest.raises(ValueError, match="100/min, 5/s or 1000/h"):
             rate_of(text)

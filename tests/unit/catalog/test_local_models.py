@@ -17,6 +17,7 @@ from supervisor.core.types import ModelId
 from supervisor.daemon.reload import _with_leaving
 from supervisor.errors import ConfigError, NotFoundError
 from tests.support import hf_folder, tiny
+from tests.support.cases import cases
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def model() -> Path:
 class TestFolders:
     """The runtime of a repository without GGUF files."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("architecture", "files", "wanted"),
         [
             ("Qwen3ForCausalLM", (), {"runtime": "transformers"}),
@@ -49,7 +50,7 @@ class TestFolders:
 class TestNames:
     """The metadata's, unless it says nothing; then the file's."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("said", "stem", "wanted"),
         [
             ("Qwen3 8B", "Qwen3-8B-Q4_K_M", ("qwen3-8b", "qwen3-8b-q4_k_m")),

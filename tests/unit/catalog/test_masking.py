@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervisor.catalog.masking import MASK, masked
+from tests.support.cases import cases
 
 
 class TestMasks:
     """Secrets are known by what they are called, and by what they look like."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "name",
         ["OPENAI_API_KEY", "HF_TOKEN", "accessKey", "apikey", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD",
          "SSH_PASSPHRASE", "clientSecret", "GITHUB_PAT", "AUTHORIZATION"],
@@ -18,11 +17,11 @@ class TestMasks:
     def test_names(self, name):
         assert masked({name: "value"}, "env") == {name: MASK}
 
-    @pytest.mark.parametrize("name", ["KEYBOARD", "TOKENIZERS_PARALLELISM", "MONKEY", "AUTHOR", "max_tokens", "PATH"])
+    @cases("name", ["KEYBOARD", "TOKENIZERS_PARALLELISM", "MONKEY", "AUTHOR", "max_tokens", "PATH"])
     def test_other_names(self, name):
         assert masked({name: "value"}, "env") == {name: "value"}
 
-    @pytest.mark.parametrize(
+    @cases(
         ("value", "shown"),
         [
             ("postgres://u:hunter2@h/db", f"postgres://u:{MASK}@h/db"),

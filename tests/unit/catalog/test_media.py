@@ -6,9 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from supervisor.catalog.media import MediaConfig
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     "host",
     ["h", "images.Example.com", "*.example.org", "*", "*:8443", "h:8443", "10.0.0.5", "10.0.0.5:1", "[fd00::5]:2"],
 )
@@ -16,7 +17,7 @@ def test_hosts(host):
     assert MediaConfig(hosts=(host,)).hosts == (host,)
 
 
-@pytest.mark.parametrize(
+@cases(
     "host",
     [
         "",

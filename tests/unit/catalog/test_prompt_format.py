@@ -8,6 +8,7 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog.prompt_format import FORMATS, written_here
 from supervisor.errors import ConfigError
 from tests.support import tiny
+from tests.support.cases import cases
 
 REAL = {"registry": REGISTRY, "check_files": False}
 
@@ -15,7 +16,7 @@ REAL = {"registry": REGISTRY, "check_files": False}
 class TestWhoWrites:
     """A worker's own template is used where it is of the same family."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "template", "here"),
         [
             ("generic", "{{ anything }}", False),

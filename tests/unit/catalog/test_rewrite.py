@@ -11,6 +11,7 @@ from runtimes.base import CHAT_TEMPLATE, Endpoint, Thinking
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.json_body import JsonBody, open_object
+from tests.support.cases import cases
 
 CHAT = "/v1/chat/completions"
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -109,8 +110,8 @@ class TestFields:
 class TestValue:
     """What one field says in the end, without changing anything."""
 
-    @pytest.mark.parametrize("body", [{}, {"a": 1}, {"a": None}], ids=["missing", "a number", "null"])
-    @pytest.mark.parametrize(
+    @cases("body", [{}, {"a": 1}, {"a": None}], ids=["missing", "a number", "null"])
+    @cases(
         "rewrite",
         [
             Rewrite(),
@@ -134,7 +135,7 @@ class TestPaths:
         body = b'{ "model":"m" }'
         assert body is rewritten(Rewrite(), body)
 
-    @pytest.mark.parametrize(
+    @cases(
         ("path", "fields", "prompt"),
         [
             (CHAT, True, True),
@@ -162,7 +163,7 @@ class TestSystemPrompt:
 
     PREFIX = Rewrite.compile(system_prompt_prefix='Say "P"')
 
-    @pytest.mark.parametrize(
+    @cases(
         ("messages", "expected"),
         [
             ([], [{"role": "system", "content": 'Say "P"'}]),
@@ -232,14 +233,14 @@ class TestOpening:
         (b'{"model": "m", "a\\"": 1, "x": "\\"", "x": 2}', "same key twice"),
     )
 
-    @pytest.mark.parametrize(("body", "message"), BAD)
+    @cases(("body", "message"), BAD)
     def test_refused_by_both(self, body, message):
         with pytest.raises(InvalidRequestError, match=message):
             open_object(body)
         with pytest.raises(InvalidRequestError, match=message):
             model_of(body)
 
-    @pytest.mark.parametrize(
+    @cases(
         ("body", "param", "message"),
         [
             (b'{"stream": true}', "model", "is missing"),
@@ -256,7 +257,7 @@ class TestOpening:
             model_of(body)
         assert param == caught.value.param
 
-    @pytest.mark.parametrize(
+    @cases(
         ("body", "expected"),
         [
             (b'{"model": "m"}', ("m", False)),

@@ -12,6 +12,7 @@ from supervisor.catalog.runner_variables import VARIABLES, VLLM, read_variables
 from supervisor.core.limits import Rate, TenantLimits
 from supervisor.errors import ConfigError
 from tests.support import hf_folder
+from tests.support.cases import cases
 
 
 def read(**variables: str):
@@ -41,7 +42,7 @@ class TestEach:
             },
         }
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "text", "expected"),
         [
             ("CUDA_VISIBLE_DEVICES", "0", {"devices": [{"kind": "cuda", "index": 0}]}),
@@ -81,7 +82,7 @@ class TestEach:
         names = [*(VARIABLES.keys() - {"CUDA_VISIBLE_DEVICES"}), "TENANT_RATE_LIMIT_x"]
         assert plain(read(**dict.fromkeys(names, text))[0]) == {}
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "text", "expected"),
         [
             ("QUEUE_TIMEOUT_MS", "soon", "expected a whole number of milliseconds, got 'soon'"),

@@ -7,6 +7,7 @@ import pytest
 from supervisor.catalog.assembly import is_name
 from supervisor.cli.hub_models import Reference, _names, is_named, name_of, reference
 from supervisor.errors import InvalidRequestError
+from tests.support.cases import cases
 
 
 class TestReference:
@@ -44,7 +45,7 @@ class TestReference:
         assert name_of("bartowski/Qwen3-8B-GGUF") == "qwen3-8b"
         assert name_of("BAAI/bge-m3") == "bge-m3"
 
-    @pytest.mark.parametrize(
+    @cases(
         ("file", "quantisation"),
         [
             ("Qwen3-8B-Q4_K_M.gguf", "q4_k_m"),
@@ -65,7 +66,7 @@ class TestReference:
 class TestWellKnownNames:
     """What Ollama calls a model stands for a repository of the hub, and is the name that its clients will ask for."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "wanted"),
         [
             ("llama3.2", Reference("bartowski/Llama-3.2-3B-Instruct-GGUF", name="llama3.2")),

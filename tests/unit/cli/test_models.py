@@ -6,6 +6,7 @@ import pytest
 
 from supervisor.cli import output
 from supervisor.cli.commands.models import warnings_of
+from tests.support.cases import cases
 
 
 class TestWarnings:
@@ -34,8 +35,6 @@ class TestWarnings:
 class TestTimes:
     """A load that took less than a second took some time."""
 
-    @pytest.mark.parametrize(
-        ("took_s", "shown"), [(0.31, "0.3 s"), (9.94, "9.9 s"), (9.96, "10 s"), (90, "1 min"), (None, "-")]
-    )
+    @cases(("took_s", "shown"), [(0.31, "0.3 s"), (9.94, "9.9 s"), (9.96, "10 s"), (90, "1 min"), (None, "-")])
     def test_tenths(self, took_s, shown):
         assert output.duration(took_s) == shown

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from supervisor.core.footprint import DEFAULT_MIB, choose, from_name
 from supervisor.core.types import Footprint, FootprintSource
+from tests.support.cases import cases
 
 COMPUTED = Footprint(6000, FootprintSource.COMPUTED, "weights and cache")
 
@@ -55,7 +56,7 @@ class TestChain:
 class TestNames:
     """Sizes and formats as people write them."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "parameters", "bits"),
         [
             ("llama-7b", 7e9, 16),
@@ -80,6 +81,6 @@ class TestNames:
         assert footprint.detail == f"{parameters / 1e9:g}B parameters at {bits:g} bits, by its name"
         assert footprint.mib == pytest.approx(parameters * bits / 8 * 1.2 / 2**20, abs=1)
 
-    @pytest.mark.parametrize("name", ["", "whisper", "phi-3", "model-4bit", "v2beta", "0b", "web2b2c", "3.5turbo"])
+    @cases("name", ["", "whisper", "phi-3", "model-4bit", "v2beta", "0b", "web2b2c", "3.5turbo"])
     def test_names_without_a_size(self, name):
         assert from_name(name) is None

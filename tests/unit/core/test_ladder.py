@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core.ladder import Rung, allowed, choose
+from tests.support.cases import cases
 
 COLD, WARM, REMOTE = Rung(), Rung(is_ready=True), Rung(is_ready=True, is_remote=True)
 
@@ -17,7 +17,7 @@ positions = st.sets(st.integers(0, 7))
 class TestChoice:
     """Warm before cold, then the order of the list; a pinned primary before all."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("ladder", "chosen"),
         [
             ((COLD, COLD), 0),

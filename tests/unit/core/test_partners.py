@@ -23,6 +23,7 @@ from supervisor.core.types import (
     RejectCode,
 )
 from supervisor.core.waiting import awaited
+from tests.support.counts import times
 from tests.support.simulation import GPU, World, load, model, record
 
 JOB = ModelId("job")
@@ -144,7 +145,7 @@ class TestWaiting:
     def test_it_waits_for_another_partner_beyond_the_patience_of_requests(self, world):
         world.lease("first", 12000)
         world.lease("job", 12000, waits=True)
-        world.run(5000.0)
+        world.run(times(1000, 5000))
         assert not granted(world)
         assert refused(world) is None
         world.post(LeaseEnded(ModelId("first"), "done"))

@@ -10,6 +10,7 @@ import random
 import pytest
 
 from supervisor.core.types import DeviceId, Limits
+from tests.support.counts import times
 from tests.support.simulation import World, model
 
 
@@ -40,7 +41,7 @@ def busy_fleet(seed: int, *, devices: int, models: int, events: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(times(3, 12)))
 @pytest.mark.parametrize(("devices", "models"), [(1, 12), (3, 20), (12, 60)])
 def test_nobody_waits_in_vain(seed, devices, models):
     world = busy_fleet(seed, devices=devices, models=models, events=150)

@@ -30,6 +30,7 @@ from supervisor.core.plans import (
     Wait,
 )
 from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, Eviction, ModelId, Policy
+from tests.support.cases import cases
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "planner"
 GPU = DeviceId("gpu0")
@@ -352,7 +353,7 @@ class TestVictims:
 class TestBlocks:
     """What is held now is waited for, what is held for good is not."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "block",
         [
             EvictionBlock.BUSY,

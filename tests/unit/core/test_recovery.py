@@ -59,7 +59,7 @@ from supervisor.core.types import (
     TicketId,
 )
 from supervisor.daemon.recording import packed
-from tests.support.counts import examples
+from tests.support.counts import examples, times
 from tests.support.simulation import GPU, World, load, model, record
 from tests.unit.core.test_scheduler_stateful import Scheduling
 
@@ -260,7 +260,7 @@ EVENTS: dict[str, Callable[[World], object]] = {
     "lease lost": lambda w: w.post(LeaseLost(*record(w, "idle").holder, "gone")),
     "lease restored": lambda w: w.post(LeaseRestored(model("job 3", 500), PARTNER, (OTHER,), 500)),
 }
-PARTS = 6
+PARTS = times(3, 24)
 
 
 class TestEveryHandler:

@@ -21,6 +21,7 @@ from supervisor.core.types import (
     RejectCode,
     WorkerState,
 )
+from tests.support.counts import times
 from tests.support.simulation import GPU, load, model, record
 
 A, B, ONE = ModelId("a"), ModelId("b"), Generation(1)
@@ -122,7 +123,7 @@ class TestKeepAlive:
         kept = world.request("a")
         world.run(3)
         world.request("c")
-        for _ in range(600):
+        for _ in range(times(200, 600)):
             ticket = world.request("a")
             world.finish(ticket)
             world.run(0.3)

@@ -9,6 +9,7 @@ import pytest
 from supervisor.core.lifecycle import TABLE, ImpossibleTransitionError, Trigger, advance
 from supervisor.core.model_state import Change, Drain, Life, ModelState, Wish
 from supervisor.core.types import HAS_WORKER, Crash, CrashClass, ModelId, StopCause, WorkerState
+from tests.support.cases import cases
 from tests.support.simulation import World, model
 
 A = ModelId("a")
@@ -27,8 +28,8 @@ def busy() -> World:
 class TestTransitions:
     """Only what the table has can happen."""
 
-    @pytest.mark.parametrize("state", WorkerState)
-    @pytest.mark.parametrize("trigger", Trigger)
+    @cases("state", WorkerState)
+    @cases("trigger", Trigger)
     def test_what_is_not_in_it_raises_and_changes_nothing(self, state, trigger):
         if (state, trigger) in TABLE:
             return

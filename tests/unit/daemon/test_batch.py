@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.daemon.batch import Lines, answered, done_in, open_line, refused, unsent
 from supervisor.errors import LlmuxError
+from tests.support.cases import cases
 
 CHAT = "/v1/chat/completions"
 GOOD = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m"}}
@@ -61,7 +62,7 @@ class TestOpening:
         custom_id, body = await open_line(encoded(body={"model": "m", "picture": "x" * 400_000}), CHAT)
         assert (custom_id, len(json.loads(bytes(body))["picture"])) == ("a", 400_000)
 
-    @pytest.mark.parametrize(
+    @cases(
         ("raw", "code", "param"),
         [
             (None, "request_too_large", None),

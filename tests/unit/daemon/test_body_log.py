@@ -12,6 +12,7 @@ import pytest
 from supervisor.daemon.body_log import SHOWN_BYTES, Capture
 from supervisor.io import kept_bodies
 from supervisor.io.kept_bodies import MOST, KeptBodies
+from tests.support.cases import cases
 
 PNG = base64.b64encode(os.urandom(3000)).decode()
 
@@ -53,7 +54,7 @@ class TestKept:
         found = kept(b'{"content": "\\ud800 and more"}', b"")
         assert json.loads(msgspec.json.encode(found))["request"] == '{\n "content": "? and more"\n}'
 
-    @pytest.mark.parametrize("field", ["api_key", "token", "password", "client_secret", "Authorization"])
+    @cases("field", ["api_key", "token", "password", "client_secret", "Authorization"])
     def test_no_value_that_is_named_like_a_secret(self, field):
         found = kept({"a": {"b": [{field: "hush-hush"}]}}, json.dumps({field: "hush-hush"}).encode())
         assert "hush" not in found.request + found.answer

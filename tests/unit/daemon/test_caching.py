@@ -12,6 +12,7 @@ from supervisor.daemon import caching
 from supervisor.daemon.caching import CacheWish, Salts, wish_of
 from supervisor.errors import InvalidRequestError
 from supervisor.io.store import Store
+from tests.support.cases import cases
 
 CHAT = "/v1/chat/completions"
 LLAMA = PromptCache(is_kept=True, paths=frozenset({CHAT}), reuse_field="cache_prompt")
@@ -128,7 +129,7 @@ class TestSalts:
 class TestReuse:
     """Whether a worker can have used what it keeps."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("mode", "cache", "reuses"),
         [
             ("prefix", NO_CACHE, False),

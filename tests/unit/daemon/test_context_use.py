@@ -10,6 +10,7 @@ from supervisor.core.types import ModelId
 from supervisor.daemon.context_use import KEPT, PICTURE, UNKNOWN, USUAL, ContextUse, measured
 from supervisor.io.held_body import HeldBody
 from supervisor.proxy.forward import NO_USAGE, Usage
+from tests.support.cases import cases
 
 M, SHARED = ModelId("m"), 8192
 PICTURE_URL = b'{"url":"data:image/png;base64,' + b"A" * 4000 + b'"}'
@@ -69,7 +70,7 @@ class TestNeeded:
 class TestMeasured:
     """Pictures are no text."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("data", "text_bytes", "pictures"),
         [
             (b'{"a":1}', 7, 0),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-import pytest
-
 from supervisor.core.types import Crash, CrashClass, WorkerState
 from supervisor.daemon.health import health_view, trouble
+from tests.support.cases import cases
 
 OOM, OTHER = Crash(CrashClass.OUT_OF_MEMORY, ""), Crash(CrashClass.UNKNOWN, "")
 
@@ -30,7 +29,7 @@ READY, STOPPED = model(WorkerState.READY), model(WorkerState.STOPPED)
 FAILED = model(WorkerState.FAILED, OTHER)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("found", "reason"),
     [
         (daemon(READY, STOPPED), None),

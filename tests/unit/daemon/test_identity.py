@@ -13,6 +13,7 @@ from supervisor.daemon.identity import identify
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.body import Body
 from supervisor.proxy.json_body import JsonBody, open_object
+from tests.support.cases import cases
 
 SERVER = SimpleNamespace(multi_tenant=True)
 CATALOG = SimpleNamespace(client=lambda _: ClientConfig(), server=SERVER)
@@ -40,7 +41,7 @@ class TestPriority:
     def test_of_nothing(self):
         assert identify([], Body(), None, CATALOG).demand is ANY
 
-    @pytest.mark.parametrize(
+    @cases(
         ("headers", "text", "number"),
         [
             ([(b"x-priority", b"high")], "{}", HIGH),
@@ -70,7 +71,7 @@ class TestPriority:
         found = who(its_key=key(priority_ceiling=NORMAL), known=known)
         assert (found.demand, found.is_lowered) == (Demand(NORMAL, "webui"), False)
 
-    @pytest.mark.parametrize(
+    @cases(
         ("headers", "text"),
         [
             ([(b"x-priority", b"urgent")], "{}"),

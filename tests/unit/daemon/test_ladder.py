@@ -12,6 +12,7 @@ from supervisor.catalog.tasks import TaskConfig
 from supervisor.core.types import WorkerState
 from supervisor.daemon.ladder import FALLS_BACK, Ladder
 from supervisor.errors import InvalidRequestError, UnavailableError, UnreachableError, UpstreamError
+from tests.support.cases import cases
 
 
 @dataclass
@@ -96,7 +97,7 @@ class TestLadder:
         await way.target()
         assert await way.after(error) is None
 
-    @pytest.mark.parametrize("error", [UnreachableError("nobody listens"), *map(failed, sorted(FALLS_BACK))])
+    @cases("error", [UnreachableError("nobody listens"), *map(failed, sorted(FALLS_BACK))])
     async def test_these_are_not(self, error):
         way = ladder("a", "b")
         await way.target()

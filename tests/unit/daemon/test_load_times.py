@@ -6,13 +6,14 @@ import pytest
 
 from supervisor.core.types import ModelId
 from supervisor.daemon.loads import MOST_SHARE, Load
+from tests.support.cases import cases
 
 
 def load(**more) -> Load:
     return Load("1", ModelId("m"), 100.0, "loading", started_at=100.0, **more)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("known", "eta_s"),
     [
         ({}, None),

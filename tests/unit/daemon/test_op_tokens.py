@@ -29,6 +29,7 @@ from supervisor.daemon.op_tokens import (
 )
 from supervisor.errors import ForbiddenError
 from supervisor.io.store import Store
+from tests.support.cases import cases
 
 NOW = 4_000_000_000.0
 YEAR_S = 365 * 24 * 3600.0
@@ -102,7 +103,7 @@ class TestRefused:
     def test_another_operation(self):
         assert "'model-load', not for 'model-unload'" in refusal(shared(), operation="model-unload")
 
-    @pytest.mark.parametrize(
+    @cases(
         "fields",
         [
             {**FIELDS, "modelId": "other"},
@@ -141,14 +142,14 @@ class TestRefused:
     def test_the_shared_key_is_no_signers_key(self):
         assert refusal(shared(), EACH) == "it has no signatures, one for each signer"
 
-    @pytest.mark.parametrize(
+    @cases(
         "token",
         [None, "", "eyJ", "Zm9v", "é", "x" * 100_000, 1, [], {}, {"opToken": {}}, {"opToken": []}, {"signature": "00"}],
     )
     def test_no_token_at_all(self, token):
         assert refusal(token)
 
-    @pytest.mark.parametrize("signature", [None, "", "00", "é" * 64, 5, ["00"]])
+    @cases("signature", [None, "", "00", "é" * 64, 5, ["00"]])
     def test_no_signature(self, signature):
         assert refusal({**shared(), "signature": signature}) == "its signature is wrong"
 
@@ -227,9 +228,7 @@ class TestJwt:
         assert check(jwt({**claims, "exp": NOW + 1, "nbf": NOW})) == ("a nonce, long enough", NOW + VALID_S)
         assert check(jwt({**CLAIMS, "iat": 0})), "a library's own iat gives way to issuedAt"
 
-    @pytest.mark.parametrize(
-        "alg", ["none", "None", "HS384", "HS512", "RS256", "ES256", "hs256", "", None, 1, ["HS256"]]
-    )
+    @cases("alg", ["none", "None", "HS384", "HS512", "RS256", "ES256", "hs256", "", None, 1, ["HS256"]])
     def test_other_algorithms(self, alg):
         assert "its algorithm is" in refusal(jwt(CLAIMS, header={"alg": alg, "typ": "JWT"}))
 
@@ -242,9 +241,7 @@ class TestJwt:
     def test_an_extension_that_must_be_understood(self):
         assert "crit" in refusal(jwt(CLAIMS, header={"alg": "HS256", "crit": ["b64"], "b64": False}))
 
-    @pytest.mark.parametrize(
-        "text", ["..", "a.b.c", "é.é.é", f"{part([])}.{part({})}.", f"{part({'alg': 'HS256'})}.W10."]
-    )
+    @cases("text", ["..", "a.b.c", "é.é.é", f"{part([])}.{part({})}.", f"{part({'alg': 'HS256'})}.W10."])
     def test_what_only_looks_like_one(self, text):
         assert "it looks like a JWT" in refusal(text)
 
@@ -253,7 +250,7 @@ class TestJwt:
         assert refusal(f"{head}.{part({**CLAIMS, 'modelId': 'other'})}.{signature}") == "its signature is wrong"
         assert refusal(jwt(CLAIMS, b"another key, long enough")) == "its signature is wrong"
 
-    @pytest.mark.parametrize(
+    @cases(
         ("changed", "said"),
         [
             ({"operation": "model-unload"}, "it is for 'model-unload'"),

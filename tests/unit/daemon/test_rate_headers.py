@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervisor.core.limits import Counted, Standing
 from supervisor.daemon.rate_headers import NAMES, duration, rate_headers
+from tests.support.cases import cases
 
 REQUESTS = Standing("a", Counted.REQUESTS, 60, 60.0, 10, 0.0, 50.0)
 TOKENS = Standing("a", Counted.TOKENS, 1000, 60.0, 0, 3.2, 63.1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("count_s", "told"),
     [
         (0.0, "0ms"),

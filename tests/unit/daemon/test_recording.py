@@ -13,6 +13,7 @@ from supervisor.core.types import Crash, CrashClass, Generation, ModelId
 from supervisor.daemon import recording
 from supervisor.daemon.recording import Recording, event_line, packed, replay, unpacked
 from supervisor.errors import InvalidRequestError
+from tests.support.cases import cases
 from tests.support.counts import SOAK
 from tests.support.simulation import World, model
 
@@ -88,12 +89,12 @@ class TestReplay:
 class TestHostileFiles:
     """A file from a stranger makes objects of the core's classes, or an error."""
 
-    @pytest.mark.parametrize("name", ["Popen", "object", "type", "Recording", "str", "os", "__import__"])
+    @cases("name", ["Popen", "object", "type", "Recording", "str", "os", "__import__"])
     def test_other_classes(self, name):
         with pytest.raises(InvalidRequestError, match="the scheduler has no"):
             unpacked([name, {"args": ["touch", "x"]}, 0])
 
-    @pytest.mark.parametrize(
+    @cases(
         "value",
         [[], ["Tick"], ["Tick", 5], ["Crash", {"kind": 1, "nothing": 2}], ["tuple"], ["&", 7], [[], []], ["dict", [1]]],
     )

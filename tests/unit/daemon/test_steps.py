@@ -7,8 +7,6 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from supervisor.daemon import steps
 from supervisor.daemon.events import Hub
 from supervisor.daemon.requests import RequestContext
@@ -16,6 +14,7 @@ from supervisor.daemon.steps import Steps
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import UnreachableError
 from supervisor.fleet.steps import Step
+from tests.support.cases import cases
 
 
 class Worker:
@@ -66,7 +65,7 @@ async def test_a_worker_is_asked_once_for_all_its_requests():
     assert await looking.look([one, other]) == []  # no news
 
 
-@pytest.mark.parametrize(
+@cases(
     "worker",
     [None, Worker(b"nothing"), Worker({"requests": 1}), Worker(told(c=(1, 2))), Worker(UnreachableError("gone"))],
     ids=["tells none", "no JSON", "another form", "of others", "unreachable"],

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import io
 
-import pytest
-
 from supervisor.daemon import usage
 from supervisor.daemon.ended import Ended
 from supervisor.daemon.usage import as_csv, rows, summed, used
+from tests.support.cases import cases
 
 
 def ended(key: str | None = "anna", model: str | None = "a", **more: object) -> Ended:
@@ -36,7 +35,7 @@ class TestOne:
             0,
         )
 
-    @pytest.mark.parametrize(
+    @cases(
         ("devices", "gpu_s"),
         [
             (("cuda:0",), 10.0),
@@ -86,7 +85,7 @@ class TestSums:
             ("bert", None, 1, 10),
         ]
 
-    @pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@SUM", "\tx", 'a"b', "a,b", "a\r\nb"])
+    @cases("name", ["=HYPERLINK(1)", "+1", "-1", "@SUM", "\tx", 'a"b', "a,b", "a\r\nb"])
     def test_no_name_is_a_formula_or_another_cell(self, name):
         text = as_csv(rows([used(ended(name), 0.0)], by_model=False), by_model=False)
         head, row = csv.reader(io.StringIO(text, newline=""))

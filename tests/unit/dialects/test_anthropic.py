@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from supervisor.dialects import dialect_of
 from supervisor.errors import (
     AuthenticationError,
@@ -19,6 +17,7 @@ from supervisor.errors import (
     UpstreamTimeoutError,
 )
 from supervisor.proxy.error_response import error_body
+from tests.support.cases import cases
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
@@ -26,8 +25,8 @@ PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 class TestShape:
     """`{"type": "error", "error": {"type", "message", …}}`, with our own fields inside."""
 
-    @pytest.mark.parametrize("path", PATHS)
-    @pytest.mark.parametrize(
+    @cases("path", PATHS)
+    @cases(
         ("error", "kind"),
         [
             (InvalidRequestError("x", param="model"), "invalid_request_error"),
@@ -49,6 +48,6 @@ class TestShape:
         assert (error.code, error.param) == (told["error"]["code"], told["error"]["param"])
         assert list(error.detail) == told["error"].get("detail", [])
 
-    @pytest.mark.parametrize("path", ["", "/v1/chat/completions", "/v1/messagesx", "/messages", "/v1/admin/models"])
+    @cases("path", ["", "/v1/chat/completions", "/v1/messagesx", "/messages", "/v1/admin/models"])
     def test_other_paths_keep_theirs(self, path):
         assert json.loads(error_body(NotFoundError("x"), dialect_of({"path": path, "headers": []}))).keys() == {"error"}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.errors import UpstreamError
+from tests.support.cases import cases
 from tests.support.stream_ends import ended
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
@@ -146,7 +147,7 @@ class TestWhole:
         (block,) = whole({"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}]})["content"]
         assert block["input"] == {"arguments": arguments}
 
-    @pytest.mark.parametrize(
+    @cases(
         ("finish", "reason"),
         [
             ("stop", "end_turn"),
@@ -188,7 +189,7 @@ class TestWhole:
         assert told["model"] == "own"
         assert len(told["id"]) > len("msg_")
 
-    @pytest.mark.parametrize("body", [b"", b"x", b"{}", b"[]", b'{"choices": []}', b'{"choices": 5}'])
+    @cases("body", [b"", b"x", b"{}", b"[]", b'{"choices": []}', b'{"choices": 5}'])
     def test_no_chat_completion(self, body):
         with pytest.raises(UpstreamError):
             answers().answer(body)
@@ -316,7 +317,7 @@ class TestStream:
         told = streamed(chunk({"content": "a"}), chunk(choices=[choice]), stop_sequences=["END"])
         assert events(told)[-2:] == end("stop_sequence", "END", NO_TOKENS)
 
-    @pytest.mark.parametrize(
+    @cases(
         ("error", "kind", "message"),
         [
             ({"code": 500, "message": "CUDA error", "type": "server_error"}, "api_error", "CUDA error"),

@@ -16,6 +16,7 @@ from supervisor.dialects import chat
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.json_body import JsonBody
+from tests.support.cases import cases
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -165,7 +166,7 @@ class TestConversation:
         assert "cache_control" not in json.dumps(canonical)
         assert ignored == []
 
-    @pytest.mark.parametrize(
+    @cases(
         ("turn", "named"),
         [
             (user({"type": "document", "source": {"type": "text", "data": "x"}}), "document"),
@@ -229,7 +230,7 @@ class TestParameters:
         assert canonical["stream_options"] == {"include_usage": True}
         assert not {"stream", "stream_options"} & mapped(stream=False)[0].keys()
 
-    @pytest.mark.parametrize("limit", [None, 0, -1, 1.5, "5", True])
+    @cases("limit", [None, 0, -1, 1.5, "5", True])
     def test_a_limit_must_be_there(self, limit):
         assert refused(max_tokens=limit).param == "max_tokens"
 
@@ -447,7 +448,7 @@ class TestNothingIsLost:
     def test_a_beginning_of_the_answer(self):
         assert mapped(messages=[*HELLO, assistant(text("{"))])[1] == ["prefill"]
 
-    @pytest.mark.parametrize("end", ["", '"', "\\", '\\"', "é\n", "=", ":", "\u2028", "\x01"])
+    @cases("end", ["", '"', "\\", '\\"', "é\n", "=", ":", "\u2028", "\x01"])
     def test_long_texts_of_a_large_body_come_through(self, end):
         """Only their beginnings are seen on the way, in the input of a call as elsewhere."""
         whole = 'say "hi" \\ ' * 30_000 + end

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from supervisor.dialects.anthropic import ANTHROPIC, stops
+from tests.support.cases import cases
 
 ASKED = {"stop_sequences": msgspec.Raw(b'["END"]')}
 DELTA = {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": "END"}, "usage": {}}
@@ -56,8 +57,8 @@ class TestWhole:
 class TestStream:
     """A stream, in whatever pieces it comes."""
 
-    @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
-    @pytest.mark.parametrize("size", [1, 7, 1000])
+    @cases("separators", [(",", ":"), (", ", ": ")])
+    @cases("size", [1, 7, 1000])
     def test_a_text_ended_it(self, size, separators):
         text = b"event: message_delta\ndata: " + json.dumps(DELTA, separators=separators).encode() + b"\n\n"
         told = passed(*(text[at : at + size] for at in range(0, len(text), size)), stream=True)

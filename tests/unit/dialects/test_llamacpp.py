@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervisor.dialects.llamacpp import LLAMACPP
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("query", "is_for_daemon"),
     [(b"", True), (b"model=", True), (b"%C2%9F=%C3%A4", True), (b"model=a", False), (b"model=%C3%A4&%C2%9F=1", False)],
 )

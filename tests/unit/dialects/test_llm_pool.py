@@ -15,6 +15,7 @@ from supervisor.dialects.llm_pool import LLM_POOL, LlmPool, is_llm_pool
 from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.proxy.translation import TargetModel
+from tests.support.cases import cases
 from tests.support.stream_ends import ended
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
@@ -72,7 +73,7 @@ def refused(known=None, **fields):
 class TestClaims:
     """What tells its requests from OpenAI's on the same path."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "fields",
         [
             {"messages": []},
@@ -89,7 +90,7 @@ class TestClaims:
         assert RESPONSES.required_translation("POST", "/responses", raw(fields)) is LLM_POOL
         assert RESPONSES.required_translation("POST", "/v1/more/responses", raw(fields)) is None
 
-    @pytest.mark.parametrize(
+    @cases(
         "fields",
         [
             {"model": "chat", "input": "Hi", "instructions": "i", "temperature": 0, "thinking": None},
@@ -146,7 +147,7 @@ class TestPrompt:
             {"role": "user", "content": [IMAGE]},
         ]
 
-    @pytest.mark.parametrize(
+    @cases(
         ("fields", "param"),
         [
             ({}, "input"),
@@ -205,7 +206,7 @@ class TestThinking:
 
     OWN = Thinking({"reasoning": {"enabled": True}}, {"reasoning": {"enabled": False}})
 
-    @pytest.mark.parametrize(
+    @cases(
         ("switch", "mode", "fields"),
         [
             (CHAT_TEMPLATE, "disabled", {"chat_template_kwargs": {"enable_thinking": False}}),
@@ -215,7 +216,7 @@ class TestThinking:
             (CHAT_TEMPLATE, None, {}),
         ],
     )
-    @pytest.mark.parametrize("modes", [("default", "enabled", "disabled"), ("default",)])
+    @cases("modes", [("default", "enabled", "disabled"), ("default",)])
     def test_switched(self, switch, mode, fields, modes):
         canonical, _ = asked({"thinking": switch, "thinking_modes": modes}, input="a", thinking=mode)
         assert {"model", "messages"} | fields.keys() == canonical.keys()
@@ -277,7 +278,7 @@ class TestDecoding:
     def test_omitted_ones_are_left_to_the_defaults(self):
         assert asked(input="a", decoding={"temperature": None}) == asked(input="a", decoding={}) == asked(input="a")
 
-    @pytest.mark.parametrize(
+    @cases(
         ("decoding", "param"),
         [
             ([], "decoding"),
@@ -549,7 +550,7 @@ class TestTranslations:
         part = {"type": "text", "target_lang_code": "en", "text": "Hallo"}
         assert canonical["messages"] == [{"role": "user", "content": [part]}]
 
-    @pytest.mark.parametrize(
+    @cases(
         ("fields", "param"),
         [
             ({"input": "a"}, "target_lang_code"),

@@ -20,6 +20,7 @@ from supervisor.errors import InvalidRequestError, UnavailableError, UpstreamErr
 from supervisor.proxy.body import KEEP_ALIVE
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.json_body import JsonBody
+from tests.support.cases import cases
 from tests.support.stream_ends import ended
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -130,7 +131,7 @@ class TestRequests:
         assert chat(format=schema)[0]["response_format"]["json_schema"] == {"name": "response", "schema": schema}
         assert "response_format" not in chat(format="")[0]
 
-    @pytest.mark.parametrize(
+    @cases(
         ("said", "seconds"),
         [
             (300, 300),
@@ -226,7 +227,7 @@ class TestRequests:
         assert told["messages"] == [{"role": "system", "content": "be brief"}, *HELLO]
         assert answers.ignored == ("truncate",)
 
-    @pytest.mark.parametrize(
+    @cases(
         ("path", "fields", "param"),
         [
             ("generate", {"template": "{{ .Prompt }}"}, "template"),
@@ -295,7 +296,7 @@ class TestRequests:
 class TestLoads:
     """Without a prompt, the model is all that is asked for."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("path", "fields"),
         [
             ("/api/chat", {}),
@@ -304,7 +305,7 @@ class TestLoads:
             ("/api/generate", {"prompt": "", "keep_alive": "5m"}),
         ],
     )
-    @pytest.mark.parametrize("stream", [True, False])
+    @cases("stream", [True, False])
     def test_the_smallest_request(self, path, fields, stream):
         told, answers = asked(path, model="m", stream=stream, **fields)
         assert (told["max_tokens"], len(told["messages"])) == (1, 1)
@@ -322,7 +323,7 @@ class TestLoads:
         assert told["input"] == "."
         assert json.loads(answers.answer(b'{"data": [{"embedding": [1]}]}'))["embeddings"] == []
 
-    @pytest.mark.parametrize(
+    @cases(
         ("path", "fields", "scope"),
         [
             ("/api/generate", {"keep_alive": 0}, "admin"),
@@ -413,7 +414,7 @@ class TestAnswers:
 class TestStreams:
     """Lines of JSON, wherever the worker's stream is cut."""
 
-    @pytest.mark.parametrize("size", [1, 2, 7, 64, 10_000])
+    @cases("size", [1, 2, 7, 64, 10_000])
     def test_a_chat(self, size):
         told = lines(chat()[1], STREAM, size)
         messages = [line["message"] for line in told]
@@ -464,7 +465,7 @@ class TestStreams:
 class TestNames:
     """Clients add a tag to names that have none."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "meant"),
         [("a", "a"), ("a:latest", "a"), ("b:latest", "b:latest"), ("a:7b", "a:7b"), ("c:latest", "c:latest")],
     )

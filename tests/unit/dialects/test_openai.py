@@ -12,6 +12,7 @@ import pytest
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, UpstreamError
+from tests.support.cases import cases
 
 
 def asked(path, **fields):
@@ -92,14 +93,12 @@ class TestDimensions:
         with pytest.raises(InvalidRequestError, match="this model has 3"):
             answers.answer(self.ANSWER)
 
-    @pytest.mark.parametrize("size", [0, -1, 1.5, "2", [2]])
+    @cases("size", [0, -1, 1.5, "2", [2]])
     def test_no_size(self, size):
         with pytest.raises(InvalidRequestError, match="above 0"):
             asked("/v1/embeddings", input="x", dimensions=size)
 
-    @pytest.mark.parametrize(
-        "body", [b"", b"[]", b"{}", b'{"data":[{}]}', b'{"data":[{"embedding":["x","y","z"]}]}', b"\xff"]
-    )
+    @cases("body", [b"", b"[]", b"{}", b'{"data":[{}]}', b'{"data":[{"embedding":["x","y","z"]}]}', b"\xff"])
     def test_what_is_no_answer(self, body):
         _, answers = asked("/v1/embeddings", input="x", dimensions=2)
         with pytest.raises(UpstreamError, match="no list of embeddings"):

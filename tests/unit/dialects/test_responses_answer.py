@@ -12,6 +12,7 @@ from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import UpstreamError
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.translation import TargetModel
+from tests.support.cases import cases
 from tests.support.stream_ends import ended
 
 USAGE = {
@@ -157,7 +158,7 @@ class TestWhole:
         told = json.loads(answers(model=None).answer(body))
         assert (told["usage"], told["model"]) == (None, "theirs")
 
-    @pytest.mark.parametrize("body", [b"", b"{}", b'{"choices": []}', b"[1]", b"\xff"])
+    @cases("body", [b"", b"{}", b'{"choices": []}', b"[1]", b"\xff"])
     def test_what_is_no_chat_completion(self, body):
         with pytest.raises(UpstreamError):
             answers().answer(body)
@@ -254,8 +255,8 @@ class TestStream:
         }
         assert without_ids(streamed(STREAM)[-1]["response"]) == without_ids(whole(message, "tool_calls"))
 
-    @pytest.mark.parametrize("stream", [STREAM, STREAM.replace(b"\n", b"\r\n"), STREAM.removesuffix(b"\n\n")])
-    @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+    @cases("stream", [STREAM, STREAM.replace(b"\n", b"\r\n"), STREAM.removesuffix(b"\n\n")])
+    @cases("size", [1, 2, 3, 7, 64])
     def test_pieces_may_end_anywhere(self, stream, size):
         assert without_ids(streamed(stream, size)[-1]) == without_ids(streamed(STREAM)[-1])
         assert kinds(streamed(stream, size)) == kinds(streamed(STREAM))

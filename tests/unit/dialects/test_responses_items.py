@@ -6,6 +6,7 @@ import pytest
 
 from supervisor.dialects.responses import items
 from supervisor.errors import InvalidRequestError
+from tests.support.cases import cases
 
 
 def messages_of(*given):
@@ -234,7 +235,7 @@ class TestOthers:
 class TestRefusals:
     """By the place of what can't be said, with what to do instead."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("item", "param", "words"),
         [
             ({"type": "item_reference", "id": "msg_1"}, "input[1]", "Send the item itself"),
@@ -251,7 +252,7 @@ class TestRefusals:
         assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
         assert words in refused.value.message
 
-    @pytest.mark.parametrize(
+    @cases(
         ("given", "param"),
         [
             (7, "input"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.proxy.outline import Outline
+from tests.support.cases import cases
 
 PLAIN = {"model": "m", "input": "Hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -60,7 +61,7 @@ class TestFields:
     def test_a_plain_one(self):
         assert mapped() == ({}, [])
 
-    @pytest.mark.parametrize(
+    @cases(
         ("fields", "chat"),
         [
             ({"temperature": 0.5, "top_p": 0.9, "user": "me"}, {"temperature": 0.5, "top_p": 0.9, "user": "me"}),
@@ -89,7 +90,7 @@ class TestFields:
     def test_mapped(self, fields, chat):
         assert mapped(**fields) == (chat, [])
 
-    @pytest.mark.parametrize(
+    @cases(
         ("effort", "told", "thinks"),
         [
             ("none", "none", False),
@@ -105,7 +106,7 @@ class TestFields:
         assert mapped(reasoning={"effort": effort}) == (chat, [])
         assert repeated(reasoning={"effort": effort})["reasoning"] == {"effort": effort, "summary": None}
 
-    @pytest.mark.parametrize(
+    @cases(
         ("fields", "ignored"),
         [
             ({"reasoning": {"summary": "auto", "generate_summary": None}}, ["reasoning.summary"]),
@@ -141,7 +142,7 @@ class TestFields:
             "text.format.color",
         ]
 
-    @pytest.mark.parametrize(
+    @cases(
         ("fields", "param"),
         [
             ({"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -156,7 +157,7 @@ class TestFields:
         assert (error.param, error.code) == (param, "unsupported_parameter")
         assert error.message.count(".") >= 1
 
-    @pytest.mark.parametrize(
+    @cases(
         ("fields", "param"),
         [
             ({"input": []}, "input"),
@@ -225,7 +226,7 @@ class TestTools:
         assert mapped(tools=[tool, TIME]) == (chat, [f"tools[{name}]"])
         assert f"tools[{name}] can't be called" in refused(tools=[tool], tool_choice="required").message
 
-    @pytest.mark.parametrize("kind", ["file_search", "code_interpreter", "computer", "mcp", "shell", None])
+    @cases("kind", ["file_search", "code_interpreter", "computer", "mcp", "shell", None])
     def test_other_tools_are_refused(self, kind):
         error = refused(tools=[TIME, {"type": kind, "name": "x"}])
         assert (error.param, error.code) == ("tools[1]", "unsupported_parameter")
@@ -251,7 +252,7 @@ class TestTools:
     def test_a_choice_that_nothing_can_follow(self, choice):
         assert refused(tool_choice=choice).param == "tool_choice"
 
-    @pytest.mark.parametrize(
+    @cases(
         ("fields", "param"),
         [
             ({"tools": {}}, "tools"),

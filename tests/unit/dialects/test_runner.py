@@ -21,6 +21,7 @@ from supervisor.dialects.runner.lifecycle import unloaded
 from supervisor.dialects.runner.models import is_same_quantization, model_of, quantization_of
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from tests.support.application import ask, get, serving
+from tests.support.cases import cases
 
 
 def model(name="m", *, source=None, **keys):
@@ -38,7 +39,7 @@ def daemon(*models):
 class TestPaths:
     """Its own, with their scopes; a model may be called `load`."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("method", "path", "scope"),
         [
             ("GET", "/v1/capabilities", "inference"),
@@ -67,7 +68,7 @@ class TestPaths:
 class TestModelId:
     """A model's id or public name, else its source, its path or its size."""
 
-    @pytest.mark.parametrize("said", ["m", "org/repo", "/models/m.gguf", "small", "whisper-small"])
+    @cases("said", ["m", "org/repo", "/models/m.gguf", "small", "whisper-small"])
     def test_found(self, said):
         found = model(source="org/repo", path=Path("/models/m.gguf"), model="small")
         assert model_of(daemon(found), said, "modelId") == "m"
@@ -81,7 +82,7 @@ class TestModelId:
         with pytest.raises(NotFoundError):
             model_of(daemon(model()), "nobody", "modelId")
 
-    @pytest.mark.parametrize("said", [None, "", 5, ["m"], "m" * 600])
+    @cases("said", [None, "", 5, ["m"], "m" * 600])
     def test_no_name(self, said):
         with pytest.raises(InvalidRequestError):
             model_of(daemon(model()), said, "modelId")
@@ -90,7 +91,7 @@ class TestModelId:
 class TestQuantization:
     """By the configuration, else by the name of a GGUF file."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("keys", "expected"),
         [
             ({"quantization": "awq"}, "awq"),
@@ -104,7 +105,7 @@ class TestQuantization:
     def test_said(self, keys, expected):
         assert quantization_of(model(**keys)) == expected
 
-    @pytest.mark.parametrize(
+    @cases(
         ("one", "other", "same"),
         [
             ("awq-4bit", "awq", True),
@@ -196,7 +197,7 @@ class TestFlush:
 class TestFreed:
     """What an unload freed is what the workers took; others may take it at once, or give back more."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("measured", "after_mib", "freed"),
         [
             ([60], 110, 60),

@@ -12,6 +12,7 @@ import pytest
 from runtimes.registry import REGISTRY, Registry
 from tests.contract import conftest, test_footprints
 from tests.support import contributing
+from tests.support.cases import cases
 from tests.support.contributing import NAME
 from tests.unit.docs.test_docs import DOCS, PAGES, ROOT, part, rows, text
 
@@ -43,7 +44,7 @@ def lacks(registry: Registry) -> Iterator[str]:
 class TestCommands:
     """What `make help` lists is what the pages name."""
 
-    @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+    @cases("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
     def test_make_targets(self, page):
         mentions = make_mentions(page.read_text(encoding="utf-8"))
         assert set() == mentions - make_targets(), "`make help` shows no such target"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import pkgutil
 import re
@@ -28,6 +29,7 @@ from supervisor.core.types import CrashClass, FootprintSource, RejectCode, Ticke
 from supervisor.daemon.ticket import rejection
 from supervisor.errors import LlmuxError
 from supervisor.http.openapi import sections
+from tests.support.cases import cases
 
 ROOT = Path(supervisor.__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -72,8 +74,14 @@ def anchors(page: str) -> set[str]:
 
 @cache
 def nodes() -> tuple[ast.AST, ...]:
-    """Everything in all sources."""
-    return tuple(node for path in SOURCES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    """Everything in all sources that is a call or a constant."""
+    gc.disable()  # it would look through all of it again and again
+    try:
+        every = (node for path in SOURCES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        return tuple(node for node in every if isinstance(node, ast.Call | ast.Constant))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @cache
@@ -157,7 +165,7 @@ class TestConfiguration:
         known = set(rows(part(text("configuration.md"), "## Environment variables")))
         assert set() == {name for name in written if name not in known and "__" not in name}
 
-    @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+    @cases("page", PAGES, ids=lambda page: page.stem)
     def test_examples_are_valid(self, page, tmp_path):
         for language, block in _FENCE.findall(page.read_text(encoding="utf-8")):
             if language != "yaml":
@@ -322,7 +330,7 @@ class TestReadme:
 class TestMentions:
     """Whatever a document names is there."""
 
-    @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+    @cases("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
     def test_links(self, page):
         missing = []
         for link in _LINK.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
@@ -357,7 +365,7 @@ class TestMentions:
             command = command.commands[word]
         return True
 
-    @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+    @cases("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
     def test_settings_by_their_full_name(self, page):
         parts = schema()["$defs"]
         known = {"limits": parts["LimitsConfig"], "server": parts["ServerConfig"]}

@@ -6,6 +6,7 @@ import pytest
 
 from supervisor.errors import InvalidRequestError
 from supervisor.http.files import _Form
+from tests.support.cases import cases
 
 PURPOSE = b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch'
 FILE = b'Content-Disposition: form-data; name="file"; filename="a b.jsonl"\r\nContent-Type: x/y\r\n\r\n'
@@ -23,8 +24,8 @@ def read(body: bytes, size: int = 1 << 20) -> tuple[_Form, bytes]:
 
 
 class TestForm:
-    @pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
-    @pytest.mark.parametrize("content", [b"", b"line\n", b"\r\n--B\r\n-like\r\n--A--", b"\r\n" * 50])
+    @cases("size", [1, 2, 7, 1 << 20])
+    @cases("content", [b"", b"line\n", b"\r\n--B\r\n-like\r\n--A--", b"\r\n" * 50])
     def test_the_file_whatever_the_pieces(self, size, content):
         content = content.replace(b"--B\r\n", b"--b\r\n")
         parsed, found = read(form(PURPOSE, FILE + content), size)
@@ -37,7 +38,7 @@ class TestForm:
         head = b'Content-Disposition: form-data; name="file"; filename="' + b"n" * 300 + b'\x07"\r\n\r\n'
         assert read(form(PURPOSE, head))[0].filename == "n" * 255
 
-    @pytest.mark.parametrize(
+    @cases(
         ("body", "param"),
         [
             (form(PURPOSE), "file"),

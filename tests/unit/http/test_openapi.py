@@ -18,6 +18,7 @@ from supervisor.http import openapi
 from supervisor.http.auth import scope_for
 from supervisor.io.distribution import version
 from tests.support.application import ask, get, serving
+from tests.support.cases import cases
 from tests.support.openapi import DOCUMENT, errors, operations, resolved, strict
 
 _CONVERTER = re.compile(r":\w+(?=})")
@@ -110,7 +111,7 @@ class TestCompleteness:
         names = {".".join(path.relative_to(supervisor.parent).with_suffix("").parts) for path in modules}
         assert names == set(openapi.SECTIONS)
 
-    @pytest.mark.parametrize("described", [*operations()], ids=str)
+    @cases("described", [*operations()], ids=str)
     def test_scopes(self, described):
         """The same key is needed as is said, and a client without one is told so."""
         dialects = [dialect for dialect in DIALECTS if dialect.owns(described.path)]
@@ -123,21 +124,21 @@ class TestCompleteness:
 class TestExamples:
     """Each fits what is said of it."""
 
-    @pytest.mark.parametrize(("section", "operation"), DECLARED)
+    @cases(("section", "operation"), DECLARED)
     def test_requests(self, section, operation):
         if operation.request is None or operation.example.body is None:
             assert operation.request is None or operation.is_body_optional, "it has an example of its body"
         else:
             assert errors(operation.request, operation.example.body) == []
 
-    @pytest.mark.parametrize(("section", "operation"), DECLARED)
+    @cases(("section", "operation"), DECLARED)
     def test_answers(self, section, operation):
         answer = openapi.answer_of(openapi.key_of(section, operation), operation.example, openapi.recorded())
         if operation.answer is not None:
             assert answer is not None or operation.method == "HEAD", "python -m tools.api_examples"
             assert errors(strict(operation.answer), answer) == []
 
-    @pytest.mark.parametrize(("section", "operation"), DECLARED)
+    @cases(("section", "operation"), DECLARED)
     def test_errors_have_the_shape_of_the_dialect(self, section, operation):
         path = operation.path.replace("{name}", "a")
         headers = [(name.encode(), value.encode()) for name, value in operation.example.headers.items()]

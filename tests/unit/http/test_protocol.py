@@ -14,6 +14,7 @@ from supervisor.http import connections
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy.body import read_body
 from supervisor.proxy.error_response import error_body
+from tests.support.cases import cases
 from tests.support.wire import PATIENCE_S, front, post, talk, until
 
 
@@ -35,7 +36,7 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 class TestRefusals:
     """What can be read in two ways, or is too large, gets our envelope and a closed connection."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("request_bytes", "status"),
         [
             (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
@@ -196,8 +197,8 @@ class TestMalformedChunks:
     CHUNKS = (b"zz\r\n", b"5\r\nhello there", b"-1\r\n", b"5;\x00\r\nhello\r\n", b"fffffffffffffffff\r\n")
     HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-    @pytest.mark.parametrize("chunks", CHUNKS)
-    @pytest.mark.parametrize("late", [False, True], ids=["at once", "while the application waits"])
+    @cases("chunks", CHUNKS)
+    @cases("late", [False, True], ids=["at once", "while the application waits"])
     async def test_get_400(self, chunks, late):
         async with front(echo) as running:
             reader, writer = await asyncio.open_connection("127.0.0.1", running.port)

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 
 from supervisor.http.ui import CONTENT_TYPES, FOLDER, HEADERS, routes
 from tests.support.application import ask, get
+from tests.support.cases import cases
 from tests.support.wire import front
 
 FILES = {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*") if path.is_file()}
@@ -51,7 +52,7 @@ NOT_THERE = [
 class TestPage:
     """What is installed is all there, and nothing else."""
 
-    @pytest.mark.parametrize("name", FILES)
+    @cases("name", FILES)
     async def test_every_file_is_served_as_it_is(self, served, name):
         status, headers, body = await ask(served.port, get(b"/ui/" + name.encode()))
         assert (status, body) == (200, FILES[name].read_bytes())
@@ -73,7 +74,7 @@ class TestPage:
         status, headers, _ = await ask(served.port, get(path, b"Accept: text/html,*/*;q=0.8"))
         assert (status, headers["location"]) == (307, "ui/")
 
-    @pytest.mark.parametrize("path", NOT_THERE)
+    @cases("path", NOT_THERE)
     async def test_nothing_else_is_there(self, served, path):
         status, headers, body = await ask(served.port, get(b"/ui/" + path))
         assert status == 404
@@ -202,7 +203,7 @@ class TestFolder:
         status, _, body = await ask(port, get(b"/ui/" + name.encode()))
         assert (status, body) == (200, name.encode())
 
-    @pytest.mark.parametrize(
+    @cases(
         "name",
         [
             *("notes.md", "module.py", "module.js.map", "bare", ".txt", "inner.js"),

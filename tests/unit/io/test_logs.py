@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from supervisor.core.types import CrashClass
 from supervisor.io.logs import classify, tail
+from tests.support.cases import cases
 
 OOM, ARGS, LOST, PORT, MISSING, UNKNOWN = (
     CrashClass.OUT_OF_MEMORY,
@@ -161,7 +160,7 @@ MESSAGES = [
 class TestClassify:
     """From exit code and log to the class of a crash and the line that tells most."""
 
-    @pytest.mark.parametrize(("text", "code", "kind", "summary"), MESSAGES)
+    @cases(("text", "code", "kind", "summary"), MESSAGES)
     def test_messages_of_real_programs(self, text, code, kind, summary):
         crash = classify(code, text.splitlines())
         assert crash.kind is kind

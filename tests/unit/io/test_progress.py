@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervisor.io.memory import MIB
 from supervisor.io.progress import Progress, read_progress, stage_share
+from tests.support.cases import cases
 
 
 class TestReadProgress:
@@ -32,7 +31,7 @@ class TestReadProgress:
 
 
 class TestStageShare:
-    @pytest.mark.parametrize(
+    @cases(
         ("line", "share"),
         [
             ("Loading checkpoint shards:  50%|#####     | 1/2 [00:01<00:01]", 0.5),

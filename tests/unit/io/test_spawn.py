@@ -15,6 +15,7 @@ from supervisor.core.types import CrashClass
 from supervisor.io import process, threads
 from supervisor.io.process import SpawnError
 from supervisor.io.spawn import SpawnOrder, spawn
+from tests.support.cases import cases
 
 HOST, ARGUMENTS, UNKNOWN = CrashClass.HOST, CrashClass.BAD_ARGUMENTS, CrashClass.UNKNOWN
 
@@ -62,14 +63,14 @@ class TestFault:
             await starting
         assert caught.value.kind is HOST
 
-    @pytest.mark.parametrize("code", sorted(process.HOST_TROUBLE))
-    @pytest.mark.parametrize("step", ["setup", "fork", "cwd", "exec"])
+    @cases("code", sorted(process.HOST_TROUBLE))
+    @cases("step", ["setup", "fork", "cwd", "exec"])
     def test_what_the_kernel_is_short_of(self, step, code):
         """Injected: no memory, a quota, a read-only or broken disk."""
         assert process._fault(step, code) is HOST
 
-    @pytest.mark.parametrize(("step", "kind"), [("setup", HOST), ("fork", HOST), ("cwd", UNKNOWN), ("exec", ARGUMENTS)])
-    @pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES, errno.ENOEXEC])
+    @cases(("step", "kind"), [("setup", HOST), ("fork", HOST), ("cwd", UNKNOWN), ("exec", ARGUMENTS)])
+    @cases("code", [errno.ENOENT, errno.EACCES, errno.ENOEXEC])
     def test_what_is_wrong(self, step, kind, code):
         assert process._fault(step, code) is kind
 

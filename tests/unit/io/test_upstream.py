@@ -11,6 +11,7 @@ import pytest
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.upstream_wire import kept_s
+from tests.support.cases import cases
 from tests.support.wire import PATIENCE_S, Conn, answering, chunk, ok, open_fds, pool, until, worker
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\n2\r\nhi\r\n0\r\n\r\n"
@@ -33,7 +34,7 @@ class TestReuse:
                 assert await get(upstream) == (200, b"hi")
             assert behind.accepted == 1
 
-    @pytest.mark.parametrize(
+    @cases(
         "response",
         [
             ok(b"hi", b"Connection: close"),
@@ -225,7 +226,7 @@ class TestRequest:
 class TestAnswer:
     """What is a complete answer, and what only looks like one."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("method", "wire", "expected"),
         [
             ("GET", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + ok(b"hi"), (200, b"hi")),
@@ -241,7 +242,7 @@ class TestAnswer:
         ],
         ids=["1xx", "HEAD", "204", "304", "trailers", "unknown status"],
     )
-    @pytest.mark.parametrize("bytewise", [False, True])
+    @cases("bytewise", [False, True])
     async def test_complete(self, method, wire, expected, bytewise):
         async def script(conn: Conn) -> None:
             await conn.request()
@@ -297,7 +298,7 @@ class TestAnswer:
             with pytest.raises(UpstreamError):
                 await get(upstream)
 
-    @pytest.mark.parametrize(
+    @cases(
         "wire",
         [
             b"",

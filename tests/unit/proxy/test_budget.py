@@ -7,12 +7,13 @@ import pytest
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.budget import budget_s
 from supervisor.proxy.upstream_error import is_overflow, worker_error
+from tests.support.cases import cases
 
 
 class TestBudget:
     """The least of what header and body say, in seconds."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("headers", "said", "expected"),
         [
             ([], None, None),
@@ -26,7 +27,7 @@ class TestBudget:
     def test_the_least_counts(self, headers, said, expected):
         assert expected == budget_s([(b"x-timeout", value) for value in headers], said)
 
-    @pytest.mark.parametrize("said", [0, -1, 86401, True, [], {}, "soon", "nan", "inf", "", 10**400])
+    @cases("said", [0, -1, 86401, True, [], {}, "soon", "nan", "inf", "", 10**400])
     def test_what_is_no_such_time(self, said):
         with pytest.raises(InvalidRequestError, match="x_timeout_s must be a number of seconds") as caught:
             budget_s([], said)

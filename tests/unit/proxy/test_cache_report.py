@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervisor.proxy.cache_report import report
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("body", "headers"),
     [
         (b'{"usage": {"prompt_tokens_details": {"cached_tokens": 5}}}', {"hit": b"true", "tokens-reused": b"5"}),

@@ -8,6 +8,7 @@ from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.form import read_form
+from tests.support.cases import cases
 
 FORM = b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
 FILE = b'--X\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n%s\r\n'
@@ -89,7 +90,7 @@ class TestForms:
 class TestOneReading:
     """What two readers of a form could take for different fields, or values, is refused; what all read alike passes."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "head",
         [
             b"name*=utf-8''image",
@@ -117,7 +118,7 @@ class TestOneReading:
         with pytest.raises(InvalidRequestError):
             await read_form(b"--X\r\nContent-Disposition: form-data; %s\r\n\r\n/etc/passwd\r\n--X--\r\n" % head, TYPE)
 
-    @pytest.mark.parametrize(
+    @cases(
         ("head", "name"),
         [
             (b"name=prompt", "prompt"),

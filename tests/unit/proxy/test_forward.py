@@ -18,6 +18,7 @@ from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy.disconnect import ResponseOverError
 from supervisor.proxy.forward import Outcome, not_for_workers, request_headers
 from supervisor.proxy.upstream_error import error_answer
+from tests.support.cases import cases
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answering, chunk, ok, post, proxied, talk, until
 
 EVENT = b'data: {"choices":[]}\n\n'
@@ -206,8 +207,8 @@ class TestBroken:
             assert sent is EVENT or b"\n\ndata: {" in answer, "the rest of an event does not swallow it"
             assert front.outcomes[0].error == "upstream_broken"
 
-    @pytest.mark.parametrize("sent", [b'{"a":1}\n', b'{"a":', b""], ids=["between lines", "inside a line", "at once"])
-    @pytest.mark.parametrize("length", [b"", b"Content-Length: 100\r\n"], ids=["chunked", "length"])
+    @cases("sent", [b'{"a":1}\n', b'{"a":', b""], ids=["between lines", "inside a line", "at once"])
+    @cases("length", [b"", b"Content-Length: 100\r\n"], ids=["chunked", "length"])
     async def test_lines(self, sent, length):
         """Whatever its worker said of its length: a line comes on top."""
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson; charset=utf-8\r\n"
@@ -271,7 +272,7 @@ class TestBroken:
 class TestErrorAnswers:
     """Every error answer has OpenAI's shape; what has it already is not touched."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("status", "kind", "body", "expected"),
         [
             (500, b"text/plain", b"it broke\n", ("it broke", "server_error", "upstream_error")),
@@ -514,6 +515,7 @@ class TestSlowReader:
 def keeping_nothing():
     """Fails if an error of the block is found in a reference cycle, which would keep its frames and their bodies for long."""
     gc.collect()
+    gc.freeze()  # what others have left is looked through once
     gc.disable()
     try:
         yield
@@ -572,7 +574,7 @@ class TestMemory:
 class TestOutcome:
     """Token counts are read from the end of what passed."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("pieces", "expected"),
         [
             ([b'{"usage":{"prompt_tokens":3,"completion_tokens": 4}}'], (3, 4, None)),

@@ -10,6 +10,7 @@ from supervisor.errors import UpstreamError
 from supervisor.io.held_body import Gathered
 from supervisor.proxy.frames import FrameStream
 from supervisor.proxy.translation import TranslatedResponse
+from tests.support.cases import cases
 
 
 class Loud(FrameStream):
@@ -21,7 +22,7 @@ class Loud(FrameStream):
         return data.upper() + b";"
 
 
-@pytest.mark.parametrize("text", ["a", "a" * 10_000, "ü" * 10_000, "猫" * 10_000, "😀" * 10_000])
+@cases("text", ["a", "a" * 10_000, "ü" * 10_000, "猫" * 10_000, "😀" * 10_000])
 def test_what_is_kept_of_a_text_is_counted_as_memory_has_it(text):
     stream = Loud()
     stream.keeps(text)

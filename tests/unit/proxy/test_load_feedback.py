@@ -7,14 +7,13 @@ import pytest
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.forward import request_headers
 from supervisor.proxy.load_feedback import HEADER, is_wanted
+from tests.support.cases import cases
 
 
 class TestHeader:
     """It overrules the key, and stays here."""
 
-    @pytest.mark.parametrize(
-        ("value", "wanted"), [(b"true", True), (b" Yes ", True), (b"1", True), (b"FALSE", False), (b"0", False)]
-    )
+    @cases(("value", "wanted"), [(b"true", True), (b" Yes ", True), (b"1", True), (b"FALSE", False), (b"0", False)])
     def test_overrules_the_key(self, value, wanted):
         assert is_wanted([(b"accept", b"*/*"), (HEADER, value)], not wanted) is wanted
 

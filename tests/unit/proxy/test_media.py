@@ -14,6 +14,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy import json_body, media
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.media_loading import NOTHING
+from tests.support.cases import cases
 
 DATA = "data:image/png;base64,AAAA"
 REMOTE = (
@@ -53,8 +54,8 @@ async def checked(body):
 class TestReferences:
     """Wherever a runtime would load from, and however it is written."""
 
-    @pytest.mark.parametrize("url", REMOTE)
-    @pytest.mark.parametrize(
+    @cases("url", REMOTE)
+    @cases(
         "shape",
         [
             lambda url: user(image(url)),
@@ -105,9 +106,7 @@ class TestReferences:
             with pytest.raises(InvalidRequestError):
                 look(hidden)
 
-    @pytest.mark.parametrize(
-        "key", ["URL", "Image_URL", "IMAGE_DATA", "imageURL", "imageurl", "Path", "url\u017f", "\u017frc"]
-    )
+    @cases("key", ["URL", "Image_URL", "IMAGE_DATA", "imageURL", "imageurl", "Path", "url\u017f", "\u017frc"])
     def test_case_hides_nothing(self, key):
         """As Go's decoder reads keys."""
         for prompt in ({"prompt": "p", key: REMOTE[0]}, user({"type": "text", "text": "see", key: REMOTE[0]})):
@@ -146,7 +145,7 @@ class TestMessagesOfText:
     def test_pass(self, messages):
         assert media.is_text(json.dumps(messages).encode())
 
-    @pytest.mark.parametrize(
+    @cases(
         "messages",
         [
             b'[{"role": "user", "content": [], "name": "x"}]',
@@ -170,7 +169,7 @@ class TestSameKeyTwice:
         with pytest.raises(InvalidRequestError, match="same key twice"):
             look(body)
 
-    @pytest.mark.parametrize(
+    @cases(
         "messages",
         [
             '[{"role":"user","content":"a","content":"b"}]',
@@ -185,16 +184,14 @@ class TestSameKeyTwice:
             '[{"role":"user","content":[{"text":"1e9","type":"text","n":1e9,"n":1e9}]}]',
         ],
     )
-    @pytest.mark.parametrize("beside", [0, 300_000])
+    @cases("beside", [0, 300_000])
     def test_refused_at_every_depth(self, messages, beside):
         with pytest.raises(InvalidRequestError, match="same key twice") as told:
             look(f'{{"model":"m","user":"{"u" * beside}","messages":{messages}}}'.encode())
         assert told.value.code == "duplicate_key"
 
-    @pytest.mark.parametrize(
-        "text", ["a: b", "\\u003a", "\\\\u003a", "\\\\\\u003A:", '\\"a\\":', "\\u00e9:", "\\/:\\n:", "\\u003b"]
-    )
-    @pytest.mark.parametrize("blank", ["", " "])
+    @cases("text", ["a: b", "\\u003a", "\\\\u003a", "\\\\\\u003A:", '\\"a\\":', "\\u00e9:", "\\/:\\n:", "\\u003b"])
+    @cases("blank", ["", " "])
     def test_colons_of_texts_are_none_of_keys(self, text, blank):
         for content in (f'"{text}"', f'[{{"type":{blank}"text","text"{blank}:"{text}","{text}":1.50}}]'):
             look(f'{{"model":"m","messages":[{{"role":"user",{blank}"content"{blank}:{content}}}]}}'.encode())
@@ -203,7 +200,7 @@ class TestSameKeyTwice:
 class TestLetThrough:
     """Content itself, and all that only speaks of addresses."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "prompt",
         [
             user(image(DATA)),
@@ -242,7 +239,7 @@ class TestTextsThatAreReferences:
 
     ADDRESS = f"![]({REMOTE[0]})"
 
-    @pytest.mark.parametrize(
+    @cases(
         "prompt",
         [
             {"messages": [{"role": "user", "content": f"see {ADDRESS} and"}]},
@@ -271,7 +268,7 @@ class TestTextsThatAreReferences:
             {"messages": [], "tools": [{"function": {"parameters": {"properties": {ADDRESS: {}}}}}]},
         ],
     )
-    @pytest.mark.parametrize("beside", [0, 300_000])
+    @cases("beside", [0, 300_000])
     def test_refused(self, prompt, beside):
         with pytest.raises(InvalidRequestError, match="not loaded for clients"):
             asyncio.run(read(encode(prompt | {"user": "u" * beside})))
@@ -281,12 +278,12 @@ class TestTextsThatAreReferences:
         with pytest.raises(InvalidRequestError, match="not loaded for clients"):
             asyncio.run(read(encode({"inputs": self.ADDRESS}).replace(b"![](", hidden)))
 
-    @pytest.mark.parametrize("where", [0, 63, 64, 65, 1000, (1 << 20) - 2, 3_000_000])
+    @cases("where", [0, 63, 64, 65, 1000, (1 << 20) - 2, 3_000_000])
     def test_found_wherever_it_stands(self, where):
         with pytest.raises(InvalidRequestError, match="not loaded for clients"):
             asyncio.run(read(encode({"inputs": "a" * where + self.ADDRESS + "b" * 300_000})))
 
-    @pytest.mark.parametrize(
+    @cases(
         "prompt",
         [
             {"inputs": f"![]({DATA})What is this?![]({DATA})"},

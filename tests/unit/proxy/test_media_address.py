@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.proxy.media_address import Address, Allowlist, is_public, read_address, read_file_address
+from tests.support.cases import cases
 
 LISTED = ("images.example.com", "*.example.org", "other.example:8443", "10.0.0.5", "[fd00::5]:8443")
 
@@ -14,7 +15,7 @@ LISTED = ("images.example.com", "*.example.org", "other.example:8443", "10.0.0.5
 class TestReading:
     """Strictly: what is asked for is put together from what was understood."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "address"),
         [
             ("https://images.example.com", ("images.example.com", 443, "/")),
@@ -29,7 +30,7 @@ class TestReading:
     def test_read(self, text, address):
         assert read_address(text) == Address(*address)
 
-    @pytest.mark.parametrize(
+    @cases(
         "text",
         [
             "http://images.example.com/",
@@ -85,7 +86,7 @@ class TestReading:
     def test_redirected(self, location, address):
         assert Address("h", 8443, "/x/a?q").redirected(location) == Address(*address)
 
-    @pytest.mark.parametrize("location", ["http://h/b", "file:///etc/passwd", "data:,a", "https://[", "https://u@h/"])
+    @cases("location", ["http://h/b", "file:///etc/passwd", "data:,a", "https://[", "https://u@h/"])
     def test_redirected_elsewhere(self, location):
         assert Address("h", 443, "/").redirected(location) is None
 
@@ -100,7 +101,7 @@ class TestReading:
     def test_file(self, text, path):
         assert read_file_address(text) == Path(path)
 
-    @pytest.mark.parametrize(
+    @cases(
         "text",
         [
             "file:/srv/a",
@@ -121,7 +122,7 @@ class TestReading:
 class TestAllowlist:
     """Names and ports as they are listed; IP addresses only so."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "text",
         [
             "https://images.example.com/",
@@ -136,7 +137,7 @@ class TestAllowlist:
     def test_allowed(self, text):
         assert Allowlist(LISTED).allows(read_address(text))
 
-    @pytest.mark.parametrize(
+    @cases(
         "text",
         [
             "https://images.example.com:8443/",
@@ -166,11 +167,11 @@ class TestAllowlist:
 class TestPublic:
     """An address that leads to one machine of the internet, and to nothing else by another way."""
 
-    @pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "1.1.1.1", "2606:4700::1111", "2a00:1450:4001::1"])
+    @cases("address", ["93.184.216.34", "8.8.8.8", "1.1.1.1", "2606:4700::1111", "2a00:1450:4001::1"])
     def test_public(self, address):
         assert is_public(address)
 
-    @pytest.mark.parametrize(
+    @cases(
         "address",
         [
             *("0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.9.9.9"),

@@ -458,7 +458,6 @@ class TestLettingGo:
         loading = loader(source, timeout_s=0.3 if end == "timed out" else 60.0).loading()
         places = [Place(url=url) for url in urls]
         gone = [weakref.ref(place) for place in places]
-        gc.collect()
         gc.disable()
         try:
             wanted = [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervisor.proxy.media_type import agreed_type, media_types
+from tests.support.cases import cases
 from tests.support.media_server import MP4, PNG, WAV
 
 
-@pytest.mark.parametrize(
+@cases(
     ("declared", "head", "kind"),
     [
         ("image/png", PNG, "image/png"),
@@ -43,6 +42,6 @@ def test_type(declared, head, kind):
     assert agreed_type(declared, head) == kind
 
 
-@pytest.mark.parametrize("head", [b"", b"R", b"\xff", b"PK\x03\x04", b"%PDF-1.7", b"{}", b"RIFF\0\0\0\0XXXX"])
+@cases("head", [b"", b"R", b"\xff", b"PK\x03\x04", b"%PDF-1.7", b"{}", b"RIFF\0\0\0\0XXXX"])
 def test_nothing_known(head):
     assert media_types(head) == ()

@@ -6,11 +6,10 @@ import asyncio
 import json
 import re
 
-import pytest
-
 from runtimes.base import Endpoint
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.json_body import JsonBody
+from tests.support.cases import cases
 
 CHAT, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TEXT, SEES, HEARS = frozenset({"text"}), frozenset({"text", "image"}), frozenset({"text", "audio"})
@@ -78,7 +77,7 @@ def refusal(path, prompt, inputs, *, padding=0) -> InvalidRequestError | None:
 class TestRefused:
     """Before a model is loaded for it."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("asked", "inputs", "word"),
         [
             *((asked, inputs, "(images|video)") for asked in IMAGES for inputs in (TEXT, HEARS)),
@@ -86,7 +85,7 @@ class TestRefused:
             *((asked, SEES | HEARS, "documents") for asked in DOCUMENTS),
         ],
     )
-    @pytest.mark.parametrize("padding", [0, 300_000])  # a large body's outline shows it, too
+    @cases("padding", [0, 300_000])  # a large body's outline shows it, too
     def test_in_every_shape(self, asked, inputs, word, padding):
         error = refusal(*asked, inputs, padding=padding)
         assert error is not None
@@ -98,7 +97,7 @@ class TestRefused:
 class TestServed:
     """Never refuse what a model takes, or may take."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("asked", "inputs"),
         [
             *((asked, SEES) for asked in IMAGES),
@@ -109,7 +108,7 @@ class TestServed:
     def test_media_for_a_model_that_takes_them_or_of_which_nothing_is_known(self, asked, inputs):
         assert refusal(*asked, inputs) is None
 
-    @pytest.mark.parametrize(
+    @cases(
         "asked",
         [
             chat({"type": "text", "text": '{"type": "image_url"}'}),
@@ -131,16 +130,14 @@ class TestServed:
 class TestMessages:
     """What is no list of messages loads no model; whether they may be left out is the worker's affair."""
 
-    @pytest.mark.parametrize(
-        "path", [CHAT, ANTHROPIC, "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens"]
-    )
-    @pytest.mark.parametrize("messages", ["hello", {}, 3, True])
+    @cases("path", [CHAT, ANTHROPIC, "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens"])
+    @cases("messages", ["hello", {}, 3, True])
     def test_of_another_type(self, path, messages):
         error = refusal(path, {"messages": messages}, None)
         assert error is not None
         assert error.param == "messages"
 
-    @pytest.mark.parametrize(
+    @cases(
         ("path", "prompt"),
         [
             (CHAT, {}),

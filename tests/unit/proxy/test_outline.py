@@ -18,6 +18,7 @@ from supervisor.proxy import outline
 from supervisor.proxy.json_body import JsonBody, open_object
 from supervisor.proxy.media import is_content
 from supervisor.proxy.outline import Outline
+from tests.support.cases import cases
 
 MIB = 1024 * 1024
 MARK = re.compile("[0-9a-f]{16}-[0-9]+-:?")
@@ -80,7 +81,7 @@ class TestCutting:
         (message,) = json.loads(found.text)["messages"]
         assert message["content"][0]["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
 
-    @pytest.mark.parametrize(
+    @cases(
         "text",
         ["\n" * MIB, "http://x" + "a:" * MIB, '"' * MIB, "a" * MIB + "http://x" + "a" * MIB, "\\" * MIB, "é" * MIB],
     )

@@ -14,6 +14,7 @@ from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.proxy.prompts import Completions
 from supervisor.proxy.prompts.answer import Chats, Thoughts
 from supervisor.proxy.prompts.languages import NAMES
+from tests.support.cases import cases
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = [
@@ -52,7 +53,7 @@ def thinking(wanted):
 class TestPrompts:
     """What each format makes of one conversation."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "expected"),
         [
             ("generic", "Be brief.\n\nUser: Hi\nAssistant: Yo\nUser: Bye\nAssistant:"),
@@ -137,10 +138,8 @@ class TestTranslateGemma:
             "<end_of_turn>\n<start_of_turn>model\n"
         )
 
-    @pytest.mark.parametrize("source", [None, "auto", "mixed", "AUTO", ""])
-    @pytest.mark.parametrize(
-        ("target", "stand_in"), [("nl", "English (en) to Dutch (nl)"), ("en-GB", "German (de) to English (en-GB)")]
-    )
+    @cases("source", [None, "auto", "mixed", "AUTO", ""])
+    @cases(("target", "stand_in"), [("nl", "English (en) to Dutch (nl)"), ("en-GB", "German (de) to English (en-GB)")])
     def test_an_unknown_source(self, source, target, stand_in):
         """Another language stands for it, and the model is told to look itself."""
         part = {**GERMAN, "source_lang_code": source, "target_lang_code": target}
@@ -151,7 +150,7 @@ class TestTranslateGemma:
         assert text.endswith(")\n\nGuten Tag<end_of_turn>\n<start_of_turn>model\n")
         assert "Guten Tag" not in before
 
-    @pytest.mark.parametrize(
+    @cases(
         ("messages", "param"),
         [
             ([{"role": "user", "content": "Hallo"}], "target_lang_code"),
@@ -192,7 +191,7 @@ class TestFields:
         assert found == {"model": "m", "prompt": prompt("raw"), "max_tokens": None, **passing}
         assert ignored == []
 
-    @pytest.mark.parametrize(
+    @cases(
         "fields",
         [
             {"tools": [{"type": "function"}]},
@@ -236,7 +235,7 @@ class TestFields:
     def test_an_effort(self, effort, thinks):
         assert prompt("qwen3_template", reasoning_effort=effort).endswith("assistant\n") is thinks
 
-    @pytest.mark.parametrize(
+    @cases(
         ("messages", "param"),
         [
             ([], "messages"),
@@ -292,9 +291,7 @@ class TestAnswers:
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         assert told == {**COMPLETION, "object": "chat.completion", "choices": [choice]}
 
-    @pytest.mark.parametrize(
-        "body", [b"", b"[]", b"{}", b'{"choices": []}', b'{"choices": [1]}', b'{"choices": [{"text": 1}]}']
-    )
+    @cases("body", [b"", b"[]", b"{}", b'{"choices": []}', b'{"choices": [1]}', b'{"choices": [{"text": 1}]}'])
     def test_what_is_none(self, body):
         with pytest.raises(UpstreamError):
             Chats((), None).answer(body)

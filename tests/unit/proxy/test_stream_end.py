@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from supervisor.proxy.forward import Outcome
 from supervisor.proxy.stream_end import END_OF, StreamJudge
+from tests.support.cases import cases
 
 CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
@@ -39,7 +38,7 @@ ECHO = f"data: {json.dumps({'content': '', 'stop': True, 'prompt': 'x' * 60_000}
 COMPLETED = f"data: {json.dumps({'type': 'response.completed', 'response': {'instructions': 'x' * 6000}})}\n\n".encode()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "pieces"),
     [
         (CHAT, [event(), event("stop"), DONE]),
@@ -59,7 +58,7 @@ def test_a_whole_stream_passes(path, pieces):
     assert sent(pieces, path) == (b"".join(pieces), None)
 
 
-@pytest.mark.parametrize(
+@cases(
     "end",
     [
         [DONE],
@@ -73,7 +72,7 @@ def test_a_whole_stream_passes(path, pieces):
         [event("abort"), DONE],
     ],
 )
-@pytest.mark.parametrize("goes_on", [False, True])
+@cases("goes_on", [False, True])
 def test_one_that_is_not_has_no_end(end, goes_on):
     """Also while its worker keeps the connection."""
     found, error = sent([event(), *end, *([PING] if goes_on else [])])

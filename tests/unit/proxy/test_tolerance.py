@@ -9,6 +9,7 @@ import pytest
 
 from runtimes.endpoints import meaning_of
 from supervisor.proxy.tolerance import put_right
+from tests.support.cases import cases
 
 CHAT, MESSAGES, EMBED = "/v1/chat/completions", "/v1/messages", "/v1/embeddings"
 
@@ -42,7 +43,7 @@ RESULT = {"role": "tool", "tool_call_id": "a", "content": "1"}
 class TestOrder:
     """The system speaks at the beginning, once."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("given", "right"),
         [
             ([system("a"), system("b"), user("x")], [system("a\n\nb"), user("x")]),

@@ -14,6 +14,7 @@ from supervisor.dialects.ollama import OLLAMA
 from supervisor.dialects.responses import RESPONSES
 from supervisor.proxy.prompts.answer import Chats
 from supervisor.proxy.translation import Adapted, Chained, TargetModel, ignored_header, shown
+from tests.support.cases import cases
 
 EFFORT = Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"})
 MESSAGES = ("/v1/messages", ANTHROPIC, {"max_tokens": 5})
@@ -31,7 +32,7 @@ def adapted(api, switch=CHAT_TEMPLATE, decoding=None, modes=("default", "enabled
     return {name: json.loads(bytes(value)) for name, value in canonical.items()}, (*translation.ignored,)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("api", "asked", "thinking", "found", "ignored"),
     [
         (MESSAGES, {"thinking": {"type": "disabled"}}, CHAT_TEMPLATE,
@@ -52,7 +53,7 @@ def test_thinking(api, asked, thinking, found, ignored):
     assert unused == ignored
 
 
-@pytest.mark.parametrize(
+@cases(
     ("api", "asked", "modes", "ignored"),
     [
         (OLLAMA_CHAT, {"think": True}, ("disabled",), ("think",)),
@@ -64,7 +65,7 @@ def test_thinking(api, asked, thinking, found, ignored):
         (MESSAGES, {}, ("enabled",), ()),
     ],
 )
-@pytest.mark.parametrize("switch", [CHAT_TEMPLATE, EFFORT])
+@cases("switch", [CHAT_TEMPLATE, EFFORT])
 def test_thinking_that_is_fixed(api, asked, modes, ignored, switch):
     """A virtual model's configuration wins, and what a request says otherwise is named."""
     _, unused = adapted(api, switch, modes=modes, **asked)

@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.proxy.upstream_error import error_answer, restated
+from tests.support.cases import cases
 
 
 def failure(message: str, status: int = 500) -> bytes:
@@ -20,7 +21,7 @@ def failure(message: str, status: int = 500) -> bytes:
 class TestRestated:
     """By the words that begin its message."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("message", "told"),
         [
             ("Failed to parse messages: Missing 'role' in message: {}; messages = [ {} ]", None),
@@ -39,8 +40,8 @@ class TestRestated:
         assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_request")
         assert error["message"] == (told or message.partition("; messages = ")[0])
 
-    @pytest.mark.parametrize("letter", ["a", "\x01", '"', "\u00e4", "\U0001f642"])
-    @pytest.mark.parametrize("shift", range(6))
+    @cases("letter", ["a", "\x01", '"', "\u00e4", "\U0001f642"])
+    @cases("shift", range(6))
     def test_one_that_repeats_much_of_what_was_sent(self, letter, shift):
         """It is cut, but not within a character."""
         message = "Failed to parse tools: Expected 'tools' to be an array, got " + "x" * shift + letter * 30_000
@@ -69,7 +70,7 @@ class TestRestated:
         error = json.loads(error_answer(status, b"application/json", data, OPENAI))["error"]
         assert (status, error["code"], error["message"]) == (400, "context_length_exceeded", said)
 
-    @pytest.mark.parametrize(
+    @cases(
         ("status", "data"),
         [
             (500, failure("CUDA error: out of memory")),

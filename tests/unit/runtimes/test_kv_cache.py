@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from runtimes.adapters.checkpoints import config_of
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
+from tests.support.cases import cases
 from tests.support.hf_folder import QWEN3_5_TEXT, QWEN3_8B
 
 
@@ -46,7 +45,7 @@ class TestCache:
         assert cache_bytes(layers, 100) == 100 * 24 * 2 * 8 * 64 * 2
         assert cache_bytes(layers, 8192) == (12 * 128 + 12 * 8192) * 2 * 8 * 64 * 2
 
-    @pytest.mark.parametrize(
+    @cases(
         ("keys", "sliding"),
         [
             ({"model_type": "mistral"}, 12),

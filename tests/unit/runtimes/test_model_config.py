@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from runtimes.registry import REGISTRY
+from tests.support.cases import cases
 
 LARGE = {
     "llama_server": ({"path": "/m.gguf"}, {"extra_args": ["--split-mode", "row"]}),
@@ -18,7 +17,7 @@ LARGE = {
 class TestGpus:
     """Where whole layers go on a GPU, a model may go over several unless something says otherwise."""
 
-    @pytest.mark.parametrize("runtime", LARGE)
+    @cases("runtime", LARGE)
     def test_auto_where_a_runtime_divides_by_what_is_free(self, runtime):
         adapter = REGISTRY.get(runtime)
         keys, placing = LARGE[runtime]

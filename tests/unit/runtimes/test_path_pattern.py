@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.path_pattern import leaves_its_folder, pattern_of
+from tests.support.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -26,13 +27,13 @@ def test_a_path_is_no_pattern():
     assert pattern_of("/v1/chat/completions") is None
 
 
-@pytest.mark.parametrize("path", ["/*/a", "/a*b", "/**", "/{}", "/{a", "/a}", "/{a/b}"])
+@cases("path", ["/*/a", "/a*b", "/**", "/{}", "/{a", "/a}", "/{a/b}"])
 def test_what_is_none(path):
     with pytest.raises(ValueError, match="a path"):
         pattern_of(path)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "leaves"),
     [(b"/a/../b", True), (b"/a/%2e%2E/b", True), (b"/a%2F..%5cb", True), (b"/a/.", True), (b"/a/..b/c.", False)],
 )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from runtimes.sizing import Room, Size, Sizing, choose, contexts
+from tests.support.cases import cases
 
 SIZES = [Size(step, 1, step > 32768) for step in contexts(131072)]
 GIB = 1024
@@ -28,7 +27,7 @@ class TestContexts:
 class TestChoose:
     """What an agent needs where it fits; more where half stays free; the same for the same device."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("gib", "context", "why"),
         [
             (80, 131072, ""),

@@ -14,6 +14,7 @@ from runtimes.base import Endpoint, LaunchContext, RuntimeNotInstalledError
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from tests.support import hearing
+from tests.support.cases import cases
 
 FASTER, TRANSFORMERS = REGISTRY.get("faster_whisper"), REGISTRY.get("transformers")
 
@@ -74,7 +75,7 @@ class TestConfiguration:
             assert adapter.target_inflight(make()) == 1
             assert adapter.target_inflight(make(parallel=3)) == 3
 
-    @pytest.mark.parametrize(
+    @cases(
         ("make", "keys", "clue"),
         [
             (faster, {"path": "/no/such"}, "path: /no/such: there is no such folder"),

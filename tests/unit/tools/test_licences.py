@@ -8,6 +8,7 @@ import pytest
 
 from runtimes.licences import copyleft, known, notice
 from runtimes.registry import REGISTRY
+from tests.support.cases import cases
 from tools import licences, locks
 from tools.licences import Copyleft
 
@@ -31,7 +32,7 @@ class TestFile:
 class TestDeclared:
     """What metadata tells: an expression, else classifiers, else words."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("metadata", "licence"),
         [
             ({"license_expression": "mit OR apache-2.0", "license": "x"}, "MIT OR Apache-2.0"),
@@ -52,7 +53,7 @@ class TestDeclared:
 class TestCopyleft:
     """Strong and weak are told apart; of alternatives the mildest counts."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("licence", "strength"),
         [
             ("MIT", Copyleft.NONE),

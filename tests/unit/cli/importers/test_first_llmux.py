@@ -9,6 +9,7 @@ from supervisor.catalog.yaml_writer import to_yaml
 from supervisor.cli.importers import first_llmux
 from supervisor.errors import ConfigError
 from supervisor.io.files import create
+from tests.support.cases import cases
 from tests.support.importing import notes
 
 
@@ -66,7 +67,7 @@ class TestModels:
         assert draft.models["m"]["path"] == str(snapshot)
         assert draft.models["g"]["path"] == str(snapshot / "a.gguf")
 
-    @pytest.mark.parametrize(
+    @cases(
         ("repo", "estimate", "told"),
         [
             ("Qwen/Qwen3.5-4B", 4, "bitsandbytes-4bit"),

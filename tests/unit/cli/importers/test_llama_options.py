@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervisor.cli.importers.llama_options import Options
+from tests.support.cases import cases
 
 
 class TestLlamaServerOptions:
     """Its command line as keys, request defaults, and what is left."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("line", "keys"),
         [
             ("-m a.gguf -c 4096 -ngl 99", {"path": "a.gguf", "n_ctx": 4096, "n_gpu_layers": 99}),

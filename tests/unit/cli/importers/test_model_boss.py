@@ -6,6 +6,7 @@ import pytest
 
 from supervisor.cli.importers import model_boss
 from supervisor.errors import ConfigError
+from tests.support.cases import cases
 from tests.support.importing import notes
 
 
@@ -18,7 +19,7 @@ def imported(models, **tasks):
 class TestManifest:
     """Keys of its own, and llama-server's options under their names."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("models", "is_one"),
         [
             ({"a": {"path": "/a.gguf", "vram_mb": 1}}, True),

@@ -13,6 +13,7 @@ from runtimes.claude_cli.worker.conversation import Asked, read
 from runtimes.claude_cli.worker.program import Options
 from runtimes.registry import REGISTRY
 from runtimes.sdk.server import Settings
+from tests.support.cases import cases
 
 ADAPTER = REGISTRY.get("claude_cli")
 FILE = Path("/private/system.txt")
@@ -37,7 +38,7 @@ def options(**keys: object) -> Options:
 
 
 class TestConfiguration:
-    @pytest.mark.parametrize(
+    @cases(
         ("keys", "complaint"),
         [
             ({"command": []}, "empty"),

@@ -6,6 +6,7 @@ import pytest
 
 from runtimes.claude_cli.worker.conversation import read
 from runtimes.sdk.errors import WorkerError
+from tests.support.cases import cases
 
 USER = {"role": "user", "content": "Hello"}
 
@@ -43,13 +44,13 @@ class TestFields:
             "stream_options.include_obfuscation",
         }
 
-    @pytest.mark.parametrize("kind", [[], {}, 1, None, "", "image_url"])
+    @cases("kind", [[], {}, 1, None, "", "image_url"])
     def test_a_part_of_another_type(self, kind):
         assert (
             refused(messages=[{"role": "user", "content": [{"type": kind, "": "x"}]}]).param == "messages[0].content[0]"
         )
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "value"),
         [
             ("tools", [{"type": "function"}]),
@@ -76,7 +77,7 @@ class TestFields:
 
 
 class TestMessages:
-    @pytest.mark.parametrize(
+    @cases(
         ("message", "param"),
         [
             ("Hello", "messages[0]"),
@@ -98,7 +99,7 @@ class TestMessages:
         error = refused(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
         assert (error.param, error.code) == ("messages[0].content[0]", "modality_unsupported")
 
-    @pytest.mark.parametrize("messages", [None, [], "Hello", [{"role": "system", "content": "A"}],
+    @cases("messages", [None, [], "Hello", [{"role": "system", "content": "A"}],
                                           [USER, {"role": "assistant", "content": "B"}]])  # fmt: skip
     def test_nobody_to_answer(self, messages):
         assert refused(messages=messages).param == "messages"

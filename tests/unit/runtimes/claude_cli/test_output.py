@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runtimes.claude_cli.worker.answer import Answer
 from runtimes.claude_cli.worker.output import OUTPUTS, OutputError, Result, Usage
+from tests.support.cases import cases
 
 USAGE = {"input_tokens": 5, "cache_creation_input_tokens": 3, "cache_read_input_tokens": 2, "output_tokens": 4}
 DONE = {"type": "result", "subtype": "success", "is_error": False, "result": "Grüße", "usage": USAGE}
@@ -54,7 +55,7 @@ class TestJson:
         text, result = whole("claude_json", b"\x1b[?25l" + lines({**DONE, "stop_reason": "max_tokens"}))
         assert (text, result.finish_reason, result.usage) == ("Grüße", "length", Usage(10, 2, 4))
 
-    @pytest.mark.parametrize(
+    @cases(
         "data",
         [b"", b"nothing", b"[1]", lines({"type": "other"}), lines({**DONE, "is_error": True}),
          lines({"type": "result", "subtype": "error_max_turns"}), lines({"type": "result", "subtype": "success"})],

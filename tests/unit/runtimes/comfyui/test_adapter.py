@@ -13,6 +13,7 @@ from runtimes.comfyui.shared import workflow
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from tests.support import fake_comfyui
+from tests.support.cases import cases
 
 ADAPTER = REGISTRY.get("comfyui")
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
@@ -40,7 +41,7 @@ class TestConfiguration:
     def test_good(self, keys):
         assert self.problems(keys) == ()
 
-    @pytest.mark.parametrize(
+    @cases(
         ("changed", "clue"),
         [
             ({"folder": "/nowhere"}, "folder: there is no main.py in /nowhere"),

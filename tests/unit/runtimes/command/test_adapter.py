@@ -12,6 +12,7 @@ from runtimes import device_kind
 from runtimes.base import Endpoint, LaunchContext, ModelUnusableError
 from runtimes.command.adapter import DEFAULT_ENDPOINTS, CommandAdapter
 from runtimes.device_kind import DeviceAssignment
+from tests.support.cases import cases
 
 ADAPTER = CommandAdapter()
 
@@ -57,7 +58,7 @@ class TestCommand:
     def test_doubled_dollars_stand_for_themselves(self):
         assert launch(cmd=[sys.executable, "$${port}", "$HOME", "${port}$"]).argv[1:] == ("${port}", "$HOME", "18100$")
 
-    @pytest.mark.parametrize(
+    @cases(
         ("cmd", "complaint"),
         [
             (["a", "${prot}"], r"\$\{prot\}: not a placeholder; there are \$\{port\}, \$\{host\}, \$\{model\}"),
@@ -126,7 +127,7 @@ class TestKey:
 class TestPort:
     """The program must learn its port, which llmux chooses."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("keys", "told"),
         [
             ({"cmd": "sh serve.sh"}, "cmd: nothing tells the program its port"),
@@ -196,11 +197,9 @@ class TestContainers:
         assert spec.kill_argv is not None
         assert (spec.kill_argv[0], " ".join(spec.kill_argv[1:])) == (spec.argv[0], ends)
 
-    @pytest.mark.parametrize("engine", ["docker", "podman"])
-    @pytest.mark.parametrize(
-        "spelling", ["-p {}", "-p{}", "-p={}", "-itp {}", "-itp={}", "--publish {}", "--publish={}"]
-    )
-    @pytest.mark.parametrize(
+    @cases("engine", ["docker", "podman"])
+    @cases("spelling", ["-p {}", "-p{}", "-p={}", "-itp {}", "-itp={}", "--publish {}", "--publish={}"])
+    @cases(
         ("written", "published"),
         [
             ("${port}:80", "127.0.0.1:18100:80"),
@@ -239,7 +238,7 @@ class TestContainers:
     def test_others_are_run_as_they_are(self, cmd):
         assert launch(cmd=cmd).kill_argv is None
 
-    @pytest.mark.parametrize(
+    @cases(
         "switch",
         [
             *("-d", "--detach", "-itd", "-dp 8:8", "--detach=true", "-d=1"),
@@ -271,7 +270,7 @@ class TestContainers:
         cmd = f"podman run {options} image --port ${{port}}"
         assert ADAPTER.check(config(cmd=cmd), runtimes_dir=Path("/nonexistent")) == ()
 
-    @pytest.mark.parametrize("switch", ["-P=false", "-itP=0", "--publish-all=false", "--detach=false", "--http-proxy"])
+    @cases("switch", ["-P=false", "-itP=0", "--publish-all=false", "--detach=false", "--http-proxy"])
     def test_not_refused(self, switch):
         """A switch that is off, and what comes after the image."""
         cmd = f"docker run {switch} -p ${{port}}:80 image -P -d"
@@ -297,7 +296,7 @@ class TestEndpoints:
         found = ADAPTER.endpoints(config(endpoints=["GET /slots", "GET /files/*", "/x"], loads=loads))
         assert {each.path: each.only_looks for each in found} == {"/slots": plain, "/files/*": pattern, "/x": False}
 
-    @pytest.mark.parametrize("text", ["v1/x", "DELETE /x", "/x?y=1", "", "/a/*/b", "GET /{}"])
+    @cases("text", ["v1/x", "DELETE /x", "/x?y=1", "", "/a/*/b", "GET /{}"])
     def test_refused(self, text):
         with pytest.raises(ValidationError, match="endpoints"):
             config(endpoints=[text])

@@ -12,6 +12,7 @@ from runtimes.base import LaunchContext, ModelUnusableError
 from runtimes.device_kind import DeviceAssignment
 from runtimes.exllamav3.adapter import ExLlamaV3Adapter
 from tests.support import fake_exllamav3, hf_folder, package_sources, signatures
+from tests.support.cases import cases
 
 ADAPTER = ExLlamaV3Adapter()
 HOST = DeviceAssignment("host", device_kind.HOST)
@@ -130,7 +131,7 @@ def library():
 class TestLibrary:
     """The sources of the locked ExLlamaV3 have what the worker uses, and the stand-in of the other tests is like them."""
 
-    @pytest.mark.parametrize("call", CALLS)
+    @cases("call", CALLS)
     def test_it_is_called_as_it_is_written(self, library, call):
         signature = signatures.function(library, *CALLS[call])
         found = [*signatures.calls(WORKER, call)]
@@ -166,7 +167,7 @@ class TestLibrary:
             assert f"self.{name} = " in tokenizer
         assert "self.eos_token_id_list = " in (library / "exllamav3" / "model" / "config.py").read_text()
 
-    @pytest.mark.parametrize(
+    @cases(
         ("name", "where"),
         [
             *((where[1], where) for where in CALLS.values()),

@@ -17,6 +17,7 @@ from runtimes.llama_cpp.shared.formats import CACHE_TYPES, CHAT_FORMATS
 from runtimes.llama_server.adapter.config import CacheType
 from runtimes.sizing import Room
 from tests.support import package_sources, signatures, tiny
+from tests.support.cases import cases
 
 ADAPTER = LlamaCppAdapter()
 HOST = DeviceAssignment("host", device_kind.HOST)
@@ -103,7 +104,7 @@ def library():
 class TestLibrary:
     """The sources of the locked llama-cpp-python have what the worker uses."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("call", "function"),
         [("Engine", "Llama"), ("generate", "Llama.generate"), ("tokenize", "Llama.tokenize"), ("eval", "Llama.eval")]
         + [(name, f"Llama.{name}") for name in ("set_seed", "reset", "n_ctx", "n_vocab", "token_bos", "token_eos")],

@@ -14,6 +14,7 @@ from runtimes.base import Endpoint, LaunchContext, ModelUnusableError, RuntimeNo
 from runtimes.device_kind import DeviceAssignment
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from tests.support import tiny
+from tests.support.cases import cases
 
 ADAPTER = LlamaServerAdapter()
 HOST = DeviceAssignment("host", device_kind.HOST)
@@ -228,7 +229,7 @@ class TestCheck:
         assert check(extra_args=["--numa", "distribute"]) == ()
         assert check(extra_args=["--numa", "distribute"], program="embedded") == expected
 
-    @pytest.mark.parametrize(
+    @cases(
         ("keys", "named"),
         [
             ({"embeddings": True, "rerank": True}, "rerank"),
@@ -244,7 +245,7 @@ class TestCheck:
         (problem,) = check(**keys)
         assert problem.startswith(f"{named}: ")
 
-    @pytest.mark.parametrize(
+    @cases(
         ("key", "value"),
         [
             ("spec_draft_n_max", -1),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from runtimes.llama_server.adapter import LlamaServerAdapter, choice
 from runtimes.machine import Gpu, Machine, Vulkan
+from tests.support.cases import cases
 
 VULKAN = Vulkan(loader=True, drivers=("radeon_icd.json",), opens=True)
 X86 = Machine(glibc=(2, 36), vulkan=VULKAN)
@@ -24,7 +23,7 @@ def amd(**facts: object) -> Machine:
     return Machine(**{"glibc": (2, 36), "gpus": gpus, "vulkan": VULKAN, **facts})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("machine", "kinds", "told"),
     [
         (X86, (), ""),

@@ -14,6 +14,7 @@ from supervisor.catalog import load
 from supervisor.cli.configuration import effective, shown
 from supervisor.core.types import FootprintSource
 from supervisor.errors import ConfigError
+from tests.support.cases import cases
 from tests.support.daemon import REPOSITORY
 from tests.support.fake_remote import KEY, MODEL
 
@@ -35,7 +36,7 @@ class TestConfiguration:
     def test_addresses(self, address, kept):
         assert config(base_url=address).base_url == kept
 
-    @pytest.mark.parametrize(
+    @cases(
         "address",
         ["api.example.com/v1", "ftp://h/v1", "https://", "https://h/v1?key=hunter2", "https://h/v1#x", "https://h:99999/v1",
          "https://ann:hunter2@h/v1", "https://h/a b", "https://h/\x00"],
@@ -89,7 +90,7 @@ class TestKey:
     def test_none_is_needed(self):
         assert ADAPTER.connect(config(), {"A_KEY": KEY}).key is None
 
-    @pytest.mark.parametrize("value", ["", "  ", "two words", "line\nbreak", "schlüssel"])
+    @cases("value", ["", "  ", "two words", "line\nbreak", "schlüssel"])
     def test_what_can_be_no_key(self, value):
         with pytest.raises(ModelUnusableError, match="A_KEY") as caught:
             ADAPTER.connect(config(api_key_env="A_KEY"), {"A_KEY": value})
@@ -111,9 +112,7 @@ class TestFootprint:
 class TestThinking:
     """Each way to switch reasoning has its two sides."""
 
-    @pytest.mark.parametrize(
-        "field", ["thinking", "enable_thinking", "chat_template_kwargs", "reasoning", "reasoning_effort"]
-    )
+    @cases("field", ["thinking", "enable_thinking", "chat_template_kwargs", "reasoning", "reasoning_effort"])
     def test_fields(self, field):
         switch = ADAPTER.thinking(config(thinking_field=field))
         assert set(switch.enabled) == set(switch.disabled) == {field}

@@ -14,6 +14,7 @@ from runtimes.sdk.audio.samples import QUIET, RATE, is_silent
 from runtimes.sdk.audio.transcript import Segment, Transcript, Word
 from runtimes.sdk.audio.windows import windows
 from runtimes.shared.languages import NAMES, code_of
+from tests.support.cases import cases
 
 
 def body(transcript: Transcript, kind, granularities=()) -> str:
@@ -83,7 +84,7 @@ class TestMetrics:
         for kind in ("json", "verbose_json"):
             assert json.loads(body(self.transcript, kind))["metrics"] == told
 
-    @pytest.mark.parametrize("kind", ["json", "verbose_json", "text", "srt", "vtt"])
+    @cases("kind", ["json", "verbose_json", "text", "srt", "vtt"])
     def test_in_headers(self, kind):
         headers = self.transcript.response(kind, ()).headers
         assert headers["x-audio-s"] == "8.0"
@@ -101,7 +102,7 @@ class TestMetrics:
 class TestLanguages:
     """Codes, regions and names mean a language."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "code"),
         [
             ("en", "en"),

@@ -14,6 +14,7 @@ from runtimes.sdk.chat.formats.harmony import HarmonyParser
 from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Text, Thought, merged
 from runtimes.sdk.chat.formats.stops import Stops
 from runtimes.sdk.chat.formats.tagged import TaggedParser
+from tests.support.cases import cases
 
 SCHEMAS = {
     "f": {
@@ -136,7 +137,7 @@ def calls(pieces):
 class TestTagged:
     """Thoughts in tags and calls in tags, of JSON or of tags."""
 
-    @pytest.mark.parametrize(
+    @cases(
         ("text", "expected"),
         [
             ("Hello", [Text("Hello")]),
@@ -162,7 +163,7 @@ class TestTagged:
         text = '<tool_call>\n{"name": "f"}\n</tool_call>'
         assert whole(PARSERS["without calls"], text) == [Text(text)]
 
-    @pytest.mark.parametrize(
+    @cases(
         ("block", "arguments"),
         [
             ('{"name": "f", "arguments": {"a": "x", "b": [1, {"c": null}]}}', {"a": "x", "b": [1, {"c": None}]}),

@@ -22,6 +22,7 @@ from runtimes.model_config import ModelConfig
 from runtimes.vllm_serve.adapter import VllmServeAdapter
 from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
 from tests.support import fake_servers, hf_folder
+from tests.support.cases import cases
 
 ADAPTER = VllmServeAdapter()
 HOST = DeviceAssignment("host", device_kind.HOST)
@@ -149,7 +150,7 @@ class TestLaunch:
         assert option(spread, "--kv-cache-memory-bytes") == option(plain, "--kv-cache-memory-bytes")
         assert option(launch(tensor_parallel_size=2), "--tensor-parallel-size") == "2"
 
-    @pytest.mark.parametrize(
+    @cases(
         ("keys", "words"),
         [
             ({"dtype": "bfloat16"}, ["--dtype", "bfloat16"]),
@@ -274,7 +275,7 @@ class TestLaunch:
 class TestRanges:
     """Types and ranges are checked when the configuration is read."""
 
-    @pytest.mark.parametrize(
+    @cases(
         "keys",
         [
             {"gpu_memory_utilization": 0.0},
@@ -305,7 +306,7 @@ class TestComplaints:
     def test_none(self, check):
         assert check() == ()
 
-    @pytest.mark.parametrize(
+    @cases(
         ("keys", "said"),
         [
             ({"path": "/no/such/model"}, "path: /no/such/model: there is no such folder"),
@@ -338,7 +339,7 @@ class TestComplaints:
     def test_a_share_beside_a_size_is_a_check_at_the_start(self, check):
         assert check(gpu_memory_utilization=0.01, kv_cache_memory_bytes=1 << 30) == ()
 
-    @pytest.mark.parametrize(
+    @cases(
         ("words", "said"),
         [
             (["--api-key", "x"], "--api-key is set by llmux"),
