@@ -106,7 +106,7 @@ docs: .venv/ready-dev ## Write anew what the documents take from the code
 	$(BIN)/python -m tools.docs
 
 soak: .venv/ready-dev ## Fault, fuzz and property tests with their full counts, and a thousand swaps under load (an hour or two)
-	LLMUX_SOAK=1 $(BIN)/pytest -s --timeout=3600 --figures-to=tests/figures.json tests/faults tests/unit/core $(wildcard tests/security/test_fuzz_*.py)
+	LLMUX_SOAK=1 $(BIN)/pytest -s --timeout=3600 --figures-to=tests/figures.json tests/faults tests/unit $(wildcard tests/security/test_fuzz_*.py)
 	$(BIN)/python -m tools.docs
 
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one
