@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from supervisor.daemon.handover import SOCKET
-from tests.faults.test_takeover import SLOW, Upgraded, worker
+from tests.faults.test_takeover import Upgraded, worker
 from tests.support.clients import Stream, code
+from tests.support.counts import times
 from tests.support.daemon import fake, wait_until
 
 REASONS = {
@@ -54,19 +55,30 @@ def daemon(tmp_path) -> Iterator[Upgraded]:
     daemon.end()
 
 
+@pytest.fixture
+def impatient(tmp_path) -> Iterator[Upgraded]:
+    """It waits 2 s for each step."""
+    env = {"HANGS_AT": "met", "HURRIES": "1"}
+    daemon = Hanging(tmp_path, {"models": {"a": fake(), "b": fake()}}, env).start()
+    yield daemon
+    daemon.end()
+
+
 def hung(folder: Path, step: str, **env: str) -> tuple[str, float]:
     """What an upgrade says whose successor hangs, and how long nothing new was loaded at most. Nothing has changed then."""
     daemon = Hanging(folder, {"models": {"a": fake(), "b": fake()}}, env={"HANGS_AT": step, **env}).start()
     try:
         assert daemon.chat("a").status_code == 200
         before = worker(daemon, "a")
-        stream = Stream(daemon, "a", fake=SLOW)
+        may_end = folder / "may-end"
+        stream = Stream(daemon, "a", fake={"goes_on_until": str(may_end)})
         wait_until(lambda: stream.chunks)
         answer = daemon.post("/v1/admin/upgrade")
         assert (answer.status_code, code(answer)) == (503, "upgrade_failed"), answer.text
         (began,) = daemon.events("upgrade.began") or [None]
         assert daemon.chat("b").status_code == 200  # and plans again
         loaded = daemon.events("request.finished")[-1]
+        may_end.touch()
         assert stream.result().ended_cleanly, stream.error
         assert not daemon.successors()
         assert worker(daemon, "a") == before
@@ -123,11 +135,11 @@ class TestThatSpeaks:
     def hello(self, daemon: Upgraded) -> str:
         return json.dumps({"version": 1, "address": ["127.0.0.1", daemon.port]})
 
-    def test_never(self, daemon):
-        assert "did not say who it is" in self.said(daemon)
+    def test_never(self, impatient):
+        assert "did not say who it is within 2 s" in self.said(impatient)
 
-    def test_half(self, daemon):
-        assert "did not get ready" in self.said(daemon, self.hello(daemon))
+    def test_half(self, impatient):
+        assert "did not get ready within 2 s" in self.said(impatient, self.hello(impatient))
 
     def test_something_else(self, daemon):
         hello, prepared = self.hello(daemon), json.dumps({"prepared": True})
@@ -199,11 +211,11 @@ def descriptors(pid: int) -> collections.Counter[str]:
     return found
 
 
-def test_ten_upgrades_leave_nothing_behind(daemon):
+def test_many_upgrades_leave_nothing_behind(daemon):
     """The last daemon has the descriptors that the first successors had, and no child of it would inherit one."""
     assert daemon.chat("a").status_code == 200
     pid, first = 0, collections.Counter[str]()
-    for number in range(10):
+    for number in range(times(5, 10)):
         pid = daemon.upgrade()
         wait_until(lambda pid=pid: daemon.successors() == [pid], what="only the last one is left")
         assert daemon.chat("a").status_code == 200

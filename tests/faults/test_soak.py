@@ -83,7 +83,7 @@ def test_what_is_honest(status, text, cut, honest):
 def test_soak(tmp_path, gpu, measured):
     """Each request ends exactly once, no worker sees one twice, and the daemon is as it was before."""
     print(f"\nLLMUX_SEED={SEED}")
-    swaps, began = times(12, 1000), time.monotonic()
+    swaps, began = times(8, 1000), time.monotonic()
     with running(tmp_path, configuration(tmp_path, gpu), env=gpu.env) as daemon:
         soak = Soak(daemon, gpu, SEED)
 

@@ -31,11 +31,22 @@ def hub():
         yield hub
 
 
+def running_with(hub: Hub, folder: Path) -> contextlib.AbstractContextManager[Daemon]:
+    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf")}
+    config = {"models": {"worker": fake()}, "server": {"models_dir": str(folder / "models")}}
+    return running(folder, config, env=variables)
+
+
 @pytest.fixture
 def daemon(tmp_path, hub):
-    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-    config = {"models": {"worker": fake()}, "server": {"models_dir": str(tmp_path / "models")}}
-    with running(tmp_path, config, env=variables) as daemon:
+    with running_with(hub, tmp_path) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory, hub):
+    """For tests that leave everything as it is."""
+    with running_with(hub, tmp_path_factory.mktemp("untouched")) as daemon:
         yield daemon
 
 
@@ -152,19 +163,19 @@ class TestAdd:
             ("../../etc/passwd", "a path begins with / or ~"),
         ],
     )
-    def test_what_is_not_there(self, daemon, what, said):
-        refused = daemon.post(f"{ADDITIONS}/look", json={"what": what})
+    def test_what_is_not_there(self, untouched, what, said):
+        refused = untouched.post(f"{ADDITIONS}/look", json={"what": what})
         assert (refused.status_code, said in refused.json()["error"]["message"]) == (400, True), refused.text
 
     @pytest.mark.parametrize("name", ["worker", "-x y", "a\nb", "x" * 201, "../x y"])
-    def test_a_name_that_can_not_be(self, daemon, name):
-        answer = daemon.post(ADDITIONS, json={"what": REPO, "name": name})
+    def test_a_name_that_can_not_be(self, untouched, name):
+        answer = untouched.post(ADDITIONS, json={"what": REPO, "name": name})
         if answer.status_code == 202:
-            over = ended(daemon, answer.json()["id"])
+            over = ended(untouched, answer.json()["id"])
             assert (over["state"], "already" in over["error"]) == ("failed", True), over
         else:
             assert (answer.status_code, "is not a name" in answer.json()["error"]["message"]) == (400, True)
-        assert list(models(daemon)) == ["worker"]
+        assert list(models(untouched)) == ["worker"]
 
 
 class TestRemove:
