@@ -11,11 +11,11 @@ SOURCES := supervisor runtimes tests bench docs tools
 # Where this is set, every daemon would compile its 600 modules at its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Pure and in-process tests.
-FAST := tests/unit
-# Those without the core and developers' tools, which import nothing of others, and what meets their packages besides: uv, the
+# Pure and in-process tests: those of developers' tools start programs.
+FAST := tests/unit $(addprefix --ignore=tests/unit/,support tools)
+# Those without the core and documents, which import nothing of others, and what meets their packages besides: uv, the
 # hub's client, forms, the log, a whole daemon.
-LOWEST := $(FAST) $(addprefix --ignore=tests/unit/,core docs support tools) \
+LOWEST := $(FAST) $(addprefix --ignore=tests/unit/,core docs) \
   $(addprefix tests/installation/test_,accelerator_builds.py compiling.py) tests/e2e/cli/pull/test_pull.py::TestFetching \
   $(addprefix tests/e2e/cli/test_,log.py show.py) $(addprefix tests/e2e/http/test_,errors.py forwarding.py metrics.py multipart.py) \
   tests/e2e/runtimes/test_sdk_server.py $(addprefix tests/security/test_,auth.py exposure.py)
