@@ -119,8 +119,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._tunnelled is not None:
             self._tunnelled.received.feed_eof()
         self._unset_keepalive_if_required()
-        if self._receive_timer is not None:
-            self._receive_timer.cancel()
+        self._stop_receive_timer()
         for watch in (self._slow_reader, self._half_closed):
             if watch is not None:
                 watch.close()
@@ -183,14 +182,16 @@ class GuardedProtocol(HttpToolsProtocol):
                         bytes_per_s=self.least_bytes_per_s,
                         limit_s=self.body_s,
                     )
-                    if self._receive_timer is not None:  # the head's
-                        self._receive_timer.cancel()
-                        self._receive_timer = None
+                    self._stop_receive_timer()  # the head's
                 self._slow_sender.received += len(data)
             if self._receive_timer is None:
                 limit_s = self.head_s if self._in_head else min(self.body_window_s, self.body_s)
                 self._receive_timer = self.loop.call_later(limit_s, self._check_progress)
         elif self._receive_timer is not None:
+            self._stop_receive_timer()
+
+    def _stop_receive_timer(self) -> None:
+        if self._receive_timer is not None:
             self._receive_timer.cancel()
             self._receive_timer = None
 
@@ -211,8 +212,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """End our side, and the connection soon after."""
         self._linger_left = self.linger_bytes
         self.transport.write_eof()
-        if self._receive_timer is not None:
-            self._receive_timer.cancel()
+        self._stop_receive_timer()
         self._receive_timer = self.loop.call_later(self.linger_s, self.transport.abort)
 
     def _check_progress(self) -> None:

@@ -98,9 +98,7 @@ class TestRecorded:
     @pytest.mark.parametrize("session", RECORDED)
     def test_session(self, site, session):
         headers = {"authorization": f"Bearer {site.secret}"}
-        with httpx.Client(
-            base_url=site.ollama, trust_env=False, verify=False, timeout=LIMIT_S, headers=headers
-        ) as client:
+        with httpx.Client(base_url=site.ollama, trust_env=False, timeout=LIMIT_S, headers=headers) as client:
             for asked in RECORDED[session]:
                 method, path = asked["ask"].split()
                 told = client.request(method, path, json=asked.get("body"))
@@ -117,15 +115,10 @@ class TestRecorded:
         headers = {"authorization": f"Bearer {site.secret}"}
         site.post("/v1/admin/models/embed/load", headers=headers)
         body = {"model": "embed:latest", "keep_alive": 0, "prompt": ""}
-        assert (
-            httpx.post(
-                f"{site.ollama}/api/generate", json=body, headers=headers, trust_env=False, verify=False
-            ).status_code
-            == 200
-        )
+        assert httpx.post(f"{site.ollama}/api/generate", json=body, headers=headers, trust_env=False).status_code == 200
 
         def loaded():
-            rows = httpx.get(f"{site.ollama}/api/ps", headers=headers, trust_env=False, verify=False).json()["models"]
+            rows = httpx.get(f"{site.ollama}/api/ps", headers=headers, trust_env=False).json()["models"]
             return {row["model"] for row in rows}
 
         wait_until(lambda: "embed:latest" not in loaded(), what="it is unloaded")

@@ -235,7 +235,6 @@ class TestSocketActivation:
             told = httpx.get(
                 f"http://127.0.0.1:{port}/",
                 trust_env=False,
-                verify=False,
                 timeout=LIMIT_S,
                 headers={"accept": "text/html"},
             )

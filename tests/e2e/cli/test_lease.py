@@ -61,7 +61,7 @@ def run(site: Daemon, *words: str, given: str = "") -> subprocess.CompletedProce
 
 
 def end(site: Daemon, lease: str) -> None:
-    httpx.delete(f"{site.url}/v1/admin/leases/{lease}", trust_env=False, verify=False, timeout=LIMIT_S)
+    httpx.delete(f"{site.url}/v1/admin/leases/{lease}", trust_env=False, timeout=LIMIT_S)
 
 
 def marked(word: str) -> list[int]:

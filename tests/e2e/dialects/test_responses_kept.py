@@ -531,7 +531,7 @@ class TestWhose:
                     bob.responses.create(model="chat", input="Two", previous_response_id=made.id)
                 assert told.value.code == "previous_response_not_found"
                 assert ann.responses.create(model="chat", input="Two", previous_response_id=made.id).output_text == SAID
-            assert httpx.get(f"{site.url}/v1/responses/{made.id}", trust_env=False, verify=False).status_code == 401
+            assert httpx.get(f"{site.url}/v1/responses/{made.id}", trust_env=False).status_code == 401
             for client in (ann, bob, op):
                 client.close()
 

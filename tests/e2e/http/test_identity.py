@@ -204,9 +204,7 @@ class TestClients:
         assert 0 < int(refused.headers["retry-after"]) <= 60
         assert ask(site, "gateway", headers={"x-tenant-id": "bob"}).status_code == 200
         path = f"{site.url}/v1/admin/clients/clumsy"
-        view = httpx.put(
-            path, json={"cooldown_s": 0}, headers=bearer("me"), timeout=LIMIT_S, trust_env=False, verify=False
-        ).json()
+        view = httpx.put(path, json={"cooldown_s": 0}, headers=bearer("me"), timeout=LIMIT_S, trust_env=False).json()
         assert view["cooldown_s"] is None
         assert ask(site, "gateway", headers=headers).status_code == 200
         assert [e["client"] for e in site.events("client.paused")].count("clumsy") == 1
@@ -218,7 +216,7 @@ class TestClients:
     @pytest.mark.parametrize("body", [{}, {"cooldown_s": -1}, {"cooldown_s": "1"}, {"cooldown_s": True}, {"other": 1}])
     def test_a_pause_that_is_none(self, site, body):
         path = f"{site.url}/v1/admin/clients/amy"
-        answer = httpx.put(path, json=body, headers=bearer("me"), timeout=LIMIT_S, trust_env=False, verify=False)
+        answer = httpx.put(path, json=body, headers=bearer("me"), timeout=LIMIT_S, trust_env=False)
         assert answer.status_code == 400
 
     def test_commands(self, site, tmp_path):

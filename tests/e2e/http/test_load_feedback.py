@@ -144,7 +144,6 @@ class TestWhoIsTold:
             json={"model": "slow", "messages": HELLO, "stream": True},
             headers=headers("plain", {"X-Llmux-Load-Feedback": "perhaps"}),
             trust_env=False,
-            verify=False,
         )
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Llmux-Load-Feedback")
 
@@ -156,7 +155,7 @@ class TestEstimate:
         Stream(site, "timed", "plain").end()
         measured_s = self.model(site)["load_s"]
         unload = f"{site.url}/v1/admin/models/timed/unload"
-        httpx.post(unload, headers=headers("boss"), trust_env=False, verify=False, timeout=LIMIT_S).raise_for_status()
+        httpx.post(unload, headers=headers("boss"), trust_env=False, timeout=LIMIT_S).raise_for_status()
         assert 1 <= self.estimate(site) <= measured_s, "a part of it is over already"
 
     def test_after_a_restart(self, site):
@@ -176,9 +175,7 @@ class TestEstimate:
 
     @staticmethod
     def model(site: Daemon) -> dict[str, Any]:
-        return httpx.get(
-            f"{site.url}/v1/admin/models/timed", headers=headers("boss"), trust_env=False, verify=False
-        ).json()
+        return httpx.get(f"{site.url}/v1/admin/models/timed", headers=headers("boss"), trust_env=False).json()
 
 
 class TestFailure:

@@ -233,7 +233,7 @@ def worker(tmp_path, runtimes_dir):
     said = tmp_path / "log"
     with said.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, trust_env=False, verify=False)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, trust_env=False)
 
     def healthy() -> bool:
         try:
@@ -300,10 +300,10 @@ class TestVoices:
 
     def test_listing(self, daemon):
         voices = {"anna", "bob", "broken", "alloy"}
-        listed = httpx.get(f"{daemon.url}/v1/audio/voices", trust_env=False, verify=False).json()["voices"]
+        listed = httpx.get(f"{daemon.url}/v1/audio/voices", trust_env=False).json()["voices"]
         assert {voice["id"] for voice in listed} == voices
         assert all(voice["name"] for voice in listed)
-        models = httpx.get(f"{daemon.url}/v1/audio/models", trust_env=False, verify=False).json()["models"]
+        models = httpx.get(f"{daemon.url}/v1/audio/models", trust_env=False).json()["models"]
         assert {"lively", "turbo", "multilingual"} <= {model["id"] for model in models}
 
 

@@ -117,7 +117,6 @@ def started(folder: Path, keys: dict[str, object]) -> Iterator[Painter]:
         headers={"Authorization": spec.auth or ""},
         timeout=LIMIT_S,
         trust_env=False,
-        verify=False,
     )
     try:
         with http:
@@ -323,9 +322,7 @@ class TestTrouble:
         wait_until(lambda: painter.http.get("/progress").json() == told, what="all steps are told")
         (child,) = psutil.Process(painter.process.pid).children()
         (port,) = {each.laddr.port for each in child.net_connections() if each.status == psutil.CONN_LISTEN}
-        httpx.post(
-            f"http://127.0.0.1:{port}/interrupt", json={}, trust_env=False, verify=False
-        )  # as ComfyUI's own page can
+        httpx.post(f"http://127.0.0.1:{port}/interrupt", json={}, trust_env=False)  # as ComfyUI's own page can
         asking.join(LIMIT_S)
         assert answers[0].json()["error"]["message"] == "ComfyUI failed: somebody has interrupted it."
         assert painter.http.get("/progress").json() == {"requests": {}}

@@ -152,9 +152,7 @@ def refused(worker: Worker, **fields: object) -> dict:
 def sent(worker: Worker, path: str, files: object, **fields: object) -> httpx.Response:
     url = f"{worker.url}/v1/images/{path}"
     data = {name: str(value) for name, value in {"prompt": "a hat", "steps": 4, "seed": 1, **fields}.items() if value}
-    return httpx.post(
-        url, headers=worker.headers(), data=data, files=files, timeout=LIMIT_S, trust_env=False, verify=False
-    )
+    return httpx.post(url, headers=worker.headers(), data=data, files=files, timeout=LIMIT_S, trust_env=False)
 
 
 def streamed(worker: Worker, **fields: object) -> Iterator[dict]:
@@ -387,9 +385,7 @@ class TestSteps:
         headers = {**worker.headers(), "x-request-id": "req_2"}
         url = f"{worker.url}/v1/images/generations"
         body = {**LONG, "stream": True, "n": 2, "steps": 100, "partial_images": 1}
-        with httpx.stream(
-            "POST", url, json=body, headers=headers, timeout=LIMIT_S, trust_env=False, verify=False
-        ) as answer:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=LIMIT_S, trust_env=False) as answer:
             assert next(line for line in answer.iter_lines() if line.startswith("event: ")).endswith(".partial_image")
             told = self.progress(worker)["req_2"]
         assert told["steps"] == 200

@@ -101,9 +101,7 @@ def test_one_who_leaves_is_not_answered_any_longer(tmp_path):
         worker = start(subject, path=str(tiny_language.model(endless=True)), cache_size=4096).wait_ready()
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
         url, headers = f"{worker.url}/v1/chat/completions", worker.headers()
-        with httpx.stream(
-            "POST", url, json=body, headers=headers, timeout=LIMIT_S, trust_env=False, verify=False
-        ) as answer:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=LIMIT_S, trust_env=False) as answer:
             lines = answer.iter_lines()  # dropped, it would close the connection
             next(lines)
             assert running(worker) == 1

@@ -41,16 +41,14 @@ def measured_mib(config) -> int:
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline and process.poll() is None:
                 try:
-                    if httpx.get(url + "/health", trust_env=False, verify=False).is_success:
+                    if httpx.get(url + "/health", trust_env=False).is_success:
                         break
                 except httpx.TransportError:
                     pass
                 time.sleep(0.02)
             body = {"prompt": "hello world " * 60, "max_tokens": 4}
             headers = {"Authorization": "Bearer key"}
-            answer = httpx.post(
-                url + "/v1/completions", json=body, headers=headers, timeout=LIMIT_S, trust_env=False, verify=False
-            )
+            answer = httpx.post(url + "/v1/completions", json=body, headers=headers, timeout=LIMIT_S, trust_env=False)
             assert answer.status_code == 200, answer.text
             return resident_mib(process.pid)
         finally:

@@ -78,9 +78,7 @@ class TestProgress:
 
     def test_in_the_events_of_a_job(self, daemon):
         name = submit(daemon)
-        with httpx.stream(
-            "GET", f"{daemon.url}/v1/jobs/{name}/events", trust_env=False, verify=False, timeout=60
-        ) as events:
+        with httpx.stream("GET", f"{daemon.url}/v1/jobs/{name}/events", trust_env=False, timeout=60) as events:
             assert any('"steps":2000' in line for line in events.iter_lines())
         daemon.post(f"/v1/jobs/{name}/cancel")
 
@@ -126,14 +124,14 @@ class TestAddresses:
         (item,) = self.ask(daemon)["data"]
         assert item.keys() == {"url", "seed"}
         assert item["url"].startswith(f"{daemon.url}/v1/images/files/")
-        picture = httpx.get(item["url"], trust_env=False, verify=False)
+        picture = httpx.get(item["url"], trust_env=False)
         assert picture.headers["content-type"] == "image/png"
         (same,) = daemon.post(PATH, json=SMALL).json()["data"]
         assert ImageChops.difference(opened(picture.content), opened(same["b64_json"])).getbbox() is None
 
     def test_each_of_several_in_its_format(self, daemon):
         answer = self.ask(daemon, n=2, output_format="webp")
-        pictures = [httpx.get(item["url"], trust_env=False, verify=False) for item in answer["data"]]
+        pictures = [httpx.get(item["url"], trust_env=False) for item in answer["data"]]
         assert [picture.headers["content-type"] for picture in pictures] == ["image/webp"] * 2
         assert pictures[0].content != pictures[1].content
         assert answer["usage"]["output_tokens"] == 32
@@ -142,7 +140,7 @@ class TestAddresses:
         data = {"model": "painter", "prompt": "a hat", "steps": "3", "response_format": "url"}
         files = {"image": ("a.png", tiny_pictures.png())}
         (item,) = daemon.post("/v1/images/edits", data=data, files=files).json()["data"]
-        assert opened(httpx.get(item["url"], trust_env=False, verify=False).content).size == (64, 64)
+        assert opened(httpx.get(item["url"], trust_env=False).content).size == (64, 64)
 
     def test_of_a_job_it_is_a_path(self, daemon):
         name = submit(daemon, n=1, steps=3, response_format="url")

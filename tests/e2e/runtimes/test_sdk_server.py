@@ -44,7 +44,6 @@ class Toy:
             headers={"Authorization": f"Bearer {KEY}"},
             timeout=LIMIT_S,
             trust_env=False,
-            verify=False,
         )
 
     def health(self) -> int:
@@ -158,7 +157,7 @@ class TestKey:
     def test_others(self, toy, given):
         headers = {} if given is None else {"Authorization": given}
         for path in ("/seen", "/metrics", "/v1/models", "/nothing"):
-            refused = httpx.get(f"http://127.0.0.1:{toy.port}{path}", headers=headers, trust_env=False, verify=False)
+            refused = httpx.get(f"http://127.0.0.1:{toy.port}{path}", headers=headers, trust_env=False)
             assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
 
     def test_it_is_taken_from_the_environment(self, toy):

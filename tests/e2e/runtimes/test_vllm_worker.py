@@ -218,7 +218,7 @@ class TestAnswers:
 
     def test_the_key_is_asked_for(self, daemon):
         port = daemon.model("qwen")["worker"]["port"]
-        assert httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, verify=False).status_code == 401
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False).status_code == 401
 
 
 class TestMemory:

@@ -97,9 +97,7 @@ def started(folder: Path, **keys: object) -> Iterator[Ears]:
             spec.argv, env={**BASE_ENVIRONMENT, **spec.env}, stdin=subprocess.DEVNULL, stdout=file, stderr=file
         )
     headers = {"Authorization": spec.auth or ""}
-    with httpx.Client(
-        base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=LIMIT_S, trust_env=False, verify=False
-    ) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=LIMIT_S, trust_env=False) as http:
         ears = Ears(process, http, log)
         try:
             wait_until(ears.healthy, what="the worker is healthy")
