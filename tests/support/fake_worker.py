@@ -42,12 +42,11 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import hashlib
-import http.server
 import json
 import os
 import signal
 import socket
+import socketserver
 import sys
 import threading
 import time
@@ -165,6 +164,8 @@ class Answer(Handler):
 
     def echo_frames(self) -> None:
         """A WebSocket that sends back what it gets, and says goodbye after a close frame or the text `end`; `die` kills it."""
+        import hashlib
+
         key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
         self.send_response(101)
         self.send_header("Upgrade", "websocket")
@@ -346,7 +347,7 @@ class Answer(Handler):
         super().event({"id": "chatcmpl-fake", "object": "chat.completion.chunk", "model": self.options.name, **value})
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 1024
 
@@ -356,7 +357,7 @@ class Server(http.server.ThreadingHTTPServer):
         )  # the latter as servers do
         self.socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
         self.socket.bind(self.server_address)
-        self.server_name, self.server_port = self.socket.getsockname()[:2]  # no reverse look-up of the host
+        self.server_address = self.socket.getsockname()
 
 
 def sleep_for_ever() -> None:
@@ -477,7 +478,7 @@ def main(argv: list[str], answer: type[Answer] = Answer) -> int:
     except OSError as error:
         print(f"couldn't bind HTTP server socket, hostname: {options.host}, port: {options.port}: {error}", flush=True)
         return 1
-    print(f"listening on {server.server_address[0]}:{server.server_port}", flush=True)
+    print(f"listening on {server.server_address[0]}:{server.server_address[1]}", flush=True)
     if options.exit_after is not None:
         later(options.exit_after, options.exit_code or 0)
     server.serve_forever()
