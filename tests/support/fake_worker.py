@@ -134,8 +134,9 @@ class Answer(Handler):
     stats: Stats
     ready_at: float
 
-    def log_message(self, *args: object) -> None:
-        print("request:", str(args[0]) % args[1:], flush=True)
+    def send_response(self, status: int) -> None:
+        print(f'request: "{self.requestline}" {status} -', flush=True)
+        super().send_response(status)
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
