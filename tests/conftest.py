@@ -71,9 +71,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection():
+def pytest_collection(session):
     gc.disable()
     try:
+        shares.compile_share(session.config)
         return (yield)
     finally:
         gc.freeze()  # six thousand tests, which no later collection needs to look through

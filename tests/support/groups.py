@@ -29,6 +29,8 @@ DATA_PATH = tuple(f"supervisor/{room}" for room in ("core", "dialects", "fleet",
 WORKER = ("runtimes/adapters", "runtimes/sdk", "runtimes/shared", *DATA_PATH, *SUPPORT)
 INSTALLER = ("runtimes", "supervisor/cli", "supervisor/io", *SUPPORT)
 E2E = "tests/e2e/runtimes"
+DASHBOARD = "tests/e2e/dashboard"
+DASHBOARD_TESTS = ("access", "dashboard", "editing", "extras", "operating", "playground")
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,9 @@ GROUPS: Mapping[str, Group] = {
         ("diffusers",),
         f"{E2E}/test_diffusers.py",
         f"{E2E}/test_pictures.py",
-        "tests/e2e/dashboard/test_pictures.py",
+        f"{DASHBOARD}/test_pictures.py",
         subjects=("diffusers",),
-        reads=("supervisor/http/ui", "tests/e2e/dashboard/conftest.py"),
+        reads=("supervisor/http/ui", f"{DASHBOARD}/conftest.py"),
     ),
     "transcription": _runtime(
         ("ctranslate2", "faster_whisper", "transformers", "whisper_cpp"),
@@ -111,6 +113,22 @@ GROUPS: Mapping[str, Group] = {
     "exllamav3": _runtime(("exllamav3",), f"{E2E}/test_exllamav3.py"),
     "vllm": _runtime(("vllm",), f"{E2E}/test_vllm.py", f"{E2E}/test_vllm_processes.py", f"{E2E}/test_vllm_worker.py"),
     "comfyui": _runtime(("comfyui",), f"{E2E}/test_comfyui.py"),
+    "claude_cli": _runtime(
+        ("claude_cli",),
+        f"{E2E}/test_claude_cli.py",
+        always=(f"{E2E}/test_claude_cli.py::TestAnswers::test_whole",),
+    ),
+    "side by side": _runtime(
+        ("chatterbox", "embeddings", "faster_whisper", "llama_server", "transformers"), f"{E2E}/test_side_by_side.py"
+    ),
+    "request fields": Group(
+        ("tests/clients/test_request_fields.py",), ("runtimes", "tests/clients", "tests/golden", *DATA_PATH, *SUPPORT)
+    ),
+    "dashboard": Group(
+        tuple(f"{DASHBOARD}/test_{name}.py" for name in DASHBOARD_TESTS),
+        ("supervisor", f"{DASHBOARD}/conftest.py", *SUPPORT),
+        always=(f"{DASHBOARD}/test_dashboard.py::TestOperator::test_loads",),
+    ),
     "clients' programs": Group(
         ("tests/clients/test_agents.py", "tests/clients/test_connect.py", "tests/clients/test_programs.py"),
         ("tests/clients", "supervisor/http", "runtimes/llama_server", *DATA_PATH, *SUPPORT),
@@ -201,12 +219,11 @@ class Selection:
             items[:] = [item for item in items if item not in gone]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed or (report.when == "call" and report.passed):
-            found = {name for name, group in GROUPS.items() if group.has(report.nodeid)}
-            if report.failed:
-                self._failed |= found
-            else:
-                self._passed |= found
+        groups = {name for name, group in GROUPS.items() if group.has(report.nodeid)}
+        if report.failed:
+            self._failed |= groups
+        elif report.when == "call" and report.passed:
+            self._passed |= groups
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """A group that failed is noted no more. One of which nothing could run on this machine stays as it was noted, or isn't."""

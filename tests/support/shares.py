@@ -8,6 +8,8 @@ process.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 from collections import defaultdict
@@ -16,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-COSTS = Path(__file__).parents[1] / "costs.json"
+TESTS = Path(__file__).parents[1]
+COSTS = TESTS / "costs.json"
 TOGETHER = {
     f"{folder}/test_{name}.py": folder
     for folder, names in {
@@ -32,6 +35,16 @@ MOST = 8  # of processes: some tests start workers that take gigabytes
 def processes() -> int:
     """More than there are processors: tests wait half of their time for others to start and end."""
     return min(MOST, 2 * len(os.sched_getaffinity(0)))
+
+
+def compile_share(config: pytest.Config) -> None:
+    """In a fresh clone every process would compile every file. Each compiles some, which are read when the others come to them."""
+    if not hasattr(config, "workerinput") or config.args_source is not config.ArgsSource.TESTPATHS:
+        return
+    own, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
+    for file in sorted(TESTS.rglob("test_*.py"))[own::count]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # told when it is collected
+            importlib.import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 def scheduler(config: pytest.Config, log: object) -> object:

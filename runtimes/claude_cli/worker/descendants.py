@@ -51,7 +51,7 @@ class Descendants:
                 with contextlib.suppress(OSError):  # it has changed its user
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, os.WNOHANG)
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # in the thread of one request
 
 
 def _children() -> Iterator[tuple[int, int]]:

@@ -163,7 +163,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if not _has_ended(process):
         _signal_group(process, signal.SIGTERM)
     while not _has_ended(process) and time.monotonic() < until:
-        time.sleep(POLL_S / 5)
+        time.sleep(POLL_S / 5)  # in the thread of one request
     _signal_group(process, signal.SIGKILL)
     process.wait()
     for pipe in (process.stdout, process.stderr):  # not before: a last word would end it by SIGPIPE
