@@ -34,7 +34,7 @@ MOST = 8  # of processes: some tests start workers that take gigabytes
 
 def processes() -> int:
     """More than there are processors: tests wait half of their time for others to start and end."""
-    return min(MOST, 2 * len(os.sched_getaffinity(0)))
+    return min(MOST, 3 * len(os.sched_getaffinity(0)))
 
 
 def compile_share(config: pytest.Config) -> None:
