@@ -110,6 +110,11 @@ Node = Leaf | Items | Table
 # -------------------------------------------------------------------------------------------------------- work on trees
 
 
+def whole_number(text: str) -> int | None:
+    """What these decimal digits count; None for any other text, and for more digits than a sensible number has."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
+
+
 def plain(node: Node) -> JsonValue:
     """The value without its places."""
     match node:

@@ -15,7 +15,20 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, Trail, merge, scalar, tree_of
+from supervisor.catalog.document import (
+    Layer,
+    Leaf,
+    Node,
+    Place,
+    Problem,
+    Source,
+    Table,
+    Trail,
+    merge,
+    scalar,
+    tree_of,
+    whole_number,
+)
 
 TENANT: Final = "TENANT_RATE_LIMIT_"
 LLM_POOL: Final = "LLM_POOL_"  # an installation of llm-pool's
@@ -46,9 +59,9 @@ def _boolean(text: str) -> bool:
 
 
 def _seconds(text: str) -> float:
-    if not text.isdecimal():
+    if (number := whole_number(text)) is None:
         raise ValueError(f"expected a whole number of milliseconds, got {text[:50]!r}")
-    return int(text) / 1000
+    return number / 1000
 
 
 def _level(text: str) -> str:

@@ -39,7 +39,8 @@ from supervisor.proxy.translation import (
 from supervisor.proxy.upstream_error import WorkerAnswerError, error_answer, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
-TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`, however reads split them
+TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`
+JOINED_BYTES: Final = 512  # of small pieces, which count as one: however reads split them
 
 # The client's credentials are for us; framing fields are written anew; Expect was answered by the server. Nobody compresses for
 # us what comes over loopback: it is read on its way.
@@ -136,7 +137,10 @@ class Outcome:
         if not self.bytes_sent:
             self._head = chunk[:TAIL_BYTES]
         self.bytes_sent += size
-        self._tail.append(chunk if size <= TAIL_BYTES else chunk[-TAIL_BYTES:])
+        if self._tail and size + len(self._tail[-1]) <= JOINED_BYTES:
+            self._tail[-1] += chunk
+        else:
+            self._tail.append(chunk if size <= TAIL_BYTES else chunk[-TAIL_BYTES:])
 
     def tail(self) -> bytes:
         """The end of what was sent."""

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from runtimes.command import containers
 from runtimes.device_kind import CUDA, HOST
+from supervisor.catalog.document import whole_number
 from supervisor.cli.importers import llama_swap_filters as filters
 from supervisor.cli.importers import llama_swap_peers as peers
 from supervisor.cli.importers.draft import Draft, guess_type, list_of, object_of, text_of
@@ -201,9 +202,10 @@ class _Conversion:
         env |= more
         visible = env.pop("CUDA_VISIBLE_DEVICES", None)
         if visible is not None:
-            indexes = [part.strip() for part in visible.split(",") if part.strip()]
-            if all(index.isdecimal() for index in indexes):
-                model["devices"] = [CUDA.device_id(int(index)) for index in indexes] or [HOST.device_id()]
+            indexes = [whole_number(part.strip()) for part in visible.split(",") if part.strip()]
+            known = [index for index in indexes if index is not None]
+            if known == indexes:
+                model["devices"] = [CUDA.device_id(index) for index in known] or [HOST.device_id()]
                 if len(indexes) > 1:
                     model["gpus"] = len(indexes)
                     self.draft.look(

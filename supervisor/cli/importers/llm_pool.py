@@ -25,6 +25,7 @@ from runtimes.openai_remote.adapter import SWITCHES
 from runtimes.registry import REGISTRY
 from runtimes.vllm.adapter.config import VllmWorkerConfig
 from runtimes.vllm_serve.adapter.config import VllmServeConfig
+from supervisor.catalog.document import whole_number
 from supervisor.catalog.keys import is_loopback
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
 from supervisor.cli.importers.llama_options import Options
@@ -191,7 +192,7 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
             Options.read(_words(draft, name, at, value)).give(draft, name, at)
         elif key in {"n_gpu_layers", "spec_draft_ngl"}:
             text = text_of(value)
-            model[key] = "all" if text == "-1" else int(text) if text.isdecimal() else value
+            model[key] = "all" if text == "-1" else value if (number := whole_number(text)) is None else number
         elif (key, value) == ("spec_type", "draft"):
             model[key] = "draft-simple"
         elif key == "reasoning" and value not in ("on", "off", "auto"):
@@ -265,8 +266,8 @@ def _ct2(draft: Draft, name: str, where: str, values: Values) -> None:
     kind, _, index = text_of(values.get("device") or "cuda").partition(":")
     if kind == "cpu":
         model["devices"] = [HOST.device_id()]
-    elif index.isdecimal():
-        model["devices"] = [CUDA.device_id(int(index))]  # otherwise llmux chooses one
+    elif (number := whole_number(index)) is not None:
+        model["devices"] = [CUDA.device_id(number)]  # otherwise llmux chooses one
     _others(draft, name, where, values, "device", "compute_type")
 
 

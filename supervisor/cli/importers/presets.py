@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION
+from supervisor.catalog.document import whole_number
 from supervisor.cli.importers.draft import Draft
 from supervisor.cli.importers.llama_options import REMOTE, Options
 from supervisor.errors import ConfigError
@@ -94,12 +95,12 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
         model["cmd"] = [PROGRAM, "--host", "${host}", "--port", "${port}", *(w.replace("${", "$${") for w in words)]
         why = "llama-server fetches it itself, so its memory can't be told: set vram_mib, or name its file by path"
         draft.look(f"{theirs}.{'hf-repo' if options.is_remote else 'model'}", why, model=name)
-    if idle.isdecimal() and int(idle) > 0:
-        model["keep_alive_s"] = int(idle)
+    if idle_s := whole_number(idle):
+        model["keep_alive_s"] = idle_s
     if preload in _TRUE:
         model["preload"] = True
-    if stop is not None and stop.isdecimal():
-        model["grace_s"] = int(stop)
+    if stop is not None and (stop_s := whole_number(stop)) is not None:
+        model["grace_s"] = stop_s
 
 
 def _aliases(draft: Draft, theirs: str, aliases: list[str], models: Collection[str]) -> None:

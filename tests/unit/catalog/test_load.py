@@ -137,6 +137,16 @@ serve: 1
         (problem,) = folder.problems(f"models: {{m: {{cmd: 'cat ${{port}}', vram_mib: {written}}}}}", check_files=False)
         assert problem.endswith(f"; write {meant}")
 
+    @pytest.mark.parametrize(
+        "written", ["9" * 5000, "9" * 5000 + "k", "²", "²k"], ids=["digits", "digits and k", "²", "²k"]
+    )
+    def test_a_number_that_nobody_means(self, folder, written):
+        (problem,) = folder.problems(
+            f"models: {{m: {{cmd: 'cat ${{port}}', vram_mib: '{written}'}}}}", check_files=False
+        )
+        assert "expected a whole number, got" in problem
+        assert "; write" not in problem
+
     @pytest.mark.parametrize(("written", "meant"), [("'[::1]'", "::1"), ("localhost", "localhost")])
     def test_an_address_to_listen_on(self, folder, written, meant):
         assert folder.load(f"server: {{host: {written}}}").server.host == meant

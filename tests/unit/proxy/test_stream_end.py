@@ -46,6 +46,7 @@ COMPLETED = f"data: {json.dumps({'type': 'response.completed', 'response': {'ins
         (CHAT, [event(), event("stop"), *[PING] * 8, USAGE, DONE]),
         (CHAT, [event(), LARGE, DONE]),
         (CHAT, [event(), event("stop"), b"data: [DO", b"NE]\n\n"]),
+        (CHAT, [bytes([byte]) for byte in event() + event("stop") + PING * 8 + USAGE + DONE]),
         (CHAT, [event(), event("stop", text="\ndata: [DONE]"), DONE]),
         (CHAT, [event(text="[DONE]"), event("stop")]),
         (CHAT, [event(), event("stop")[:-2]]),
