@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from supervisor.catalog.document import whole_number
 from supervisor.cli.client import Client
 from supervisor.cli.options import config_path, daemon_options, json_option, print_json
 
@@ -52,10 +51,10 @@ def _address(text: str) -> tuple[str, int]:
         ipaddress.ip_address(host)
     except ValueError:
         host = ""
-    if not (host and 0 < (number := whole_number(port) or 0) < 65536):
+    if not (host and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
         message = f"expected HOST:PORT with an IP address, such as 127.0.0.1:8081 or [::1]:8081, got {text!r}"
         raise click.BadParameter(message, param_hint="--socket")
-    return host, number
+    return host, int(port)
 
 
 @service.command("upgrade")
