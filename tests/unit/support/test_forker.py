@@ -113,7 +113,8 @@ class TestEnd:
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
     def test_by_a_signal(self, tmp_path, number):
         """Python ends itself by the signal where Ctrl-C was not caught."""
-        process, _ = forked(tmp_path, (*PROBE, "--and-wait"), dict(os.environ))
+        process, output = forked(tmp_path, (*PROBE, "--and-wait"), dict(os.environ))
+        wait_until(lambda: output.read_text().endswith("\n"), what="it waits: a Ctrl-C in an import may be lost")
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
         assert process.poll() is None
