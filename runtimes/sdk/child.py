@@ -47,7 +47,7 @@ class Child:
                 if self._listens() and self.request("GET", self._health)[0] == http.client.OK:
                     threading.Thread(target=self._watch, name="child", daemon=True).start()
                     return
-            time.sleep(POLL_S)  # nothing is served before
+            time.sleep(POLL_S)  # in the thread that loads the model: no event loop waits here
         raise RuntimeError(f"{self._process.args!r} ended with {self._process.returncode} before it was ready")
 
     def request(

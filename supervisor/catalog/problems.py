@@ -194,14 +194,11 @@ def _hint(group: list[ErrorDetails], value: object) -> str:
     if isinstance(value, str):
         if kinds & {"bool_type", "bool_parsing"} and value.lower() in _YES_NO:
             return f"; write {str(_YES_NO[value.lower()]).lower()}"
-        if kinds & {"int_type", "float_type"} and (number := whole_number(value)) is not None:
-            return f"; write {number}, without quotes"
-        if (
-            kinds & {"int_type", "float_type"}
-            and (number := whole_number(value[:-1])) is not None
-            and value[-1] in "kK"
-        ):
-            return f"; write {number * 1024}"
+        if kinds & {"int_type", "float_type"}:
+            if (number := whole_number(value)) is not None:
+                return f"; write {number}, without quotes"
+            if value[-1:] in {"k", "K"} and (number := whole_number(value[:-1])) is not None:
+                return f"; write {number * 1024}"
         choices = [word for error in group for word in str(error.get("ctx", {}).get("expected", "")).split("'")[1::2]]
         match = nearest(value, choices)
         return f'; did you mean "{match}"?' if match else ""

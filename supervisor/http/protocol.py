@@ -187,7 +187,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._receive_timer is None:
                 limit_s = self.head_s if self._in_head else min(self.body_window_s, self.body_s)
                 self._receive_timer = self.loop.call_later(limit_s, self._check_progress)
-        elif self._receive_timer is not None:
+        else:
             self._stop_receive_timer()
 
     def _stop_receive_timer(self) -> None:

@@ -12,22 +12,26 @@ from collections.abc import Iterator, Mapping
 PHRASES = {101: "Switching Protocols", 200: "OK", 404: "Not Found", 500: "Internal Server Error"}
 
 
-class Fields(list[tuple[str, str]]):
+class Fields:
     """The headers of a request, as they came."""
 
+    def __init__(self) -> None:
+        self._fields: list[tuple[str, str]] = []
+
+    def append(self, field: tuple[str, str]) -> None:
+        self._fields.append(field)
+
     def get(self, name: str, default: str | None = None) -> str | None:
-        return next((value for known, value in self if known.lower() == name.lower()), default)
+        return next((value for known, value in self._fields if known.lower() == name.lower()), default)
 
-    __getitem__ = get  # type: ignore[assignment]
-
-    def get_all(self, name: str) -> list[str]:
-        return [value for known, value in self if known.lower() == name.lower()]
+    def __getitem__(self, name: str) -> str | None:
+        return self.get(name)
 
     def __contains__(self, name: object) -> bool:
         return self.get(str(name)) is not None
 
     def items(self) -> list[tuple[str, str]]:
-        return list(self)
+        return self._fields
 
 
 class Handler(socketserver.StreamRequestHandler):

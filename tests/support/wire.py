@@ -131,7 +131,8 @@ SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Enco
 
 @asynccontextmanager
 async def pool(port: int, **options: float | str) -> AsyncIterator[UpstreamPool]:
-    made = UpstreamPool("127.0.0.1", port, **{"idle_s": IDLE_S} | options)
+    # A loop that stands still for two seconds is no worker that is gone.
+    made = UpstreamPool("127.0.0.1", port, **{"idle_s": IDLE_S, "connect_s": PATIENCE_S} | options)
     try:
         yield made
     finally:

@@ -95,12 +95,21 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
         model["cmd"] = [PROGRAM, "--host", "${host}", "--port", "${port}", *(w.replace("${", "$${") for w in words)]
         why = "llama-server fetches it itself, so its memory can't be told: set vram_mib, or name its file by path"
         draft.look(f"{theirs}.{'hf-repo' if options.is_remote else 'model'}", why, model=name)
-    if idle_s := whole_number(idle):
+    if idle_s := _seconds(draft, theirs, "sleep-idle-seconds", idle):
         model["keep_alive_s"] = idle_s
     if preload in _TRUE:
         model["preload"] = True
-    if stop is not None and (stop_s := whole_number(stop)) is not None:
+    if (stop_s := _seconds(draft, theirs, "stop-timeout", stop)) is not None:
         model["grace_s"] = stop_s
+
+
+def _seconds(draft: Draft, theirs: str, key: str, text: str | None) -> int | None:
+    """The seconds of an option; None where it isn't set, or turned off by a negative number."""
+    if text is None or (text[:1] == "-" and whole_number(text[1:]) is not None):
+        return None
+    if (number := whole_number(text)) is None:
+        draft.lose(f"{theirs}.{key}", f"{text[:50]!r} is no whole number of seconds", model=draft.name(theirs))
+    return number
 
 
 def _aliases(draft: Draft, theirs: str, aliases: list[str], models: Collection[str]) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from functools import partial
 
 import pytest
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.upstream_wire import kept_s
-from tests.support import wire
 from tests.support.cases import cases
-from tests.support.wire import PATIENCE_S, Conn, answering, chunk, ok, open_fds, until, worker
-
-pool = partial(wire.pool, connect_s=PATIENCE_S)  # a loop that stands still for two seconds is no worker that is gone
+from tests.support.wire import PATIENCE_S, Conn, answering, chunk, ok, open_fds, pool, until, worker
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\n2\r\nhi\r\n0\r\n\r\n"
 

@@ -37,3 +37,21 @@ class TestPresets:
             "load_mode": "mmap",
             "flash_attn": "on",
         }
+
+    def test_times(self):
+        draft = ini(
+            "[a]\nm = /a.gguf\nsleep-idle-seconds = 60\nstop-timeout = 5\n[b]\nm = /b.gguf\nsleep-idle-seconds = -1\n"
+        )
+        assert draft.models == {
+            "a": {"path": "/a.gguf", "keep_alive_s": 60, "grace_s": 5},
+            "b": {"path": "/b.gguf"},
+        }
+        assert not any(note.lost for note in draft.notes)
+
+    def test_a_time_that_is_none_is_told(self):
+        draft = ini("[a]\nm = /a.gguf\nsleep-idle-seconds = 1m\nstop-timeout = ten\n")
+        assert draft.models["a"] == {"path": "/a.gguf"}
+        assert [(note.where, note.message) for note in draft.notes if note.lost] == [
+            ("a.sleep-idle-seconds", "'1m' is no whole number of seconds"),
+            ("a.stop-timeout", "'ten' is no whole number of seconds"),
+        ]
