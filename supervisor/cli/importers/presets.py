@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION
-from supervisor.catalog.document import whole_number
+from supervisor.catalog.document import scalar
 from supervisor.cli.importers.draft import Draft
 from supervisor.cli.importers.llama_options import REMOTE, Options
 from supervisor.errors import ConfigError
@@ -95,21 +95,12 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
         model["cmd"] = [PROGRAM, "--host", "${host}", "--port", "${port}", *(w.replace("${", "$${") for w in words)]
         why = "llama-server fetches it itself, so its memory can't be told: set vram_mib, or name its file by path"
         draft.look(f"{theirs}.{'hf-repo' if options.is_remote else 'model'}", why, model=name)
-    if idle_s := _seconds(draft, theirs, "sleep-idle-seconds", idle):
+    if (idle_s := scalar(idle)) != -1:
         model["keep_alive_s"] = idle_s
     if preload in _TRUE:
         model["preload"] = True
-    if (stop_s := _seconds(draft, theirs, "stop-timeout", stop)) is not None:
-        model["grace_s"] = stop_s
-
-
-def _seconds(draft: Draft, theirs: str, key: str, text: str | None) -> int | None:
-    """The seconds of an option; None where it isn't set, or turned off by a negative number."""
-    if text is None or (text[:1] == "-" and whole_number(text[1:]) is not None):
-        return None
-    if (number := whole_number(text)) is None:
-        draft.lose(f"{theirs}.{key}", f"{text[:50]!r} is no whole number of seconds", model=draft.name(theirs))
-    return number
+    if stop is not None:
+        model["grace_s"] = scalar(stop)
 
 
 def _aliases(draft: Draft, theirs: str, aliases: list[str], models: Collection[str]) -> None:

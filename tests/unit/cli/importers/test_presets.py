@@ -52,6 +52,6 @@ class TestPresets:
         draft = ini("[a]\nm = /a.gguf\nsleep-idle-seconds = 1m\nstop-timeout = ten\n")
         assert draft.models["a"] == {"path": "/a.gguf"}
         assert [(note.where, note.message) for note in draft.notes if note.lost] == [
-            ("a.sleep-idle-seconds", "'1m' is no whole number of seconds"),
-            ("a.stop-timeout", "'ten' is no whole number of seconds"),
+            ("models.a.keep_alive_s", 'expected a number or "forever", got "1m"; write 60, in seconds'),
+            ("models.a.grace_s", 'expected a number, got "ten"'),
         ]
