@@ -6,8 +6,11 @@ import asyncio
 import os
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -104,6 +107,108 @@ async def worker(script: Script) -> AsyncIterator[Worker]:
     finally:
         server.close()
         assert not running.errors, running.errors
+
+
+@asynccontextmanager
+async def handed(path: Path, script: Script) -> AsyncIterator[Worker]:
+    """The same for the connections of a worker that a daemon started: `handed_worker.py`, with `path` as its socket."""
+    running = Worker(script)
+    loop = asyncio.get_running_loop()
+    path.unlink(missing_ok=True)
+
+    async def take() -> None:
+        while True:
+            channel, _ = await loop.sock_accept(server)
+            with channel:
+                channel.setblocking(True)
+                _, (number,), _, _ = await asyncio.to_thread(socket.recv_fds, channel, 1, 1)
+            taken = socket.socket(fileno=number)
+            taken.setblocking(False)
+            streams = await asyncio.open_connection(sock=taken, limit=1 << 20)
+            serving.add(asyncio.create_task(running.serve_one(*streams)))
+
+    serving: set[asyncio.Task[None]] = set()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(128)
+        server.setblocking(False)
+        taking = asyncio.create_task(take())
+        try:
+            yield running
+        finally:
+            taking.cancel()
+            for each in serving:
+                each.cancel()
+            await asyncio.wait({taking, *serving})
+            path.unlink()
+    assert not running.errors, running.errors
+
+
+def handing(path: Path, **keys: object) -> dict[str, object]:
+    """A model whose connections `handed` serves."""
+    cmd = [sys.executable, "-I", "-S", str(Path(__file__).with_name("handed_worker.py")), "--port", "${port}", "--to", str(path)]
+    return {"runtime": "command", "cmd": cmd, "vram_mib": 10, **keys}
+
+
+@dataclass
+class Answer:
+    """As a client reads it. `whole` is false where its end is missing."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+    whole: bool = True
+    trailers: list[tuple[str, str]] = field(default_factory=list)
+
+    def header(self, name: str) -> list[str]:
+        return [value for known, value in self.headers if known.lower() == name]
+
+
+def answers(data: bytes, *methods: str) -> list[Answer]:
+    """What came on one connection, after requests of these methods; interim answers are passed over. Raises on anything more."""
+    found = []
+    for method in methods:
+        status = 100
+        while status < 200:
+            head, end, data = data.partition(b"\r\n\r\n")
+            if not end:
+                assert not head, head
+                return found
+            line, *fields = head.decode("latin-1").split("\r\n")
+            status = int(line.split()[1])
+        answer = Answer(status, _fields(fields), b"")
+        found.append(answer)
+        if method == "HEAD" or status in {204, 304}:
+            continue
+        if "chunked" in answer.header("transfer-encoding"):
+            data = _chunks(answer, data)
+        elif length := answer.header("content-length"):
+            answer.body, data = data[: int(length[0])], data[int(length[0]) :]
+            answer.whole = len(answer.body) == int(length[0])
+        else:
+            answer.body, data = data, b""
+    assert not data, data[:200]
+    return found
+
+
+def _fields(lines: list[str]) -> list[tuple[str, str]]:
+    return [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+
+
+def _chunks(answer: Answer, data: bytes) -> bytes:
+    answer.whole = False
+    while True:
+        line, end, rest = data.partition(b"\r\n")
+        if not end:
+            return b""
+        size = int(line.split(b";")[0], 16)
+        if size == 0:
+            trailers, end, data = rest.partition(b"\r\n\r\n") if rest[:2] != b"\r\n" else (b"", b"\r\n", rest[2:])
+            answer.trailers = _fields(trailers.decode("latin-1").split("\r\n")) if trailers else []
+            answer.whole = bool(end)
+            return data
+        answer.body += rest[:size]
+        data = rest[size + 2 :]
 
 
 def answering(response: bytes, *, times: int = 1000) -> Script:

@@ -1,0 +1,73 @@
+"""One daemon, and a worker that each test scripts byte by byte; what a client sees of it is compared with the worker itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Daemon, running
+from tests.support.wire import PATIENCE_S, Script, Worker, handed, handing, worker
+
+CHAT = "/v1/chat/completions"
+OWN = "/own"
+KEYS = "- {name: me, key: sk-llmux-wire-0123456789, scopes: [inference, admin]}\n"
+
+
+class Site:
+    """Where the daemon is, and how to script its worker."""
+
+    def __init__(self, daemon: Daemon, socket: Path) -> None:
+        self.daemon = daemon
+        self.port = daemon.port
+        self._socket = socket
+
+    @asynccontextmanager
+    async def scripted(self, script: Script) -> AsyncIterator[Worker]:
+        """The daemon's worker does this for each connection."""
+        async with handed(self._socket, script) as behind:
+            try:
+                yield behind
+            finally:
+                await asyncio.to_thread(self._forget)
+
+    def _forget(self) -> None:
+        """Its connections to the worker, which the next test scripts anew: they go with the worker."""
+        self.daemon.post("/v1/admin/models/m/unload", params={"force": "true"}).raise_for_status()
+
+    @asynccontextmanager
+    async def both(self, script: Script) -> AsyncIterator[tuple[int, int, Worker, Worker]]:
+        """Port of the worker itself and of the daemon before another that does the same; and both workers."""
+        async with worker(script) as direct, self.scripted(script) as behind:
+            yield direct.port, self.port, direct, behind
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Site:
+    folder = tmp_path_factory.mktemp("wire")
+    socket = folder / "worker.socket"
+    endpoints = [CHAT, f"POST {OWN}", f"GET {OWN}", "POST /v1/audio/transcriptions"]
+    config = {"models": {"m": handing(socket, endpoints=endpoints, loads=True)}, "limits": {"body_mib": 1, "keepalive_s": 60}}
+    with running(folder, config) as daemon:
+        yield Site(daemon, socket)
+
+
+async def exchange(port: int, *pieces: bytes, pause_s: float = 0.0, half_closed: bool = False) -> bytes:
+    """Send the pieces one after the other, and read until the peer closes, or has nothing more to say."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+        if half_closed:
+            writer.write_eof()
+        async with asyncio.timeout(PATIENCE_S):
+            return await reader.read(-1)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
