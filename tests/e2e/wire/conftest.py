@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +15,22 @@ from tests.support.wire import PATIENCE_S, Script, Worker, handed, handing, work
 
 CHAT = "/v1/chat/completions"
 OWN = "/own"
-KEYS = "- {name: me, key: sk-llmux-wire-0123456789, scopes: [inference, admin]}\n"
 
 
 class Site:
     """Where the daemon is, and how to script its worker."""
 
-    def __init__(self, daemon: Daemon, socket: Path) -> None:
+    def __init__(self, daemon: Daemon, socket: Path, key: str = "") -> None:
         self.daemon = daemon
         self.port = daemon.port
         self._socket = socket
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    def admin(self, method: str, path: str, **keys: object) -> Any:
+        with self.daemon.client(headers=self._headers) as client:
+            answer = client.request(method, f"/v1/admin/{path}", **keys)
+        answer.raise_for_status()
+        return answer.json()
 
     @asynccontextmanager
     async def scripted(self, script: Script) -> AsyncIterator[Worker]:
@@ -36,7 +43,9 @@ class Site:
 
     def _forget(self) -> None:
         """Its connections to the worker, which the next test scripts anew: they go with the worker."""
-        self.daemon.post("/v1/admin/models/m/unload", params={"force": "true"}).raise_for_status()
+        for view in self.admin("GET", "models")["data"]:
+            if view["worker"]:
+                self.admin("POST", f"models/{view['name']}/unload", params={"force": "true"})
 
     @asynccontextmanager
     async def both(self, script: Script) -> AsyncIterator[tuple[int, int, Worker, Worker]]:
@@ -50,7 +59,11 @@ def site(tmp_path_factory) -> Site:
     folder = tmp_path_factory.mktemp("wire")
     socket = folder / "worker.socket"
     endpoints = [CHAT, f"POST {OWN}", f"GET {OWN}", "POST /v1/audio/transcriptions"]
-    config = {"models": {"m": handing(socket, endpoints=endpoints, loads=True)}, "limits": {"body_mib": 1, "keepalive_s": 60}}
+    models = {
+        "m": handing(socket, endpoints=endpoints, loads=True),
+        "one": handing(socket, endpoints=[CHAT], target_inflight=1),
+    }
+    config = {"models": models, "limits": {"body_mib": 1, "keepalive_s": 60}}
     with running(folder, config) as daemon:
         yield Site(daemon, socket)
 
