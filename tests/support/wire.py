@@ -146,7 +146,16 @@ async def handed(path: Path, script: Script) -> AsyncIterator[Worker]:
 
 def handing(path: Path, **keys: object) -> dict[str, object]:
     """A model whose connections `handed` serves."""
-    cmd = [sys.executable, "-I", "-S", str(Path(__file__).with_name("handed_worker.py")), "--port", "${port}", "--to", str(path)]
+    cmd = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(__file__).with_name("handed_worker.py")),
+        "--port",
+        "${port}",
+        "--to",
+        str(path),
+    ]
     return {"runtime": "command", "cmd": cmd, "vram_mib": 10, **keys}
 
 

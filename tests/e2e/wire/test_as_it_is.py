@@ -14,7 +14,9 @@ MESSAGE = {"model": "m", "messages": [{"role": "user", "content": "Grüße, 世�
 PLAIN = json.dumps(MESSAGE).encode()
 STREAM = json.dumps({**MESSAGE, "stream": True}).encode()
 WHOLE = b'{"id":"1","object":"chat.completion","choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"hi"}}]}'
-FINISH = b'data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"finish_reason":"stop","delta":{}}]}\n\n'
+FINISH = (
+    b'data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"finish_reason":"stop","delta":{}}]}\n\n'
+)
 DONE = b"data: [DONE]\n\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 JSON = b"Content-Type: application/json"
@@ -22,7 +24,8 @@ JSON = b"Content-Type: application/json"
 
 def words(count: int) -> list[bytes]:
     return [
-        b'data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n' % number
+        b'data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n'
+        % number
         for number in range(count)
     ]
 
@@ -128,7 +131,12 @@ REQUESTS = {
     "byte by byte": ([bytes([byte]) for byte in request(PLAIN)], 0.0),
     "chunks": ([HEAD, b"Transfer-Encoding: chunked\r\n\r\n", chunk(PLAIN[:7]), chunk(PLAIN[7:]), b"0\r\n\r\n"], 0.01),
     "chunks at once": (
-        [HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(chunk(bytes([byte])) for byte in PLAIN) + b"0\r\n\r\n"],
+        [
+            HEAD
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+            + b"".join(chunk(bytes([byte])) for byte in PLAIN)
+            + b"0\r\n\r\n"
+        ],
         0.0,
     ),
     "chunks with trailers": (
@@ -188,8 +196,24 @@ class TestRequests:
         end = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         head, after = answers(await exchange(site.port, ask + end), "HEAD", "GET")
         assert (after.status, after.whole) == (200, True)
-        (whole,) = answers(await exchange(site.port, ask.replace(b"HEAD", b"GET", 1).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")), "GET")
+        (whole,) = answers(
+            await exchange(
+                site.port, ask.replace(b"HEAD", b"GET", 1).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            ),
+            "GET",
+        )
         assert head.status in (whole.status, 405)
+
+
+REFUSED = {
+    "no such model": request(PLAIN.replace(b'"m"', b'"nobody"'), close=False),
+    "no JSON": request(b"{", close=False),
+    "no path": request(PLAIN, path="/v1/nothing", close=False),
+    "another method": b"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a worker's refusal": request(PLAIN.replace(b"user", b"refused"), close=False),
+    "a worker's failure": request(PLAIN.replace(b"user", b"failed"), close=False),
+    "a worker that is gone": request(PLAIN.replace(b"user", b"gone"), close=False),
+}
 
 
 class TestConnections:
@@ -218,16 +242,6 @@ class TestConnections:
         async with site.both(script) as (direct, daemon, *_):
             same(await exchange(direct, ask), await exchange(daemon, ask), *["POST"] * len(kinds))
 
-    REFUSED = {
-        "no such model": request(PLAIN.replace(b'"m"', b'"nobody"'), close=False),
-        "no JSON": request(b"{", close=False),
-        "no path": request(PLAIN, path="/v1/nothing", close=False),
-        "another method": b"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        "a worker's refusal": request(PLAIN.replace(b"user", b"refused"), close=False),
-        "a worker's failure": request(PLAIN.replace(b"user", b"failed"), close=False),
-        "a worker that is gone": request(PLAIN.replace(b"user", b"gone"), close=False),
-    }
-
     @pytest.mark.parametrize("name", REFUSED)
     async def test_goes_on_after(self, site, name):
         async def script(conn: Conn) -> None:
@@ -237,9 +251,11 @@ class TestConnections:
                     return
                 failed = {b"refused": b"400 Bad Request", b"failed": b"500 Internal Server Error"}
                 status = next((status for word, status in failed.items() if word in body), b"200 OK")
-                await conn.send(ok(WHOLE if status == b"200 OK" else b'{"error":"no"}', JSON).replace(b"200 OK", status, 1))
+                await conn.send(
+                    ok(WHOLE if status == b"200 OK" else b'{"error":"no"}', JSON).replace(b"200 OK", status, 1)
+                )
 
         async with site.scripted(script):
-            found = answers(await exchange(site.port, self.REFUSED[name] + request(PLAIN)), "POST", "POST")
+            found = answers(await exchange(site.port, REFUSED[name] + request(PLAIN)), "POST", "POST")
         assert [found[0].status >= 400, found[0].whole] == [True, True]
         assert (found[1].status, found[1].body) == (200, WHOLE)

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import json
 import random
-import threading
 
 import pytest
 
-from tests.e2e.wire.conftest import CHAT, Site, exchange
-from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, PLAIN, STREAM, WHOLE, goes_on, request, words
+from tests.e2e.wire.conftest import CHAT, Site
+from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, PLAIN, STREAM, WHOLE, request, words
 from tests.support.counts import times
-from tests.support.daemon import Daemon, running, wait_until
+from tests.support.daemon import running
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Answer, Conn, answers, chunk, handing, ok
 
 KEYS = {name: f"sk-llmux-wire-{name}-0123456789" for name in ("boss", "guest")}
@@ -59,9 +58,8 @@ ACTS = {
     "no limits": lambda site: reload(site, clients={}),
     "another model loads": lambda site: site.admin("POST", "models/other/load"),
     "another model goes": lambda site: site.admin("POST", "models/other/unload"),
-    "pinned": lambda site: site.admin("POST", "models/m/pin", json={"pinned": True}),
-    "not pinned": lambda site: site.admin("POST", "models/m/pin", json={"pinned": False}),
-    "somebody else pauses": lambda site: site.admin("PUT", "clients/somebody", json={"cooldown_s": 60}),
+    "pinned": lambda site: site.admin("POST", "models/m/pin", json={"pin": True}),
+    "not pinned": lambda site: site.admin("POST", "models/m/pin", json={"pin": False}),
     "events": subscribe,
     "every view": lambda site: [site.admin("GET", view) for view in ("models", "requests", "usage", "history", "info")],
     "keys": add_key,
@@ -72,19 +70,16 @@ def of_guest(body: bytes) -> bytes:
     return request(body, b"Authorization: Bearer %s" % KEYS["guest"].encode(), close=False)
 
 
-async def next_answer(reader: asyncio.StreamReader, data: bytes = b"") -> Answer:
+async def next_answer(reader: asyncio.StreamReader) -> Answer:
     """The next one on this connection."""
-    while True:
-        with contextlib.suppress(AssertionError):
-            found = answers(data, "POST")
-            if found and found[0].whole:
-                return found[0]
-        came = await reader.read(65536)
+    data = b""
+    while not ((found := parsed(data, 1)) and found[0].whole):
+        data += (came := await reader.read(65536))
         assert came, "the connection was closed"
-        data += came
+    return found[0]
 
 
-async def plain(conn: Conn) -> None:
+async def answered(conn: Conn) -> None:
     while True:
         _, body = await conn.request()
         if json.loads(body).get("stream"):
@@ -95,7 +90,7 @@ async def plain(conn: Conn) -> None:
 
 @pytest.mark.parametrize("act", ACTS)
 async def test_between_two_requests(keyed, act):
-    async with keyed.scripted(plain), asyncio.timeout(PATIENCE_S):
+    async with keyed.scripted(answered), asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
         for body in (PLAIN, STREAM):
             writer.write(of_guest(body))
@@ -128,3 +123,108 @@ async def test_in_the_middle_of_one(keyed, act):
         answer = await next_answer(reader)
         assert (answer.status, answer.body) == (200, b"".join(EVENTS))
         writer.close()
+
+
+async def test_a_key_that_goes(keyed):
+    """What it began ends as it would have, and the next request of its connection is refused."""
+    half, go = asyncio.Event(), asyncio.Event()
+
+    async def script(conn: Conn) -> None:
+        await conn.request()
+        await conn.send(SSE_HEAD + chunk(EVENTS[0]))
+        half.set()
+        await go.wait()
+        await conn.send(b"".join(map(chunk, EVENTS[1:])) + b"0\r\n\r\n")
+
+    async with keyed.scripted(script), asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
+        writer.write(of_guest(STREAM))
+        await half.wait()
+        keys = keyed.daemon.folder / "keys.yaml"
+        keys.write_text(keys_text("boss"))
+        await asyncio.to_thread(reload, keyed)
+        go.set()
+        assert (await next_answer(reader)).body == b"".join(EVENTS)
+        writer.write(of_guest(PLAIN))
+        assert (await next_answer(reader)).status == 401
+        keys.write_text(keys_text(*KEYS))
+        await asyncio.to_thread(reload, keyed)
+        writer.close()
+
+
+async def test_a_pause(keyed):
+    """Of the same client: only what comes after it is refused, on the same connection."""
+    async with keyed.scripted(answered), asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
+        for pause_s, status in ((0, 200), (60, 429), (0, 200)):
+            writer.write(of_guest(PLAIN))
+            assert (await next_answer(reader)).status == 200
+            await asyncio.to_thread(keyed.admin, "PUT", "clients/guest", json={"cooldown_s": pause_s})
+            writer.write(of_guest(STREAM))
+            assert (await next_answer(reader)).status == status
+            await asyncio.to_thread(keyed.admin, "PUT", "clients/guest", json={"cooldown_s": 0})
+        writer.close()
+
+
+class TestManyAtOnce:
+    """Clients on their own connections, from a seed: whole, streamed, one after the other, before the answer to the last one, or
+    leaving in the middle. Each answer is the one to its own request.
+    """
+
+    @pytest.mark.parametrize("seed", range(times(2, 40)))
+    async def test_each_gets_its_own(self, site, seed):
+        async def script(conn: Conn) -> None:
+            drawn = random.Random()
+            while True:
+                asked = json.loads((await conn.request())[1])
+                word = b"answer %d" % asked["seed"]
+                if asked["stream"]:
+                    said = [words(1)[0].replace(b'"0"', b'"%s"' % word), FINISH, DONE]
+                    await conn.send(SSE_HEAD)
+                    for each in said:
+                        await asyncio.sleep(drawn.random() / 100)
+                        await conn.send(chunk(each))
+                    await conn.send(b"0\r\n\r\n")
+                else:
+                    await asyncio.sleep(drawn.random() / 100)
+                    await conn.send(ok(WHOLE.replace(b"hi", word), JSON))
+
+        async with site.scripted(script), asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as clients:
+            for number in range(12):
+                clients.create_task(self.client(site.port, random.Random(f"{seed} {number}"), number * 1000))
+
+    async def client(self, port: int, drawn: random.Random, first: int) -> None:
+        reader = writer = None
+        for number in range(first, first + 20):
+            if writer is None:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            asked = [(number * 10 + part, drawn.random() < 0.5) for part in range(drawn.choice([1, 1, 3]))]
+            leaves = drawn.random() < 0.15
+            for name, streams in asked:
+                body = json.dumps({"model": "m", "messages": [], "seed": name, "stream": streams}).encode()
+                ask = request(body, close=False)
+                cut = drawn.randrange(len(ask))
+                writer.write(ask[:cut])
+                await asyncio.sleep(drawn.random() / 200)
+                writer.write(ask[cut:])
+            if leaves:
+                await reader.read(drawn.choice([1, 300, 600]))
+                writer.close()
+                writer = None
+                continue
+            data = b""
+            while len(found := parsed(data, len(asked))) < len(asked) or not found[-1].whole:
+                data += (came := await reader.read(65536))
+                assert came
+            for answer, (name, streams) in zip(found, asked, strict=True):
+                assert (answer.status, b'answer %d"' % name in answer.body) == (200, True)
+                assert (b"[DONE]" in answer.body) == streams
+        if writer is not None:
+            writer.close()
+
+
+def parsed(data: bytes, count: int) -> list[Answer]:
+    """Those that are there so far."""
+    with contextlib.suppress(AssertionError):
+        return answers(data, *["POST"] * count)
+    return []

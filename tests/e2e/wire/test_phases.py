@@ -12,6 +12,28 @@ from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answers, chunk, ok
 
 EVENTS = [chunk(each) for each in (*words(3), FINISH, DONE)]
 
+BROKEN = {
+    "before it read": ([], False),
+    "once it has read": ([], True),
+    "in the first line": ([b"HTTP/1.1 20"], True),
+    "in the head": ([b"HTTP/1.1 200 OK\r\nContent-Ty"], True),
+    "after the head": ([ok(WHOLE, JSON)[: -len(WHOLE)]], True),
+    "in the body": ([ok(WHOLE, JSON)[:-9]], True),
+    "before the last byte": ([ok(WHOLE, JSON)[:-1]], True),
+    "in a chunk": ([CHUNKED, chunk(WHOLE)[:-20]], True),
+    "between chunks": ([CHUNKED, chunk(WHOLE[:20])], True),
+    "before the last chunk": ([CHUNKED, chunk(WHOLE)], True),
+    "in the last chunk": ([CHUNKED, chunk(WHOLE), b"0\r\n"], True),
+}
+BROKEN_STREAMS = {
+    "after the head": ([SSE_HEAD], True),
+    "in an event": ([SSE_HEAD, EVENTS[0], EVENTS[1][:-30]], True),
+    "between events": ([SSE_HEAD, *EVENTS[:2]], True),
+    "before the finish": ([SSE_HEAD, *EVENTS[:3]], True),
+    "after events that end too soon": ([SSE_HEAD, *EVENTS[:2], b"0\r\n\r\n"], True),
+    "after an end too soon": ([SSE_HEAD, *EVENTS[:2], EVENTS[-1], b"0\r\n\r\n"], True),
+}
+
 
 def broken(pieces: list[bytes], *, reads: bool = True, resets: bool):
     """Each connection ends after these bytes."""
@@ -32,28 +54,6 @@ def broken(pieces: list[bytes], *, reads: bool = True, resets: bool):
 class TestTheWorkerGoes:
     """What isn't there whole never looks so, and the next request is answered."""
 
-    WHOLE = {
-        "before it read": ([], False),
-        "once it has read": ([], True),
-        "in the first line": ([b"HTTP/1.1 20"], True),
-        "in the head": ([b"HTTP/1.1 200 OK\r\nContent-Ty"], True),
-        "after the head": ([ok(WHOLE, JSON)[: -len(WHOLE)]], True),
-        "in the body": ([ok(WHOLE, JSON)[:-9]], True),
-        "before the last byte": ([ok(WHOLE, JSON)[:-1]], True),
-        "in a chunk": ([CHUNKED, chunk(WHOLE)[:-20]], True),
-        "between chunks": ([CHUNKED, chunk(WHOLE[:20])], True),
-        "before the last chunk": ([CHUNKED, chunk(WHOLE)], True),
-        "in the last chunk": ([CHUNKED, chunk(WHOLE), b"0\r\n"], True),
-    }
-    STREAMS = {
-        "after the head": ([SSE_HEAD], True),
-        "in an event": ([SSE_HEAD, EVENTS[0], EVENTS[1][:-30]], True),
-        "between events": ([SSE_HEAD, *EVENTS[:2]], True),
-        "before the finish": ([SSE_HEAD, *EVENTS[:3]], True),
-        "after events that end too soon": ([SSE_HEAD, *EVENTS[:2], b"0\r\n\r\n"], True),
-        "after an end too soon": ([SSE_HEAD, *EVENTS[:2], EVENTS[-1], b"0\r\n\r\n"], True),
-    }
-
     async def goes_on(self, site):
         async def script(conn: Conn) -> None:
             while True:
@@ -65,9 +65,9 @@ class TestTheWorkerGoes:
         assert (answer.status, answer.body) == (200, WHOLE)
 
     @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
-    @pytest.mark.parametrize("name", WHOLE)
+    @pytest.mark.parametrize("name", BROKEN)
     async def test_whole(self, site, name, resets):
-        pieces, reads = self.WHOLE[name]
+        pieces, reads = BROKEN[name]
         async with site.scripted(broken(pieces, reads=reads, resets=resets)):
             found = answers(await exchange(site.port, request(PLAIN)), "POST")
         for answer in found:
@@ -75,10 +75,10 @@ class TestTheWorkerGoes:
         await self.goes_on(site)
 
     @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
-    @pytest.mark.parametrize("name", STREAMS)
+    @pytest.mark.parametrize("name", BROKEN_STREAMS)
     async def test_streams(self, site, name, resets):
         """The events that came, and then the error: nothing says that it is done."""
-        pieces, reads = self.STREAMS[name]
+        pieces, reads = BROKEN_STREAMS[name]
         async with site.scripted(broken(pieces, reads=reads, resets=resets)):
             (answer,) = answers(await exchange(site.port, request(STREAM)), "POST")
         if answer.status == 200:
@@ -95,7 +95,9 @@ class TestTheClientGoes:
     """Its worker's connection is closed, wherever the exchange was, and nothing of the request is left."""
 
     @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
-    @pytest.mark.parametrize("phase", ["first byte", "head", "stream", "last piece", "whole, before it", "whole, in it"])
+    @pytest.mark.parametrize(
+        "phase", ["first byte", "head", "stream", "last piece", "whole, before it", "whole, in it"]
+    )
     async def test_while(self, site, phase, resets):
         reached, left = asyncio.Event(), asyncio.Event()
         said = {
@@ -155,7 +157,9 @@ class TestTheClientGoes:
             return site.daemon.model("one")["queued"] == count
 
         async with site.scripted(script), asyncio.timeout(PATIENCE_S):
-            asks = [request(PLAIN.replace(b'"m"', b'"one"').replace(b"user", who)) for who in (b"first", b"gone", b"next")]
+            asks = [
+                request(PLAIN.replace(b'"m"', b'"one"').replace(b"user", who)) for who in (b"first", b"gone", b"next")
+            ]
             first = asyncio.create_task(exchange(site.port, asks[0]))
             while not seen:
                 await asyncio.sleep(0.01)
