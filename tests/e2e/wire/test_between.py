@@ -42,9 +42,9 @@ def reload(site: Site, **section: object) -> None:
 
 
 def subscribe(site: Site) -> None:
-    with site.daemon.client(headers={"authorization": f"Bearer {KEYS['boss']}"}) as client:
-        with client.stream("GET", "/v1/admin/events") as events:
-            next(events.iter_lines())
+    headers = {"authorization": f"Bearer {KEYS['boss']}"}
+    with site.daemon.client(headers=headers) as client, client.stream("GET", "/v1/admin/events") as events:
+        next(events.iter_lines())
 
 
 def add_key(site: Site) -> None:
