@@ -23,9 +23,12 @@ import uvloop
 
 from bench.load import Burst, hang_up, listen, repeat, request_bytes
 from bench.targets import (
+    GO,
+    GO_MISSING,
     NGINX,
     NGINX_MISSING,
     Target,
+    start_go,
     start_llmux,
     start_nginx,
     start_path_only,
@@ -215,6 +218,10 @@ async def run(rounds: int, seconds: float, wanted: list[str]) -> str:
             starters["nginx"] = lambda folder: start_nginx(proxy_core, stub.port, folder)
         else:
             print(NGINX_MISSING)
+        if GO:
+            starters["Go"] = lambda folder: start_go(proxy_core, stub.port, folder)
+        else:
+            print(GO_MISSING)
         starters["path only"] = lambda _: start_path_only(proxy_core, stub.port)
         if find_spec("supervisor.cli.main"):
             starters["llmux"] = lambda folder: start_llmux(proxy_core, own_core, report_port, folder)

@@ -20,6 +20,9 @@ from bench.load import HEALTH, repeat, request_bytes
 NGINX: Final = shutil.which("nginx") or ("/usr/sbin/nginx" if Path("/usr/sbin/nginx").exists() else None)
 NGINX_MISSING: Final = "nginx is not installed, its column is left out (Debian: apt-get install nginx-light)"
 
+GO: Final = shutil.which("go")
+GO_MISSING: Final = "Go is not installed, its column is left out (Debian: apt-get install golang-go)"
+
 _NGINX_CONF: Final = """
 worker_processes 1;
 daemon off;
@@ -134,9 +137,9 @@ class Target:
             self._process.wait()
 
 
-def _start(argv: list[str], core: int) -> subprocess.Popen[bytes]:
+def _start(argv: list[str], core: int, more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     log = None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL
-    process = subprocess.Popen(argv, stdout=log, stderr=log)
+    process = subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | (more or {}))
     os.sched_setaffinity(process.pid, {core})
     return process
 
@@ -155,6 +158,18 @@ def start_nginx(core: int, upstream: int, folder: Path) -> Target:
     conf = folder / "nginx.conf"
     conf.write_text(_NGINX_CONF.format(folder=folder, port=port, upstream=upstream))
     return Target("nginx", port, _start([NGINX, "-c", str(conf), "-p", str(folder)], core), with_children=True)
+
+
+def start_go(core: int, upstream: int, folder: Path) -> Target:
+    """Go's reverse proxy on one processor, compiled from `bench/go`."""
+    assert GO
+    port = free_port()
+    program = folder / "proxy"
+    source = Path(__file__).with_name("go") / "main.go"
+    env = os.environ | {"GOCACHE": str(folder / "cache"), "GOFLAGS": "-mod=mod", "GO111MODULE": "off"}
+    subprocess.run([GO, "build", "-o", str(program), str(source)], check=True, env=env)
+    argv = [str(program), "-listen", f"127.0.0.1:{port}", "-upstream", f"http://127.0.0.1:{upstream}"]
+    return Target("Go", port, _start(argv, core, {"GOMAXPROCS": "1"}))
 
 
 def start_path_only(core: int, upstream: int) -> Target:
