@@ -26,11 +26,14 @@ class Site:
         self._socket = socket
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    def admin(self, method: str, path: str, **keys: object) -> Any:
+    def call(self, method: str, path: str, **keys: object) -> Any:
         with self.daemon.client(headers=self._headers) as client:
-            answer = client.request(method, f"/v1/admin/{path}", **keys)
+            answer = client.request(method, path, **keys)
         answer.raise_for_status()
         return answer.json()
+
+    def admin(self, method: str, path: str, **keys: object) -> Any:
+        return self.call(method, f"/v1/admin/{path}", **keys)
 
     @asynccontextmanager
     async def scripted(self, script: Script) -> AsyncIterator[Worker]:

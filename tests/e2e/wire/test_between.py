@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import random
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -41,10 +43,21 @@ def reload(site: Site, **section: object) -> None:
     site.admin("POST", "reload")
 
 
-def subscribe(site: Site) -> None:
-    headers = {"authorization": f"Bearer {KEYS['boss']}"}
-    with site.daemon.client(headers=headers) as client, client.stream("GET", "/v1/admin/events") as events:
-        next(events.iter_lines())
+def follow(path: str) -> Callable[[Site], ExitStack]:
+    """Somebody reads these events from now on."""
+
+    def act(site: Site) -> ExitStack:
+        stack = ExitStack()
+        client = stack.enter_context(site.daemon.client(headers={"authorization": f"Bearer {KEYS['boss']}"}))
+        next(stack.enter_context(client.stream("GET", path)).iter_lines())
+        return stack
+
+    return act
+
+
+def done_with(open_still: object) -> None:
+    if isinstance(open_still, ExitStack):
+        open_still.close()
 
 
 def add_key(site: Site) -> None:
@@ -60,7 +73,10 @@ ACTS = {
     "another model goes": lambda site: site.admin("POST", "models/other/unload"),
     "pinned": lambda site: site.admin("POST", "models/m/pin", json={"pin": True}),
     "not pinned": lambda site: site.admin("POST", "models/m/pin", json={"pin": False}),
-    "events": subscribe,
+    "events": follow("/v1/admin/events"),
+    "recording": follow("/v1/admin/recording"),
+    "no fallback to remote models": lambda site: site.call("PUT", "/api/v1/config", json={"allowCloudFallback": False}),
+    "flush": lambda site: site.call("POST", "/v1/cache/flush", json={"scope": "all"}),
     "every view": lambda site: [site.admin("GET", view) for view in ("models", "requests", "usage", "history", "info")],
     "keys": add_key,
 }
@@ -95,10 +111,11 @@ async def test_between_two_requests(keyed, act):
         for body in (PLAIN, STREAM):
             writer.write(of_guest(body))
             before = await next_answer(reader)
-            await asyncio.to_thread(ACTS[act], keyed)
+            open_still = await asyncio.to_thread(ACTS[act], keyed)
             writer.write(of_guest(body))
             after = await next_answer(reader)
             assert (after.status, after.body) == (before.status, before.body)
+            done_with(open_still)
         writer.close()
 
 
@@ -118,11 +135,12 @@ async def test_in_the_middle_of_one(keyed, act):
         reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
         writer.write(of_guest(STREAM))
         await half.wait()
-        await asyncio.to_thread(ACTS[act], keyed)
+        open_still = await asyncio.to_thread(ACTS[act], keyed)
         go.set()
         answer = await next_answer(reader)
         assert (answer.status, answer.body) == (200, b"".join(EVENTS))
         writer.close()
+        done_with(open_still)
 
 
 async def test_a_key_that_goes(keyed):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.e2e.wire.conftest import exchange
+from tests.e2e.wire.conftest import Site, exchange
 from tests.e2e.wire.test_as_it_is import CHUNKED, DONE, FINISH, JSON, PLAIN, STREAM, WHOLE, request, words
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answers, chunk, ok
 
@@ -51,18 +51,21 @@ def broken(pieces: list[bytes], *, reads: bool = True, resets: bool):
     return script
 
 
+async def goes_on(site: Site) -> None:
+    """The next request is answered."""
+
+    async def script(conn: Conn) -> None:
+        while True:
+            await conn.request()
+            await conn.send(ok(WHOLE, JSON))
+
+    async with site.scripted(script):
+        (answer,) = answers(await exchange(site.port, request(PLAIN)), "POST")
+    assert (answer.status, answer.body) == (200, WHOLE)
+
+
 class TestTheWorkerGoes:
     """What isn't there whole never looks so, and the next request is answered."""
-
-    async def goes_on(self, site):
-        async def script(conn: Conn) -> None:
-            while True:
-                await conn.request()
-                await conn.send(ok(WHOLE, JSON))
-
-        async with site.scripted(script):
-            (answer,) = answers(await exchange(site.port, request(PLAIN)), "POST")
-        assert (answer.status, answer.body) == (200, WHOLE)
 
     @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
     @pytest.mark.parametrize("name", BROKEN)
@@ -72,7 +75,7 @@ class TestTheWorkerGoes:
             found = answers(await exchange(site.port, request(PLAIN)), "POST")
         for answer in found:
             assert answer.status in {502, 503} or not answer.whole
-        await self.goes_on(site)
+        await goes_on(site)
 
     @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
     @pytest.mark.parametrize("name", BROKEN_STREAMS)
@@ -88,7 +91,40 @@ class TestTheWorkerGoes:
         else:
             assert answer.status in {502, 503}
         assert b"[DONE]" not in answer.body
-        await self.goes_on(site)
+        await goes_on(site)
+
+
+async def client_goes(site: Site, ask: bytes, phase: str, text: bytes, *, resets: bool) -> None:
+    """`text`: the second word of a stream, as the client gets it."""
+    reached, left = asyncio.Event(), asyncio.Event()
+    said = {
+        "first byte": [],
+        "head": [SSE_HEAD],
+        "stream": [SSE_HEAD, *EVENTS[:2]],
+        "last piece": [SSE_HEAD, *EVENTS],
+        "whole, before it": [],
+        "whole, in it": [ok(WHOLE, JSON)[:-9]],
+    }[phase]
+
+    async def script(conn: Conn) -> None:
+        await conn.request()
+        for piece in said:
+            await conn.send(piece)
+        reached.set()
+        await conn.closed()
+        left.set()
+
+    async with site.scripted(script), asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(ask)
+        await reached.wait()
+        if phase in {"stream", "last piece"}:
+            await reader.readuntil(text)
+        if resets:
+            writer.transport.abort()
+        writer.close()
+        await left.wait()
+        await nothing_left(site)
 
 
 class TestTheClientGoes:
@@ -99,35 +135,8 @@ class TestTheClientGoes:
         "phase", ["first byte", "head", "stream", "last piece", "whole, before it", "whole, in it"]
     )
     async def test_while(self, site, phase, resets):
-        reached, left = asyncio.Event(), asyncio.Event()
-        said = {
-            "first byte": [],
-            "head": [SSE_HEAD],
-            "stream": [SSE_HEAD, *EVENTS[:2]],
-            "last piece": [SSE_HEAD, *EVENTS],
-            "whole, before it": [],
-            "whole, in it": [ok(WHOLE, JSON)[:-9]],
-        }[phase]
-
-        async def script(conn: Conn) -> None:
-            await conn.request()
-            for piece in said:
-                await conn.send(piece)
-            reached.set()
-            await conn.closed()
-            left.set()
-
-        async with site.scripted(script), asyncio.timeout(PATIENCE_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-            writer.write(request(PLAIN if phase.startswith("whole") else STREAM, close=False))
-            await reached.wait()
-            if phase in {"stream", "last piece"}:
-                await reader.readuntil(EVENTS[1].split(b"\r\n")[1][-60:])
-            if resets:
-                writer.transport.abort()
-            writer.close()
-            await left.wait()
-            await nothing_left(site)
+        ask = request(PLAIN if phase.startswith("whole") else STREAM, close=False)
+        await client_goes(site, ask, phase, b'"content":"1"', resets=resets)
 
     async def test_in_its_body(self, site):
         async def script(conn: Conn) -> None:
