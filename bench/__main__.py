@@ -1,8 +1,8 @@
-"""Compare direct, nginx, the data path alone and llmux in one run, and print ratios to nginx.
+"""Compare direct, nginx, Go's reverse proxy, the data path alone and llmux in one run, and print ratios to Go's.
 
 Proxies are pinned to one core, stub and load generator to another; targets take turns within each round, and a ratio is
 the median of the rounds' ratios. CPU comes from the kernel's own count for the proxy's processes: wall time on a shared
-machine says little.
+machine says little, and where others use the machine, the table says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import os
 import socket
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,10 +20,13 @@ from pathlib import Path
 
 import uvloop
 
-from bench.load import Burst, hang_up, listen, repeat, request_bytes
+from bench import report
+from bench.load import LIMITED_KEY, Burst, begin_at_once, hang_up, listen, post, repeat, request_bytes
+from bench.report import Samples
 from bench.targets import (
     GO,
     GO_MISSING,
+    LLMUX,
     NGINX,
     NGINX_MISSING,
     Target,
@@ -36,14 +38,30 @@ from bench.targets import (
     temporary_folder,
 )
 
-BASE = "nginx"
 STREAM_INTERVAL_MS = 20
 BIG = 10 * 1000 * 1000
 BIG_POSTS = 5
 LEAVES = 20
 IDLE_STREAMS = 200
+QUIET = 0.05  # of the processors may be used by others
 
-Samples = dict[str, dict[str, list[float]]]  # measure → target → one value per round
+HELLO = [{"role": "user", "content": "Say hello."}]
+CHAT = {"model": "stub", "messages": HELLO, "stream": False}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+JOURNEYS = {
+    "plain": post(CHAT),
+    "with tools": post({**CHAT, "tools": [TOOL]}),
+    "with content parts": post({**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi."}]}]}),
+    "with a limit": post(CHAT, key=LIMITED_KEY),
+    "by a virtual name": post({**CHAT, "model": "named"}),
+    "with a default": post({**CHAT, "model": "tuned"}),
+    "Anthropic, translated": post({**CHAT, "max_tokens": 9}, "/v1/messages"),
+    "Anthropic, native": post({**CHAT, "model": "native", "max_tokens": 9}, "/v1/messages"),
+    "Ollama, translated": post(CHAT, "/api/chat"),
+    "response, kept": post({"model": "native", "input": "Say hello."}, "/v1/responses"),
+    "response, not kept": post({"model": "native", "input": "Say hello.", "store": False}, "/v1/responses"),
+}
+"""What requests of other kinds cost llmux, compared with the plain one."""
 
 
 def quantile(values: list[int], share: float) -> float:
@@ -51,10 +69,10 @@ def quantile(values: list[int], share: float) -> float:
     return float(sorted(values)[int(share * (len(values) - 1))]) if values else 0.0
 
 
-async def small(target: Target, connections: int, seconds: float) -> tuple[float, Burst]:
+async def small(target: Target, connections: int, seconds: float, request: bytes | None = None) -> tuple[float, Burst]:
     """CPU µs per request, and the burst."""
     before = target.cpu_ns()
-    burst = await repeat(target.port, connections, seconds)
+    burst = await repeat(target.port, connections, seconds, request=request)
     return (target.cpu_ns() - before) / 1e3 / burst.count, burst
 
 
@@ -69,6 +87,13 @@ async def chunks(target: Target, streams: int, seconds: float) -> tuple[float, f
     delays = [delay for client in clients for delay in client.delays_ns]
     await hang_up(clients)
     return spent / 1e3 / len(delays), quantile(delays, 0.5) / 1e3
+
+
+async def first_chunk_ms(target: Target, streams: int) -> float:
+    """The median, of streams that begin at once."""
+    clients = await begin_at_once(target.port, streams)
+    await hang_up(clients)
+    return quantile([client.first_ns for client in clients], 0.5) / 1e6
 
 
 async def big_bodies(target: Target) -> tuple[float, float, float]:
@@ -89,16 +114,16 @@ async def big_bodies(target: Target) -> tuple[float, float, float]:
     return quantile(waits, 0.5) / 1e6, extra_mib, (target.cpu_ns() - cpu_before) / 1e6 / BIG_POSTS
 
 
-async def disconnects(target: Target, report: socket.socket, *, silent: bool) -> list[float]:
+async def disconnects(target: Target, reports: socket.socket, *, silent: bool) -> list[float]:
     """ms from the client's close to the worker's notice of it."""
     loop = asyncio.get_running_loop()
     waits = []
     for _ in range(LEAVES):
         if silent:
             _, writer = await asyncio.open_connection("127.0.0.1", target.port)
-            writer.write(request_bytes(b"silent"))
+            writer.write(request_bytes("silent"))
             async with asyncio.timeout(5):
-                await loop.sock_recv(report, 64)  # it is there
+                await loop.sock_recv(reports, 64)  # it is there
             began = time.monotonic_ns()
             writer.close()
         else:
@@ -106,7 +131,7 @@ async def disconnects(target: Target, report: socket.socket, *, silent: bool) ->
             began = time.monotonic_ns()
             client.transport.abort()
         async with asyncio.timeout(5):
-            waits.append((int(await loop.sock_recv(report, 64)) - began) / 1e6)
+            waits.append((int(await loop.sock_recv(reports, 64)) - began) / 1e6)
     return waits
 
 
@@ -119,16 +144,29 @@ async def per_stream_kib(target: Target) -> float:
     return grown / IDLE_STREAMS
 
 
-def drain(report: socket.socket) -> None:
+def others_share() -> float:
+    """How busy the processors are for a second in which this program only waits; also by neighbours of a virtual machine."""
+
+    def read() -> tuple[int, int]:
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return fields[3] + fields[4], sum(fields)
+
+    idle, total = read()
+    time.sleep(1)
+    idle_then, total_then = read()
+    return 1 - (idle_then - idle) / max(1, total_then - total)
+
+
+def drain(reports: socket.socket) -> None:
     """Throw away reports nobody asked for."""
     while True:
         try:
-            report.recv(64)
+            reports.recv(64)
         except BlockingIOError:
             return
 
 
-async def measure(targets: list[Target], rounds: int, seconds: float, report: socket.socket) -> Samples:
+async def measure(targets: list[Target], rounds: int, seconds: float, reports: socket.socket) -> Samples:
     """All measures that take turns, and then those that leave traces (memory)."""
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for target in targets:
@@ -149,14 +187,21 @@ async def measure(targets: list[Target], rounds: int, seconds: float, report: so
                 cpu, delay = await chunks(target, streams, seconds)
                 samples[f"chunk x{streams}, CPU µs"][target.name].append(cpu)
                 samples[f"chunk x{streams}, p50 µs"][target.name].append(delay)
+        for target in targets:
+            samples["first chunk of 128 at once, ms"][target.name].append(await first_chunk_ms(target, 128))
+            await asyncio.sleep(0.2)
+        for name, request in JOURNEYS.items():
+            if (llmux := next((target for target in targets if target.name == LLMUX), None)) is not None:
+                cpu, _ = await small(llmux, 64, seconds, request)
+                samples[f"journey: {name}, CPU µs"][LLMUX].append(cpu)
     await asyncio.sleep(0.3)
     for target in targets:
         samples["open stream, KiB"][target.name].append(await per_stream_kib(target))
         await asyncio.sleep(0.3)
         for silent in (False, True):
-            drain(report)
+            drain(reports)
             name = "silent" if silent else "streaming"
-            found = await disconnects(target, report, silent=silent)
+            found = await disconnects(target, reports, silent=silent)
             samples[f"client leaves ({name}), max ms"][target.name].append(max(found))
         wait, extra, cpu = await big_bodies(target)
         samples["10 MB body, others wait ms"][target.name].append(wait)
@@ -165,45 +210,18 @@ async def measure(targets: list[Target], rounds: int, seconds: float, report: so
     return samples
 
 
-def ratios(samples: Samples, measure_name: str, target: str, *, added: bool) -> str:
-    """Median of per-round ratios to nginx; of what was added to direct where `added`."""
-    rows = samples[measure_name]
-    if BASE not in rows or target == "direct":
-        return ""
-    base = rows["direct"] if added else [0.0] * len(rows[target])
-    pairs = zip(rows[target], rows[BASE], base, strict=True)
-    found = [(value - own) / (other - own) for value, other, own in pairs if other - own > 0]
-    return f"{statistics.median(found):.2f}" if found else ""
-
-
-def table(samples: Samples, names: list[str]) -> str:
-    """Medians, each followed by its ratio to nginx."""
-    width = max(map(len, samples)) + 2
-    lines = ["".ljust(width) + "".join(name.rjust(12) + "÷nginx".rjust(8) for name in names)]
-    for measure_name, rows in samples.items():
-        added = "p50" in measure_name
-        cells = ""
-        for name in names:
-            cells += f"{statistics.median(rows[name]):12.{2 if 'CPU s' in measure_name else 1}f}" + ratios(
-                samples, measure_name, name, added=added
-            ).rjust(8)
-        lines.append(measure_name.ljust(width) + cells)
-    lines.append("p50: the ratio compares what was added to direct.")
-    return "\n".join(lines)
-
-
-async def run(rounds: int, seconds: float, wanted: list[str]) -> str:
-    """Start everything, measure, stop everything; returns the table."""
+async def run(rounds: int, seconds: float, wanted: list[str]) -> Samples:
+    """Start everything, measure, stop everything."""
     cores = sorted(os.sched_getaffinity(0))
     proxy_core, own_core = cores[0], cores[-1]
     if proxy_core == own_core:
         print("Only one core: the numbers mix proxy and load.")
     os.sched_setaffinity(0, {own_core})
     with ExitStack() as stack:
-        report = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        report.bind(("127.0.0.1", 0))
-        report.setblocking(False)
-        report_port = report.getsockname()[1]
+        reports = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        reports.bind(("127.0.0.1", 0))
+        reports.setblocking(False)
+        report_port = reports.getsockname()[1]
         targets: list[Target] = []
 
         async def started(target: Target) -> Target:
@@ -224,12 +242,11 @@ async def run(rounds: int, seconds: float, wanted: list[str]) -> str:
             print(GO_MISSING)
         starters["path only"] = lambda _: start_path_only(proxy_core, stub.port)
         if find_spec("supervisor.cli.main"):
-            starters["llmux"] = lambda folder: start_llmux(proxy_core, own_core, report_port, folder)
+            starters[LLMUX] = lambda folder: start_llmux(proxy_core, own_core, report_port, folder)
         for name, start in starters.items():
             if not wanted or name in wanted:
                 await started(start(Path(stack.enter_context(temporary_folder()))))
-        samples = await measure(targets, rounds, seconds, report)
-        return table(samples, [target.name for target in targets])
+        return await measure(targets, rounds, seconds, reports)
 
 
 def main() -> None:
@@ -237,9 +254,17 @@ def main() -> None:
     flags = argparse.ArgumentParser(prog="bench", description=__doc__)
     flags.add_argument("--rounds", type=int, default=5)
     flags.add_argument("--seconds", type=float, default=0.7, help="of each measurement")
-    flags.add_argument("--only", nargs="*", default=[], help="targets beside direct: nginx, 'path only', llmux")
+    flags.add_argument("--only", nargs="*", default=[], help="targets beside direct: nginx, Go, 'path only', llmux")
+    flags.add_argument("--write", action="store_true", help="into docs/performance.md")
     given = flags.parse_args()
-    print(uvloop.run(run(given.rounds, given.seconds, given.only)))
+    before = others_share()
+    samples = uvloop.run(run(given.rounds, given.seconds, given.only))
+    print(report.plain(samples))
+    busy = max(before, others_share())
+    if busy > QUIET:
+        print(f"\nOther programs used {busy:.0%} of the processors before or after: repeat it on a quiet machine.")
+    if given.write:
+        report.write(samples, given.rounds, busy)
 
 
 if __name__ == "__main__":

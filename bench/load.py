@@ -9,23 +9,25 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-PATH: Final = b"/v1/chat/completions"
+PATH: Final = "/v1/chat/completions"
+KEY: Final = "sk-llmux-bench-0123456789abcdef"
+LIMITED_KEY: Final = "sk-llmux-limited-0123456789abcdef"
 _STAMP = re.compile(rb'"t":(\d{19})')
 
 
-def request_bytes(order: bytes = b"", *, padding: int = 0) -> bytes:
-    """A chat completion for the model `stub`; `order` is for the stub; `padding` bytes of message text."""
-    document = {
-        "model": "stub",
-        "messages": [{"role": "user", "content": "x" * padding or "Say hello."}],
-        "stream": order.startswith(b"stream"),
-    }
+def post(document: object, path: str = PATH, *, order: str = "", key: str = KEY) -> bytes:
+    """A request with this body; `order` is for the stub."""
     body = json.dumps(document).encode()
-    head = [b"POST %s HTTP/1.1" % PATH, b"Host: localhost", b"Content-Type: application/json", b"Accept: */*"]
-    head += [b"User-Agent: bench", b"Content-Length: %d" % len(body)]
-    if order:
-        head.append(b"X-Bench: " + order)
-    return b"\r\n".join(head) + b"\r\n\r\n" + body
+    fields = [f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}", "User-Agent: bench"]
+    fields += ["Content-Type: application/json", "Accept: */*", f"Content-Length: {len(body)}"]
+    fields += [f"X-Bench: {order}"] if order else []
+    return "\r\n".join([*fields, "", ""]).encode() + body
+
+
+def request_bytes(order: str = "", *, padding: int = 0) -> bytes:
+    """A chat completion for the model `stub`, with `padding` bytes of message text."""
+    messages = [{"role": "user", "content": "x" * padding or "Say hello."}]
+    return post({"model": "stub", "messages": messages, "stream": order.startswith("stream")}, order=order)
 
 
 HEALTH: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -36,7 +38,6 @@ class Repeater(asyncio.Protocol):
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self._body_length = 0
         self._pending = b""
         self._left = 0  # bytes of the body still to come
         self._in_head = True
@@ -70,8 +71,7 @@ class Repeater(asyncio.Protocol):
                 return
             self._pending = b""
             self._in_head = False
-            self._body_length = self._body_length or _body_length(data[:end])
-            self._left = self._body_length + end + 4
+            self._left = _body_length(data[:end]) + end + 4
         self._left -= len(data)
         assert self._left >= 0, "more bytes than an answer has"
         if self._left == 0:
@@ -82,11 +82,13 @@ class Repeater(asyncio.Protocol):
                 self._send()
 
 
+_LENGTH = re.compile(rb"(?i)content-length: (\d+)")
+
+
 def _body_length(head: bytes) -> int:
-    """Asked once for each connection: the stub's answers are all of one length."""
+    match = _LENGTH.search(head)
+    assert match, head.decode()
     assert head.startswith(b"HTTP/1.1 200"), head.decode()
-    match = re.search(rb"(?i)content-length: (\d+)", head)
-    assert match, "the answer has no length"
     return int(match[1])
 
 
@@ -96,18 +98,25 @@ class Listener(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self._request = request
         self.delays_ns: list[int] = []
+        self.first_ns = 0  # from the request to the first event
         self.started = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # a TCP connection has one
         self.transport = transport
-        transport.write(self._request)
+        if self._request:
+            self.send(self._request)
+
+    def send(self, request: bytes) -> None:
+        self._sent_ns = time.monotonic_ns()
+        self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic_ns()
         for stamp in _STAMP.findall(data):
             self.delays_ns.append(now - int(stamp))
         if self.delays_ns and not self.started.done():
+            self.first_ns = now - self._sent_ns
             self.started.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -145,8 +154,20 @@ async def repeat(port: int, connections: int, seconds: float, *, request: bytes 
 async def listen(port: int, streams: int, interval_ms: int) -> list[Listener]:
     """Open event streams; returns when all have begun."""
     loop = asyncio.get_running_loop()
-    payload = request_bytes(b"stream 1000000 %d" % interval_ms)
+    payload = request_bytes(f"stream 1000000 {interval_ms}")
     clients = [(await loop.create_connection(lambda: Listener(payload), "127.0.0.1", port))[1] for _ in range(streams)]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(client.started for client in clients))
+    return clients
+
+
+async def begin_at_once(port: int, streams: int) -> list[Listener]:
+    """Open connections, then send a request for an event stream on all of them in one go; returns when all have begun."""
+    loop = asyncio.get_running_loop()
+    clients = [(await loop.create_connection(lambda: Listener(b""), "127.0.0.1", port))[1] for _ in range(streams)]
+    await asyncio.sleep(0.05)  # all are accepted
+    for client in clients:
+        client.send(request_bytes("stream 1000000 1000 now"))
     async with asyncio.timeout(20):
         await asyncio.gather(*(client.started for client in clients))
     return clients

@@ -1,7 +1,8 @@
 """A worker that costs next to nothing: small JSON, paced event streams, silence.
 
-What to do comes in the header `x-bench`: nothing (one small JSON answer), `stream CHUNKS INTERVAL_MS` (events that carry the
-clock when they were written), or `silent` (never answers). When a silent exchange begins, and when the connection of an
+What to do comes in the header `x-bench`: nothing (one small JSON answer, in the shape of the API that was asked), `stream CHUNKS
+INTERVAL_MS` (events that carry the clock when they were written, the first one somewhere within the interval, or at once with
+`now`), or `silent` (never answers). When a silent exchange begins, and when the connection of an
 unfinished one is lost, the clock's reading goes out as a datagram to `--report`: so "the client left" and "the worker was
 told" can be compared.
 """
@@ -23,7 +24,23 @@ ANSWER = (
     b'"assistant","content":"Hello from a stub."},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":5,'
     b'"total_tokens":14}}'
 )
-JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
+MESSAGE = (
+    b'{"id":"msg_0","type":"message","role":"assistant","model":"stub","content":[{"type":"text","text":"Hello from a stub."}],'
+    b'"stop_reason":"end_turn","stop_sequence":null,"usage":{"input_tokens":9,"output_tokens":5}}'
+)
+RESPONSE = (
+    b'{"id":"resp_0","object":"response","created_at":0,"status":"completed","model":"stub","output":[{"type":"message","id":'
+    b'"msg_0","status":"completed","role":"assistant","content":[{"type":"output_text","text":"Hello from a stub.","annotations":'
+    b'[]}]}],"usage":{"input_tokens":9,"output_tokens":5,"total_tokens":14}}'
+)
+
+
+def _json(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+JSON = _json(ANSWER)
+OTHERS = {b"/v1/messages": _json(MESSAGE), b"/v1/responses": _json(RESPONSE)}
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
     b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":0,"model":"stub","t":%019d,"choices":[{"index":0,'
@@ -39,6 +56,7 @@ class Stub(asyncio.Protocol):
         self._report = report
         self._parser = httptools.HttpRequestParser(self)
         self._order: list[bytes] = []
+        self._path = b""
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -59,6 +77,9 @@ class Stub(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
+    def on_url(self, url: bytes) -> None:
+        self._path = url
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-bench":
             self._order = value.split()
@@ -66,14 +87,15 @@ class Stub(asyncio.Protocol):
     def on_message_complete(self) -> None:
         order, self._order = self._order, []
         if not order:
-            self._transport.write(JSON)
+            self._transport.write(OTHERS.get(self._path, JSON))
             return
         self._busy = True
         if order[0] == b"stream":
             self._transport.write(SSE)
             interval_s = int(order[2]) / 1000
             loop = asyncio.get_running_loop()
-            first_at = loop.time() + random.random() * interval_s  # streams out of step, as real ones are
+            begins = 0.0 if order[-1] == b"now" else random.random()  # streams out of step, as real ones are
+            first_at = loop.time() + begins * interval_s
             self._timer = loop.call_at(first_at, self._event, loop, int(order[1]), interval_s, first_at)
         else:
             self._tell()

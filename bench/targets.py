@@ -15,11 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bench.load import HEALTH, repeat, request_bytes
+from bench.load import HEALTH, KEY, LIMITED_KEY, repeat, request_bytes
 
 NGINX: Final = shutil.which("nginx") or ("/usr/sbin/nginx" if Path("/usr/sbin/nginx").exists() else None)
 NGINX_MISSING: Final = "nginx is not installed, its column is left out (Debian: apt-get install nginx-light)"
 
+LLMUX: Final = "llmux"
 GO: Final = shutil.which("go")
 GO_MISSING: Final = "Go is not installed, its column is left out (Debian: apt-get install golang-go)"
 
@@ -52,13 +53,26 @@ http {{
 """
 
 _LLMUX_CONF: Final = """
+server: {{api_keys: "{folder}/keys.yaml"}}
+clients:
+  limited: {{request_rate: 1000000/s, token_rate: 1000000000/s}}
+virtual_models:
+  named: {{model: stub}}
+  tuned: {{model: stub, defaults: {{temperature: 0.5}}}}
 models:
-  stub:
+  stub: &stub
     runtime: command
     cmd: ["{python}", "-m", "bench.stub", "--port", "${{port}}", "--core", "{core}", "--report", "{report}"]
     health_path: /health
     vram_mib: 64
     env: {{PYTHONPATH: "{root}"}}
+  native:
+    <<: *stub
+    endpoints: [/v1/messages, /v1/responses]
+"""
+_KEYS: Final = f"""
+- {{name: bench, key: {KEY}}}
+- {{name: limited, key: {LIMITED_KEY}}}
 """
 
 
@@ -180,14 +194,16 @@ def start_path_only(core: int, upstream: int) -> Target:
 
 
 def start_llmux(core: int, stub_core: int, report: int, folder: Path) -> Target:
-    """`llmux serve` with the stub as a `command` model."""
+    """`llmux serve` with the stub as a `command` model, and keys; its modules are compiled, as an installer does."""
     port = free_port()
     conf = folder / "llmux.yaml"
     root = Path(__file__).parent.parent
-    conf.write_text(_LLMUX_CONF.format(python=sys.executable, core=stub_core, report=report, root=root))
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "supervisor", "runtimes"], check=True, cwd=root)
+    (folder / "keys.yaml").write_text(_KEYS)
+    conf.write_text(_LLMUX_CONF.format(python=sys.executable, core=stub_core, report=report, root=root, folder=folder))
     argv = [sys.executable, "-m", "supervisor.cli", "serve", "--config", str(conf), "--port", str(port)]
     argv += ["--state-dir", str(folder / "state")]
-    return Target("llmux", port, _start(argv, core))
+    return Target(LLMUX, port, _start(argv, core))
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:

@@ -1,0 +1,173 @@
+"""What a run of the bench says: a table of everything, and the goals with their figures for docs/performance.md."""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.targets import LLMUX
+
+Samples = dict[str, dict[str, list[float]]]  # measure → target → one value per round
+
+PAGE: Final = Path(__file__).parent.parent / "docs" / "performance.md"
+PLOT: Final = PAGE.parent / "images" / "performance.svg"
+BEGIN, END = "<!-- begin: python -m bench --write -->", "<!-- end -->"
+DIRECT: Final = "direct"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`measure` of llmux, divided by that of `other`, or by another measure of its own; neither: as it is."""
+
+    what: str
+    measure: str
+    most: float | None
+    other: str | None = None
+    own: str | None = None
+
+    def values(self, samples: Samples, target: str = LLMUX) -> list[float]:
+        """One a round; none where something wasn't measured."""
+        rows = samples.get(self.measure, {})
+        mine = rows.get(target, [])
+        if self.own is not None:
+            below = samples.get(self.own, {}).get(target, [])
+        elif self.other is not None:
+            below = rows.get(self.other, [])
+        else:
+            return mine
+        return [value / base for value, base in zip(mine, below, strict=False)]
+
+
+def _journey(name: str) -> str:
+    return f"journey: {name}, CPU µs"
+
+
+GO: Final = "Go"
+GOALS: Final = (
+    Goal("CPU of a small request ÷ Go, 64 connections", "request c64, CPU µs", 1.2, GO),
+    Goal("the same, 16 connections", "request c16, CPU µs", None, GO),
+    Goal("the same, 1 connection", "request c1, CPU µs", 1.2, GO),
+    Goal("p50 of a small request ÷ Go, 64 connections", "request c64, p50 µs", 0.6, GO),
+    Goal("p99 of a small request ÷ Go, 64 connections", "request c64, p99 µs", None, GO),
+    Goal("CPU of a streamed event ÷ Go, 128 streams", "chunk x128, CPU µs", 1.0, GO),
+    Goal("first event of 128 streams that begin at once ÷ Go", "first chunk of 128 at once, ms", 1.0, GO),
+    *(
+        Goal(f"CPU of a request {name} ÷ plain", _journey(name), 1.15, own=_journey("plain"))
+        for name in ("with tools", "with content parts", "with a limit", "by a virtual name", "with a default")
+    ),
+    Goal("the same, Anthropic's API, translated", _journey("Anthropic, translated"), 1.2, own=_journey("plain")),
+    Goal("the same, Anthropic's API, passed on", _journey("Anthropic, native"), 1.2, own=_journey("plain")),
+    Goal("the same, Ollama's API, translated", _journey("Ollama, translated"), 1.2, own=_journey("plain")),
+    Goal("the same, a response that is kept", _journey("response, kept"), 1.4, own=_journey("plain")),
+    Goal("RSS idle, MiB", "RSS idle, MiB", 50),
+    Goal("RSS of an open stream, KiB", "open stream, KiB", 12),
+    Goal("CPU from the start to the first answer of /health, s", "cold start to /health, CPU s", 0.4),
+    Goal("longest wait of others beside 10 MB bodies, ms", "10 MB body, others wait ms", 5),
+)
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _base(samples: Samples) -> str | None:
+    """What others are compared with."""
+    return next((name for name in (GO, "nginx") if name in samples["RSS idle, MiB"]), None)
+
+
+def plain(samples: Samples) -> str:
+    """Medians, each followed by its ratio to Go's; then the goals."""
+    names, base = list(samples["RSS idle, MiB"]), _base(samples)
+    width = max(map(len, samples)) + 2
+    lines = ["".ljust(width) + "".join(name.rjust(12) + (f"÷{base}" if base else "").rjust(8) for name in names)]
+    for measure, rows in samples.items():
+        cells = ""
+        for name in names:
+            if name not in rows:
+                continue
+            ratio = Goal("", measure, None, base).values(samples, name) if base in rows and name != DIRECT else []
+            cells += _digits(statistics.median(rows[name])).rjust(12)
+            cells += (f"{statistics.median(ratio):.2f}" if ratio else "").rjust(8)
+        lines.append(measure.ljust(width) + cells)
+    return "\n".join([*lines, "", *goals(samples)])
+
+
+def goals(samples: Samples) -> list[str]:
+    """A table in Markdown: llmux's median, its spread over the rounds, and the goal."""
+    lines = ["| What | llmux | least to most | goal |", "| --- | --- | --- | --- |"]
+    for goal in GOALS:
+        if values := goal.values(samples):
+            spread = f"{_digits(min(values))} to {_digits(max(values))}" if len(values) > 1 else ""
+            most = "" if goal.most is None else f"≤ {goal.most:g}"
+            found = statistics.median(values)
+            shown = f"**{_digits(found)}**" if goal.most is not None and found > goal.most else _digits(found)
+            lines.append(f"| {goal.what} | {shown} | {spread} | {most} |")
+    return lines
+
+
+def peers(samples: Samples) -> list[str]:
+    """Everything, in Markdown: the medians, and each ratio to Go's in parentheses."""
+    names, base = list(samples["RSS idle, MiB"]), _base(samples)
+    lines = [f"| | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    for measure, rows in samples.items():
+        if not all(name in rows for name in names):
+            continue
+        cells = []
+        for name in names:
+            ratio = Goal("", measure, None, base).values(samples, name) if name not in {DIRECT, base} else []
+            cells.append(
+                _digits(statistics.median(rows[name])) + (f" ({statistics.median(ratio):.2f})" if ratio else "")
+            )
+        lines.append(f"| {measure} | {' | '.join(cells)} |")
+    return lines
+
+
+def plot(samples: Samples) -> str:
+    """As SVG: llmux's ratios to Go's and to the plain request, and their goals."""
+    rows = [(goal, values) for goal in GOALS if goal.own or goal.other if (values := goal.values(samples))]
+    left, unit, height = 380, 120, 24
+    most = max(2.5, *(max(values) for _, values in rows))
+    width, bottom = left + int(unit * most) + 40, 30 + height * len(rows)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 30}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{bottom + 30}" fill="#fff"/>',
+    ]
+    for half in range(int(2 * most) + 1):
+        x = left + half * unit / 2
+        parts.append(f'<path d="M{x:.0f} 20V{bottom}" stroke="{"#888" if half == 2 else "#ddd"}"/>')
+        parts.append(f'<text x="{x:.0f}" y="{bottom + 16}" text-anchor="middle">{half / 2:g}</text>')
+    for number, (goal, values) in enumerate(rows):
+        y, found = 26 + height * number, statistics.median(values)
+        colour = "#d55e00" if goal.most is not None and found > goal.most else "#0072b2"
+        parts.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{goal.what}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{found * unit:.0f}" height="15" fill="{colour}"/>')
+        low, high = left + min(values) * unit, left + max(values) * unit
+        parts.append(f'<path d="M{low:.0f} {y + 7.5}H{high:.0f}" stroke="#000"/>')
+        if goal.most is not None:
+            x = left + goal.most * unit
+            parts.append(f'<path d="M{x:.0f} {y - 2}V{y + 17}" stroke="#009e73" stroke-width="3"/>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def write(samples: Samples, rounds: int, busy: float) -> None:
+    """Into the page, between its marks, and the plot beside it."""
+    today = dt.datetime.now(dt.UTC).date()
+    others = f"; other programs used {busy:.0%} of the processors" if busy >= 0.01 else ""
+    text = [
+        f"{today:%-d %B %Y}, Python {platform.python_version()}, {rounds} rounds{others}. A goal that is missed is bold.",
+        "",
+        *goals(samples),
+        "",
+        "![The ratios; a green mark is a goal](images/performance.svg)",
+        "",
+        "The figures behind them, each with its ratio to Go's in parentheses:",
+        "",
+        *peers(samples),
+    ]
+    before, rest = PAGE.read_text().split(BEGIN, 1)
+    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(text) + f"\n\n{END}{rest.split(END, 1)[1]}")
+    PLOT.write_text(plot(samples))
