@@ -11,11 +11,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.e2e.wire.conftest import CHAT, Site
+from tests.e2e.wire.conftest import CHAT, Site, exchange
 from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, PLAIN, STREAM, WHOLE, request, words
 from tests.support.counts import times
 from tests.support.daemon import running
-from tests.support.wire import PATIENCE_S, SSE_HEAD, Answer, Conn, answers, chunk, handing, ok
+from tests.support.upgraded import Upgraded
+from tests.support.wire import PATIENCE_S, SSE_HEAD, Answer, Conn, answers, chunk, handed, handing, ok
 
 KEYS = {name: f"sk-llmux-wire-{name}-0123456789" for name in ("boss", "guest")}
 EVENTS = [*words(3), FINISH, DONE]
@@ -182,6 +183,44 @@ async def test_a_pause(keyed):
             assert (await next_answer(reader)).status == status
             await asyncio.to_thread(keyed.admin, "PUT", "clients/guest", json={"cooldown_s": 0})
         writer.close()
+
+
+async def test_an_upgrade(tmp_path):
+    """What runs ends as it would have, its connection goes on, and so does the worker."""
+    half, go = asyncio.Event(), asyncio.Event()
+
+    async def script(conn: Conn) -> None:
+        while True:
+            _, body = await conn.request()
+            if not json.loads(body).get("stream"):
+                await conn.send(ok(WHOLE, JSON))
+                continue
+            await conn.send(SSE_HEAD + chunk(EVENTS[0]))
+            half.set()
+            await go.wait()
+            await conn.send(b"".join(map(chunk, EVENTS[1:])) + b"0\r\n\r\n")
+
+    socket = tmp_path / "worker.socket"
+    daemon = Upgraded(tmp_path, {"models": {"m": handing(socket, endpoints=[CHAT])}})
+    daemon.start()
+    try:
+        async with handed(socket, script), asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+            writer.write(request(STREAM, close=False))
+            await half.wait()
+            worker = await asyncio.to_thread(daemon.model, "m")
+            await asyncio.to_thread(daemon.upgrade)
+            go.set()
+            assert (await next_answer(reader)).body == b"".join(EVENTS)
+            writer.write(request(PLAIN, close=False))
+            assert (await next_answer(reader)).body == WHOLE
+            writer.close()
+            (answer,) = answers(await exchange(daemon.port, request(PLAIN)), "POST")
+            assert (answer.status, answer.body) == (200, WHOLE)
+            after = await asyncio.to_thread(daemon.model, "m")
+            assert after["worker"]["pid"] == worker["worker"]["pid"]
+    finally:
+        await asyncio.to_thread(daemon.end)
 
 
 class TestManyAtOnce:
