@@ -55,11 +55,12 @@ JOURNEYS = {
     "with a limit": post(CHAT, key=LIMITED_KEY),
     "by a virtual name": post({**CHAT, "model": "named"}),
     "with a default": post({**CHAT, "model": "tuned"}),
-    "Anthropic, translated": post({**CHAT, "max_tokens": 9}, "/v1/messages"),
-    "Anthropic, native": post({**CHAT, "model": "native", "max_tokens": 9}, "/v1/messages"),
-    "Ollama, translated": post(CHAT, "/api/chat"),
-    "response, kept": post({"model": "native", "input": "Say hello."}, "/v1/responses"),
-    "response, not kept": post({"model": "native", "input": "Say hello.", "store": False}, "/v1/responses"),
+    "Anthropic, passed on": post({**CHAT, "max_tokens": 9}, "/v1/messages"),
+    "Anthropic, translated": post({**CHAT, "model": "chats", "max_tokens": 9}, "/v1/messages"),
+    "Ollama, translated": post({**CHAT, "model": "chats"}, "/api/chat"),
+    "response, passed on": post({"model": "stub", "input": "Say hello.", "store": False}, "/v1/responses"),
+    "response, kept": post({"model": "stub", "input": "Say hello."}, "/v1/responses"),
+    "response, translated and kept": post({"model": "chats", "input": "Say hello."}, "/v1/responses"),
 }
 """What requests of other kinds cost llmux, compared with the plain one."""
 

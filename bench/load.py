@@ -41,6 +41,7 @@ class Repeater(asyncio.Protocol):
         self._pending = b""
         self._left = 0  # bytes of the body still to come
         self._in_head = True
+        self._chunked = False
         self._sent_at = 0
         self._stopping = False
         self.latencies_ns: list[int] = []
@@ -71,10 +72,12 @@ class Repeater(asyncio.Protocol):
                 return
             self._pending = b""
             self._in_head = False
-            self._left = _body_length(data[:end]) + end + 4
+            length = _body_length(data[:end])
+            self._chunked = length is None
+            self._left = (length or 0) + end + 4
         self._left -= len(data)
-        assert self._left >= 0, "more bytes than an answer has"
-        if self._left == 0:
+        assert self._chunked or self._left >= 0, "more bytes than an answer has"
+        if data.endswith(b"\r\n0\r\n\r\n") if self._chunked else self._left == 0:
             self.latencies_ns.append(time.monotonic_ns() - self._sent_at)
             if self._stopping:
                 self._transport.close()
@@ -85,11 +88,11 @@ class Repeater(asyncio.Protocol):
 _LENGTH = re.compile(rb"(?i)content-length: (\d+)")
 
 
-def _body_length(head: bytes) -> int:
-    match = _LENGTH.search(head)
-    assert match, head.decode()
+def _body_length(head: bytes) -> int | None:
+    """None: it comes in chunks."""
     assert head.startswith(b"HTTP/1.1 200"), head.decode()
-    return int(match[1])
+    match = _LENGTH.search(head)
+    return int(match[1]) if match else None
 
 
 class Listener(asyncio.Protocol):

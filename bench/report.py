@@ -60,9 +60,15 @@ GOALS: Final = (
         for name in ("with tools", "with content parts", "with a limit", "by a virtual name", "with a default")
     ),
     Goal("the same, Anthropic's API, translated", _journey("Anthropic, translated"), 1.2, own=_journey("plain")),
-    Goal("the same, Anthropic's API, passed on", _journey("Anthropic, native"), 1.2, own=_journey("plain")),
+    Goal("the same, Anthropic's API, passed on", _journey("Anthropic, passed on"), 1.2, own=_journey("plain")),
     Goal("the same, Ollama's API, translated", _journey("Ollama, translated"), 1.2, own=_journey("plain")),
-    Goal("the same, a response that is kept", _journey("response, kept"), 1.4, own=_journey("plain")),
+    Goal("the same, a response, kept", _journey("response, kept"), 1.4, own=_journey("plain")),
+    Goal(
+        "the same, a response, translated and kept",
+        _journey("response, translated and kept"),
+        1.4,
+        own=_journey("plain"),
+    ),
     Goal("RSS idle, MiB", "RSS idle, MiB", 50),
     Goal("RSS of an open stream, KiB", "open stream, KiB", 12),
     Goal("CPU from the start to the first answer of /health, s", "cold start to /health, CPU s", 0.4),

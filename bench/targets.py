@@ -55,7 +55,7 @@ http {{
 _LLMUX_CONF: Final = """
 server: {{api_keys: "{folder}/keys.yaml"}}
 clients:
-  limited: {{request_rate: 1000000/s, token_rate: 1000000000/s}}
+  limited: {{request_rate: 1000000/s, token_rate: 100000000/s}}
 virtual_models:
   named: {{model: stub}}
   tuned: {{model: stub, defaults: {{temperature: 0.5}}}}
@@ -66,9 +66,9 @@ models:
     health_path: /health
     vram_mib: 64
     env: {{PYTHONPATH: "{root}"}}
-  native:
+  chats:
     <<: *stub
-    endpoints: [/v1/messages, /v1/responses]
+    endpoints: [/v1/chat/completions]
 """
 _KEYS: Final = f"""
 - {{name: bench, key: {KEY}}}
@@ -199,7 +199,9 @@ def start_llmux(core: int, stub_core: int, report: int, folder: Path) -> Target:
     conf = folder / "llmux.yaml"
     root = Path(__file__).parent.parent
     subprocess.run([sys.executable, "-m", "compileall", "-q", "supervisor", "runtimes"], check=True, cwd=root)
-    (folder / "keys.yaml").write_text(_KEYS)
+    keys = folder / "keys.yaml"
+    keys.touch(mode=0o600)
+    keys.write_text(_KEYS)
     conf.write_text(_LLMUX_CONF.format(python=sys.executable, core=stub_core, report=report, root=root, folder=folder))
     argv = [sys.executable, "-m", "supervisor.cli", "serve", "--config", str(conf), "--port", str(port)]
     argv += ["--state-dir", str(folder / "state")]
