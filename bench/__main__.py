@@ -48,19 +48,19 @@ QUIET = 0.05  # of the processors may be used by others
 HELLO = [{"role": "user", "content": "Say hello."}]
 CHAT = {"model": "stub", "messages": HELLO, "stream": False}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+PLAIN = post(CHAT)
 JOURNEYS = {
-    "plain": post(CHAT),
     "with tools": post({**CHAT, "tools": [TOOL]}),
     "with content parts": post({**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi."}]}]}),
     "with a limit": post(CHAT, key=LIMITED_KEY),
     "by a virtual name": post({**CHAT, "model": "named"}),
     "with a default": post({**CHAT, "model": "tuned"}),
-    "Anthropic, passed on": post({**CHAT, "max_tokens": 9}, "/v1/messages"),
-    "Anthropic, translated": post({**CHAT, "model": "chats", "max_tokens": 9}, "/v1/messages"),
-    "Ollama, translated": post({**CHAT, "model": "chats"}, "/api/chat"),
-    "response, passed on": post({"model": "stub", "input": "Say hello.", "store": False}, "/v1/responses"),
-    "response, kept": post({"model": "stub", "input": "Say hello."}, "/v1/responses"),
-    "response, translated and kept": post({"model": "chats", "input": "Say hello."}, "/v1/responses"),
+    "of Anthropic's API, passed on": post({**CHAT, "max_tokens": 9}, "/v1/messages"),
+    "of Anthropic's API, translated": post({**CHAT, "model": "chats", "max_tokens": 9}, "/v1/messages"),
+    "of Ollama's API, translated": post({**CHAT, "model": "chats"}, "/api/chat"),
+    "for a response, passed on": post({"model": "stub", "input": "Say hello.", "store": False}, "/v1/responses"),
+    "for a response, passed on and kept": post({"model": "stub", "input": "Say hello."}, "/v1/responses"),
+    "for a response, translated and kept": post({"model": "chats", "input": "Say hello."}, "/v1/responses"),
 }
 """What requests of other kinds cost llmux, compared with the plain one."""
 
@@ -191,10 +191,13 @@ async def measure(targets: list[Target], rounds: int, seconds: float, reports: s
         for target in targets:
             samples["first chunk of 128 at once, ms"][target.name].append(await first_chunk_ms(target, 128))
             await asyncio.sleep(0.2)
-        for name, request in JOURNEYS.items():
-            if (llmux := next((target for target in targets if target.name == LLMUX), None)) is not None:
-                cpu, _ = await small(llmux, 64, seconds, request)
-                samples[f"journey: {name}, CPU µs"][LLMUX].append(cpu)
+        for target in targets:
+            if target.name == LLMUX:
+                for name, request in JOURNEYS.items():
+                    base, _ = await small(target, 64, seconds, PLAIN)  # each time anew: processors aren't steady
+                    cpu, _ = await small(target, 64, seconds, request)
+                    samples[f"request {name}, CPU µs"][LLMUX].append(cpu)
+                    samples[f"request {name} ÷ plain"][LLMUX].append(cpu / base)
     await asyncio.sleep(0.3)
     for target in targets:
         samples["open stream, KiB"][target.name].append(await per_stream_kib(target))

@@ -21,29 +21,20 @@ DIRECT: Final = "direct"
 
 @dataclass(frozen=True)
 class Goal:
-    """`measure` of llmux, divided by that of `other`, or by another measure of its own; neither: as it is."""
+    """`measure` of llmux, divided by that of `other`, if any."""
 
     what: str
     measure: str
     most: float | None
     other: str | None = None
-    own: str | None = None
 
     def values(self, samples: Samples, target: str = LLMUX) -> list[float]:
         """One a round; none where something wasn't measured."""
         rows = samples.get(self.measure, {})
         mine = rows.get(target, [])
-        if self.own is not None:
-            below = samples.get(self.own, {}).get(target, [])
-        elif self.other is not None:
-            below = rows.get(self.other, [])
-        else:
+        if self.other is None:
             return mine
-        return [value / base for value, base in zip(mine, below, strict=False)]
-
-
-def _journey(name: str) -> str:
-    return f"journey: {name}, CPU µs"
+        return [value / base for value, base in zip(mine, rows.get(self.other, []), strict=False)]
 
 
 GO: Final = "Go"
@@ -56,18 +47,19 @@ GOALS: Final = (
     Goal("CPU of a streamed event ÷ Go, 128 streams", "chunk x128, CPU µs", 1.0, GO),
     Goal("first event of 128 streams that begin at once ÷ Go", "first chunk of 128 at once, ms", 1.0, GO),
     *(
-        Goal(f"CPU of a request {name} ÷ plain", _journey(name), 1.15, own=_journey("plain"))
-        for name in ("with tools", "with content parts", "with a limit", "by a virtual name", "with a default")
-    ),
-    Goal("the same, Anthropic's API, translated", _journey("Anthropic, translated"), 1.2, own=_journey("plain")),
-    Goal("the same, Anthropic's API, passed on", _journey("Anthropic, passed on"), 1.2, own=_journey("plain")),
-    Goal("the same, Ollama's API, translated", _journey("Ollama, translated"), 1.2, own=_journey("plain")),
-    Goal("the same, a response, kept", _journey("response, kept"), 1.4, own=_journey("plain")),
-    Goal(
-        "the same, a response, translated and kept",
-        _journey("response, translated and kept"),
-        1.4,
-        own=_journey("plain"),
+        Goal(f"CPU of a request {name} ÷ plain", f"request {name} ÷ plain", most)
+        for name, most in (
+            ("with tools", 1.15),
+            ("with content parts", 1.15),
+            ("with a limit", 1.15),
+            ("by a virtual name", 1.15),
+            ("with a default", 1.15),
+            ("of Anthropic's API, passed on", 1.2),
+            ("of Anthropic's API, translated", 1.2),
+            ("of Ollama's API, translated", 1.2),
+            ("for a response, passed on and kept", 1.4),
+            ("for a response, translated and kept", 1.4),
+        )
     ),
     Goal("RSS idle, MiB", "RSS idle, MiB", 50),
     Goal("RSS of an open stream, KiB", "open stream, KiB", 12),
@@ -134,7 +126,7 @@ def peers(samples: Samples) -> list[str]:
 
 def plot(samples: Samples) -> str:
     """As SVG: llmux's ratios to Go's and to the plain request, and their goals."""
-    rows = [(goal, values) for goal in GOALS if goal.own or goal.other if (values := goal.values(samples))]
+    rows = [(goal, values) for goal in GOALS if "÷" in goal.what if (values := goal.values(samples))]
     left, unit, height = 380, 120, 24
     most = max(2.5, *(max(values) for _, values in rows))
     width, bottom = left + int(unit * most) + 40, 30 + height * len(rows)
