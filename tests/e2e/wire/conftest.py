@@ -35,6 +35,9 @@ class Site:
     def admin(self, method: str, path: str, **keys: object) -> Any:
         return self.call(method, f"/v1/admin/{path}", **keys)
 
+    def model(self, name: str) -> dict[str, Any]:
+        return self.admin("GET", f"models/{name}")
+
     @asynccontextmanager
     async def scripted(self, script: Script) -> AsyncIterator[Worker]:
         """The daemon's worker does this for each connection."""

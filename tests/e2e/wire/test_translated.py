@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.wire.conftest import Site, exchange
 from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, WHOLE, request, words
 from tests.e2e.wire.test_between import ACTS, KEYS, done_with, keyed, next_answer  # noqa: F401  # a fixture
-from tests.e2e.wire.test_phases import BROKEN, BROKEN_STREAMS, broken, client_goes, goes_on
+from tests.e2e.wire.test_phases import BROKEN, broken, broken_streams, client_goes, goes_on
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answers, chunk, ok
 
 EVENTS = [*words(3), FINISH, DONE]
@@ -23,27 +23,29 @@ class Way:
     """How a client asks, and how it is told: `text` is the second word of a stream."""
 
     path: str
+    prompt: str
     body: dict[str, object]
     text: bytes
     done: bytes
     error: bytes
 
-    def asks(self, *fields: bytes, stream: bool, close: bool = True) -> bytes:
-        body = json.dumps({"model": "m", "stream": stream, **self.body}).encode()
+    def asks(self, *fields: bytes, stream: bool, close: bool = True, text: str = "Hi") -> bytes:
+        said = text if self.prompt == "input" else [{"role": "user", "content": text}]
+        body = json.dumps({"model": "m", "stream": stream, self.prompt: said, **self.body}).encode()
         return request(body, *fields, path=self.path, close=close)
 
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
 WAYS = {
     "Anthropic": Way(
         "/v1/messages",
-        {"messages": MESSAGES, "max_tokens": 9},
+        "messages",
+        {"max_tokens": 9},
         b'"text":"1"',
         b"event: message_stop",
         b"event: error",
     ),
-    "Ollama": Way("/api/chat", {"messages": MESSAGES}, b'"content":"1"', b'"done":true', b'{"error":'),
-    "responses": Way("/v1/responses", {"input": "Hi"}, b'"delta":"1"', b"event: response.completed", b"event: error"),
+    "Ollama": Way("/api/chat", "messages", {}, b'"content":"1"', b'"done":true', b'{"error":'),
+    "responses": Way("/v1/responses", "input", {}, b'"delta":"1"', b"event: response.completed", b"event: error"),
 }
 OWN = re.compile(rb'"(?:id|item_id|created_at|completed_at|[a-z_]+_duration|[a-z_]+_ms)": ?(?:"[^"]*"|[0-9.]+)')
 """What differs in two equal answers."""
@@ -86,11 +88,11 @@ class TestCuts:
         assert await self.told(site, name, *cut, stream=False) == whole
 
 
-@pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
 @pytest.mark.parametrize("name", WAYS)
 class TestTheWorkerGoes:
     """It is told in the words of the client's API, and never looks like an end."""
 
+    @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
     @pytest.mark.parametrize("phase", BROKEN)
     async def test_whole(self, site, name, phase, resets):
         pieces, reads = BROKEN[phase]
@@ -100,17 +102,14 @@ class TestTheWorkerGoes:
         assert (answer.whole, b'"error":' in answer.body) == (True, True)
         await goes_on(site)
 
-    @pytest.mark.parametrize("phase", BROKEN_STREAMS)
-    async def test_streams(self, site, name, phase, resets):
-        pieces, reads = BROKEN_STREAMS[phase]
-        async with site.scripted(broken(pieces, reads=reads, resets=resets)):
-            (answer,) = answers(await exchange(site.port, WAYS[name].asks(stream=True)), "POST")
-        assert WAYS[name].done not in answer.body
-        if answer.status == 200:
-            assert answer.body.count(WAYS[name].error) == 1
-        else:
-            assert answer.status in {502, 503}
-        await goes_on(site)
+    async def test_streams(self, site, name):
+        way = WAYS[name]
+        async for case, answer in broken_streams(site, lambda text: way.asks(stream=True, text=text)):
+            assert way.done not in answer.body, case
+            if answer.status == 200:
+                assert answer.body.count(way.error) == 1, case
+            else:
+                assert answer.status in {502, 503}, case
 
 
 @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
