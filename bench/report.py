@@ -77,6 +77,15 @@ def _base(samples: Samples) -> str | None:
     return next((name for name in (GO, "nginx") if name in samples["RSS idle, MiB"]), None)
 
 
+def _ratio(samples: Samples, measure: str, name: str) -> str:
+    """To Go's; none of memory and starts, of which a small proxy has next to nothing."""
+    base = _base(samples)
+    if base is None or name in {DIRECT, base} or measure.endswith(("MiB", "KiB", "CPU s")):
+        return ""
+    found = Goal("", measure, None, base).values(samples, name)
+    return _digits(statistics.median(found)) if found else ""
+
+
 def plain(samples: Samples) -> str:
     """Medians, each followed by its ratio to Go's; then the goals."""
     names, base = list(samples["RSS idle, MiB"]), _base(samples)
@@ -87,9 +96,7 @@ def plain(samples: Samples) -> str:
         for name in names:
             if name not in rows:
                 continue
-            ratio = Goal("", measure, None, base).values(samples, name) if base in rows and name != DIRECT else []
-            cells += _digits(statistics.median(rows[name])).rjust(12)
-            cells += (f"{statistics.median(ratio):.2f}" if ratio else "").rjust(8)
+            cells += _digits(statistics.median(rows[name])).rjust(12) + _ratio(samples, measure, name).rjust(8)
         lines.append(measure.ljust(width) + cells)
     return "\n".join([*lines, "", *goals(samples)])
 
@@ -109,17 +116,15 @@ def goals(samples: Samples) -> list[str]:
 
 def peers(samples: Samples) -> list[str]:
     """Everything, in Markdown: the medians, and each ratio to Go's in parentheses."""
-    names, base = list(samples["RSS idle, MiB"]), _base(samples)
+    names = list(samples["RSS idle, MiB"])
     lines = [f"| | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for measure, rows in samples.items():
         if not all(name in rows for name in names):
             continue
         cells = []
         for name in names:
-            ratio = Goal("", measure, None, base).values(samples, name) if name not in {DIRECT, base} else []
-            cells.append(
-                _digits(statistics.median(rows[name])) + (f" ({statistics.median(ratio):.2f})" if ratio else "")
-            )
+            ratio = _ratio(samples, measure, name)
+            cells.append(_digits(statistics.median(rows[name])) + (f" ({ratio})" if ratio else ""))
         lines.append(f"| {measure} | {' | '.join(cells)} |")
     return lines
 

@@ -124,6 +124,11 @@ GROUPS: Mapping[str, Group] = {
     "request fields": Group(
         ("tests/clients/test_request_fields.py",), ("runtimes", "tests/clients", "tests/golden", *DATA_PATH, *SUPPORT)
     ),
+    "wire": Group(
+        ("tests/e2e/wire",),
+        ("supervisor/daemon", "supervisor/http", "runtimes/command", *DATA_PATH, *SUPPORT),
+        always=("tests/e2e/wire/test_as_it_is.py",),
+    ),
     "dashboard": Group(
         tuple(f"{DASHBOARD}/test_{name}.py" for name in DASHBOARD_TESTS),
         ("supervisor", f"{DASHBOARD}/conftest.py", *SUPPORT),

@@ -57,7 +57,7 @@ def follow(path: str) -> Callable[[Site], ExitStack]:
 
 
 def override(site: Site, model: str) -> None:
-    """It loads with another size each time."""
+    """Another size each time, which counts from the next load on; of one that replaces the worker see tests/e2e/admin/test_models.py."""
     before = site.model(model)["overrides"].get("vram_mib", 10)
     site.admin("POST", f"models/{model}/load", json={"overrides": {"vram_mib": before + 1}})
 
@@ -77,7 +77,8 @@ ACTS = {
     "limits": lambda site: reload(site, clients={"guest": {"concurrency": 2}}),
     "no limits": lambda site: reload(site, clients={}),
     "another model loads": lambda site: site.admin("POST", "models/other/load"),
-    "another model, otherwise": lambda site: override(site, "other"),
+    "override": lambda site: override(site, "m"),
+    "override of another model": lambda site: override(site, "other"),
     "another model goes": lambda site: site.admin("POST", "models/other/unload"),
     "pinned": lambda site: site.admin("POST", "models/m/pin", json={"pin": True}),
     "not pinned": lambda site: site.admin("POST", "models/m/pin", json={"pin": False}),
@@ -175,37 +176,6 @@ async def test_a_key_that_goes(keyed):
         assert (await next_answer(reader)).status == 401
         keys.write_text(keys_text(*KEYS))
         await asyncio.to_thread(reload, keyed)
-        writer.close()
-
-
-async def test_an_override(keyed):
-    """Of the same model: what runs ends as it would have, and what comes after it is of the next worker."""
-    half, go = asyncio.Event(), asyncio.Event()
-
-    async def script(conn: Conn) -> None:
-        while True:
-            _, body = await conn.request()
-            if not json.loads(body).get("stream"):
-                await conn.send(ok(WHOLE, JSON))
-                continue
-            await conn.send(SSE_HEAD + chunk(EVENTS[0]))
-            half.set()
-            await go.wait()
-            await conn.send(b"".join(map(chunk, EVENTS[1:])) + b"0\r\n\r\n")
-
-    async with keyed.scripted(script), asyncio.timeout(PATIENCE_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
-        writer.write(of_guest(STREAM))
-        await half.wait()
-        before = (await asyncio.to_thread(keyed.model, "m"))["worker"]["pid"]
-        asked = asyncio.create_task(asyncio.to_thread(override, keyed, "m"))
-        await asyncio.sleep(0.1)
-        go.set()
-        assert (await next_answer(reader)).body == b"".join(EVENTS)
-        writer.write(of_guest(PLAIN))
-        assert (await next_answer(reader)).body == WHOLE
-        await asked
-        assert (await asyncio.to_thread(keyed.model, "m"))["worker"]["pid"] != before
         writer.close()
 
 
