@@ -295,6 +295,16 @@ class Ledger:
         if (ledger := self._devices.get(device)) is not None:
             ledger.outline = None
 
+    def forget_outlines(self, devices: Iterable[DeviceId]) -> None:
+        """Something has changed there that only the plans of those who will wait depend on: nobody waits now."""
+        for device in devices:
+            if (ledger := self._devices.get(device)) is not None:
+                ledger.outline = None
+
+    def is_at_rest(self) -> bool:
+        """Has nothing changed, is no memory on its way back, is every device read, and nothing to be told?"""
+        return not (self._changed or self._watched or self._alerts)
+
     def has_changed(self) -> bool:
         """Has anything changed since `take_changed`?"""
         return bool(self._changed)

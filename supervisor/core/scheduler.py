@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from supervisor.core import draining, operators, partners, replicas, reports, requests, termination, timers
+from supervisor.core import draining, operators, partners, plain, replicas, reports, requests, termination, timers
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.dispatch import serve_heads
 from supervisor.core.effects import Effect, Reject
@@ -73,6 +73,8 @@ class Scheduler:
         running = self.state.tickets.get(event.ticket) if type(event) is RequestFinished else None
         step, is_taken = Step(now), False
         try:
+            if (effects := plain.taken(self.state, event, now)) is not None:
+                return effects
             self._take(step, event)
             step.about, is_taken = None, True
             timers.fire(self.state, step)

@@ -79,7 +79,7 @@ def models(changed: int) -> tuple[ModelSpec, ...]:
     guess = model("guess", 3000, "embedding", definition=f"guess {changed % 2}")
     return (
         model("asr", 4000, "asr"),
-        model("tts", 2000, "tts", keep_alive_s=5.0 if changed % 3 else 20.0),
+        model("tts", 2000, "tts", keep_alive_s=[20.0, 5.0, 0.0][changed % 3]),
         small(changed),
         model("medium", 9000, preload=True, devices=(GPU,) if changed % 4 else ()),
         model("large", 13000, hold_s=10.0 if changed % 2 else 0.0),

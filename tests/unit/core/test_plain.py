@@ -1,0 +1,91 @@
+"""The plain case gives what the long way gives: the same effects, state and next deadline, in any state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+from hypothesis import settings
+
+from supervisor.core import plain
+from supervisor.core.effects import Effect
+from supervisor.core.events import Event, RequestArrived, RequestFinished
+from supervisor.core.limits import Account, Rate, TenantLimits
+from supervisor.core.recovery import copied
+from supervisor.core.scheduler import Scheduler
+from supervisor.daemon.recording import packed
+from tests.support.counts import examples
+from tests.support.simulation import GPU, World, model
+from tests.unit.core.test_scheduler_stateful import Scheduling
+
+ACCOUNT = Account("key phone", TenantLimits(requests=Rate(50, 1.0)))
+
+
+@dataclass
+class BothWays(World):
+    """Handles each request both ways, and compares them."""
+
+    plain_ones: int = 0
+
+    def handled(self, event: Event) -> tuple[Event, list[Effect]]:
+        if not isinstance(event, RequestArrived | RequestFinished):
+            return super().handled(event)
+        other = Scheduler()
+        other.state = copied(self.scheduler.state)
+        self.plain_ones += plain.taken(copied(self.scheduler.state), event, self.now) is not None
+        with patch.object(plain, "taken", lambda *_: None):
+            wanted = other.handle(event, self.now)
+        event, effects = super().handled(event)
+        assert effects == wanted
+        assert packed(self.scheduler.state) == packed(other.state)
+        assert self.scheduler.deadline(self.now) == other.deadline(self.now)
+        return event, effects
+
+
+class BothWaysInAnyState(Scheduling):
+    machine = BothWays
+
+
+TestAnyState = BothWaysInAnyState.TestCase
+TestAnyState.settings = settings(max_examples=examples(60), stateful_step_count=40)
+
+
+def ready(**shape: object) -> BothWays:
+    """One model that has answered a request."""
+    world = BothWays(totals={GPU: 16384})
+    world.configure(model("a", 1000, **shape))
+    first = world.request("a")
+    world.run(30.0)
+    world.finish(first)
+    world.plain_ones = 0
+    return world
+
+
+@pytest.mark.parametrize("shape", [{}, {"keep_alive_s": 60.0}, {"hold_s": 5.0}, {"target_inflight": 4}, {"pin": True}])
+@pytest.mark.parametrize("demand", [{}, {"priority": 10}, {"tenant": "anna", "weight": 2.0}, {"keep_alive_s": 90.0}])
+def test_ordinary_traffic_is_plain(shape, demand):
+    world = ready(**shape)
+    for _ in range(3):
+        tickets = [world.request("a", **demand) for _ in range(3)]
+        world.run(0.5)
+        for ticket in tickets:
+            world.finish(ticket)
+    assert world.plain_ones == 18
+
+
+@pytest.mark.parametrize(
+    ("shape", "demand", "plain_ones"),
+    [
+        ({"target_inflight": 1}, {}, 2),  # the second one waits, and nothing is plain before it is over
+        ({"replicas": 2, "replica_max": 2}, {}, 0),
+        ({}, {"budget_s": 60.0}, 2),
+        ({}, {"accounts": (ACCOUNT,)}, 0),
+    ],
+)
+def test_other_traffic_takes_the_long_way(shape, demand, plain_ones):
+    world = ready(**shape)
+    tickets = [world.request("a", **demand) for _ in range(2)]
+    for ticket in tickets:
+        world.finish(ticket)
+    assert world.plain_ones == plain_ones
