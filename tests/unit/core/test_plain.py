@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import settings
 
 from supervisor.core import plain
-from supervisor.core.effects import Effect
-from supervisor.core.events import Event, RequestArrived, RequestFinished
+from supervisor.core.effects import Alert, Effect
+from supervisor.core.events import Event, RequestArrived, RequestFinished, UnloadAsked
 from supervisor.core.limits import Account, Rate, TenantLimits
 from supervisor.core.recovery import copied
 from supervisor.core.scheduler import Scheduler
+from supervisor.core.snapshots import outline
+from supervisor.core.types import ModelId
 from supervisor.daemon.recording import packed
 from tests.support.counts import examples
 from tests.support.simulation import GPU, World, model
@@ -89,3 +92,47 @@ def test_other_traffic_takes_the_long_way(shape, demand, plain_ones):
     for ticket in tickets:
         world.finish(ticket)
     assert world.plain_ones == plain_ones
+
+
+def test_a_timer_that_is_due_fires_with_it():
+    world = ready(keep_alive_s=60.0)
+    world.now += 61.0
+    world.request("a")
+    assert world.plain_ones == 0
+
+
+def test_a_worker_without_keep_alive_goes_with_its_last_request():
+    world = BothWays(totals={GPU: 16384})
+    world.configure(model("a", 1000, keep_alive_s=0.0))
+    tickets = [world.request("a") for _ in range(2)]
+    world.run(5.0)
+    for ticket in tickets:
+        world.finish(ticket)
+    assert (world.plain_ones, world.state("a")) == (0, "stopping")
+
+
+def test_late_memory_is_told_with_it():
+    world = BothWays(totals={GPU: 16384}, return_s=math.inf)
+    world.configure(model("a", 1000), model("b", 1000))
+    for name in "ab":
+        ticket = world.request(name)
+        world.run(5.0)
+        world.finish(ticket)
+    world.post(UnloadAsked(ModelId("b")))
+    world.run(1.0)
+    world.plain_ones = 0
+    world.now += 60.0
+    world.request("a")
+    assert world.plain_ones == 0
+    assert any(isinstance(effect, Alert) for effect in world.effects)
+
+
+def test_what_is_known_of_a_device_is_known_anew():
+    world = ready()
+    ledger = world.scheduler.state.ledger
+    for act in (lambda: world.request("a"), lambda: world.finish(next(iter(world.dispatched)))):
+        outline(world.scheduler.state, world.now, GPU)
+        assert ledger.outline(GPU) is not None
+        act()
+        assert ledger.outline(GPU) is None
+    assert world.plain_ones == 2
