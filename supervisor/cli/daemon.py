@@ -292,6 +292,7 @@ async def _until_stopped(
     application.close()
     server.end()
     await serving
+    daemon.requests.record()
     await daemon.responses.close()
     if daemon.request_log is not None and not handover.done.is_set():
         await daemon.request_log.flush()

@@ -82,13 +82,13 @@ _MILLISECONDS = tuple(f"{number:03d}" for number in range(1000))  # formatting o
 
 
 class _Stamp:
-    """Adds level and local time with its offset. The part up to the second is formatted once a second."""
+    """Adds level and local time with its offset, of now or of `_at`. The part up to the second is formatted once a second."""
 
     def __init__(self) -> None:
         self._made = (-1, "", "")  # replaced as a whole: threads log, too
 
     def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
-        now = time.time()
+        now = event.pop("_at", None) or time.time()
         second, prefix, offset = self._made
         if int(now) != second:
             second = int(now)

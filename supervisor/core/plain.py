@@ -47,7 +47,13 @@ def _arrived(state: SchedulerState, event: RequestArrived, now: float) -> list[E
     if model is None or demand.accounts or demand.budget_s is not None:
         return None
     worker = model.worker
-    if worker is None or not worker.answering or worker.stuck or not _is_alone(state, model) or not _is_at_rest(state, now):
+    if (
+        worker is None
+        or not worker.answering
+        or worker.stuck
+        or not _is_alone(state, model)
+        or not _is_at_rest(state, now)
+    ):
         return None
     admission = state.admission
     if admission.is_full(model, demand):

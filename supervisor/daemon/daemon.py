@@ -92,6 +92,7 @@ class Daemon:
     def __post_init__(self) -> None:
         self.settled.set()
         self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
+        self.engine.before_line = self.requests.record
         self.answers = AnswerLog(self.engine.clock)
         self.requests.listeners += [self.answers.observe, self.contexts.observe]
         if self.catalog.server.traces:
@@ -115,6 +116,7 @@ class Daemon:
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:
         """Serve new requests with these; running ones keep what they began with."""
+        self.requests.record()  # under the names that they came with
         self.catalog, self.keyring = catalog, keyring
         limits = catalog.limits
         self.bodies.configure(

@@ -67,6 +67,7 @@ class RequestLog:
     async def flush(self) -> None:
         """Write what has ended so far. What can't be written is tried again with the next."""
         async with self._turn:
+            self._requests.record()
             ended = self._requests.kept
             if not ended:
                 return

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 from pydantic import JsonValue
@@ -33,6 +34,10 @@ from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.forward import NO_USAGE, Outcome, Usage
 from supervisor.proxy.trace_context import TraceContext
 from supervisor.proxy.translation import shown
+
+GROUP: Final = 64
+GROUP_S: Final = 0.025
+"""Requests are recorded so many at a time, or so late: each for itself, all that is done once a group would be done for each."""
 
 logger = structlog.get_logger("llmux.request")
 
@@ -87,6 +92,11 @@ class RequestContext:
     def answering(self) -> bool:
         """Has the client seen the beginning of a response?"""
         return self.outcome.started or self.begun is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Did its client get anything but a whole answer?"""
+        return bool(self.failure or self.outcome.error) or not 200 <= self.outcome.status < 400
 
     def fail(self, error: LlmuxError) -> None:
         """It ended with this error, which isn't kept: it would keep the frames that it passed."""
@@ -165,7 +175,10 @@ class InFlight:
         self._history = history
         self._epoch = epoch
         self._calls: dict[TicketId, tuple[RequestContext, CancelOnDisconnect]] = {}
-        self._ended: list[RequestContext] = []
+        self._ended: list[RequestContext] = []  # not recorded yet
+        self._recording: asyncio.TimerHandle | asyncio.Handle | None = (
+            None  # set iff they will be, and nothing of it is late
+        )
         self._last: deque[Ended | EndedBefore] = deque(maxlen=ENDED)
         self.kept: list[Ended] | None = None  # those that ended since somebody took them; None: nobody does
         self.listeners: list[
@@ -185,13 +198,27 @@ class InFlight:
             self._calls.pop(context.ticket_id, None)
         loop = asyncio.get_running_loop()
         context.ended_at = loop.time()
-        if not self._ended:
-            loop.call_soon(self._tell)
         self._ended.append(context)
+        if len(self._ended) == GROUP or context.has_failed:  # a client may have to pause for it
+            self._record_in(None)
+        elif len(self._ended) == 1:
+            self._record_in(GROUP_S)
 
-    def _tell(self) -> None:
-        """Record all requests that ended in one turn of the loop, after their responses were sent."""
+    def _record_in(self, delay_s: float | None) -> None:
+        """Record those that ended after so long; None: in the next turn of the loop, after their responses were sent."""
+        loop = asyncio.get_running_loop()
+        if self._recording is not None:
+            self._recording.cancel()
+        self._recording = loop.call_soon(self.record) if delay_s is None else loop.call_later(delay_s, self.record)
+
+    def record(self) -> None:
+        """Record all requests that ended since the last time, in their order. Call it before looking at what follows from it."""
         ended, self._ended = self._ended, []
+        if self._recording is not None:
+            self._recording.cancel()
+            self._recording = None
+        if not ended:
+            return
         log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
         quick_tokens = 0  # of responses no longer than a point of the history: added in one step
         for context in ended:
@@ -201,7 +228,7 @@ class InFlight:
             self._last.append(kept)
             if self.kept is not None:
                 self.kept.append(kept)
-            log.info("request.finished", **record)
+            log.info("request.finished", _at=self._epoch + context.ended_at, **record)
             for listener in self.listeners:
                 listener(context, context.ended_at - context.arrived_at)
             if context.usage.completion is not None and context.ticket is not None:
