@@ -253,6 +253,7 @@ class InFlight:
         found = self._calls.get(TicketId(wanted))
         if found is not None:
             return found[0]
+        self.record()
         ended = next((each for each in reversed(self._last) if each.id == wanted), None)
         if ended is not None:
             return ended
@@ -266,6 +267,7 @@ class InFlight:
 
     def last(self) -> Iterator[Ended | EndedBefore]:
         """Those that ended last, newest first."""
+        self.record()
         return reversed(self._last)
 
     def cancel(self, ticket_id: str) -> bool:
