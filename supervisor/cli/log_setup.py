@@ -16,10 +16,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger
 
-from supervisor.cli.log_lines import Lines, for_terminals, json_line, shown
+from supervisor.cli.log_lines import Lines, for_terminals, json_line, line_of, shown
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -82,13 +83,18 @@ _MILLISECONDS = tuple(f"{number:03d}" for number in range(1000))  # formatting o
 
 
 class _Stamp:
-    """Adds level and local time with its offset, of now or of `_at`. The part up to the second is formatted once a second."""
+    """Adds level and local time with its offset. The part up to the second is formatted once a second.
+
+    A line about something that was before has its time as `_at`, and may have its first fields as a msgspec.Struct, `_line`.
+    """
 
     def __init__(self) -> None:
         self._made = (-1, "", "")  # replaced as a whole: threads log, too
 
     def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
         now = event.pop("_at", None) or time.time()
+        if (line := event.pop("_line", None)) is not None:
+            event |= msgspec.to_builtins(line)
         second, prefix, offset = self._made
         if int(now) != second:
             second = int(now)
@@ -112,8 +118,11 @@ def _json_logger(number: int, stamp: _Stamp, lines: Lines) -> type[FilteringBoun
         def info(self, event: str, *args: object, **fields: object) -> None:
             if args or "exc_info" in fields:
                 super().info(event, *args, **fields)
+                return
+            fields["event"] = event
+            if isinstance(line := fields.pop("_line", None), msgspec.Struct):
+                write(line_of(line, stamp(None, "info", fields)))
             else:
-                fields["event"] = event
                 write(json_line(stamp(None, "info", {**self._context, **fields} if self._context else fields)))
 
     return JsonLogger

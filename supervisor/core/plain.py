@@ -18,10 +18,9 @@ LEAST_KEEP_ALIVE_S = 0.001
 
 def taken(state: SchedulerState, event: Event, now: float) -> list[Effect] | None:
     """What comes of the event; None: it isn't plain, and nothing was changed."""
-    kind = type(event)
-    if kind is RequestArrived:
+    if type(event) is RequestArrived:
         return _arrived(state, event, now)
-    return _finished(state, event, now) if kind is RequestFinished else None
+    return _finished(state, event, now) if type(event) is RequestFinished else None
 
 
 def _is_at_rest(state: SchedulerState, now: float) -> bool:

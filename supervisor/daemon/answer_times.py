@@ -28,8 +28,8 @@ class AnswerLog:
         self._clock = clock
         self._taken: dict[tuple[ModelId, str], deque[tuple[float, float]]] = {}  # when it ended, and what it took
 
-    def observe(self, context: RequestContext, _total_s: float) -> None:
-        """A request ended. See `InFlight.listeners`."""
+    def observe(self, context: RequestContext) -> None:
+        """A request ended. See `InFlight.observers`."""
         ticket, outcome = context.ticket, context.outcome
         if ticket is None or outcome.status != HTTPStatus.OK or outcome.error or context.failure:
             return

@@ -6,7 +6,7 @@ A client is a tenant. Those with a profile are kept for ever, of the others thos
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -57,7 +57,8 @@ class Clients:
         self._known: OrderedDict[str, Client] = OrderedDict()  # who came last stands last
         self._rules: Mapping[str, CooldownRule] = {}
         self._named: frozenset[str] = frozenset()
-        daemon.requests.listeners.append(self.finished)
+        daemon.requests.observers.append(self.finished)
+        daemon.requests.listeners.append(self._count)
         daemon.on_configure.append(self._configure)
 
     def _configure(self) -> None:
@@ -95,14 +96,20 @@ class Clients:
             self._known.move_to_end(tenant)
         return client
 
-    def finished(self, context: RequestContext, _total_s: float) -> None:
-        """A request ended."""
+    def _count(self, ended: Sequence[RequestContext]) -> None:
+        """The tokens of requests that ended."""
+        for context in ended:
+            client = self._known.get(context.demand.tenant)
+            if client is not None:
+                client.prompt_tokens += context.usage.prompt or 0
+                client.completion_tokens += context.usage.completion or 0
+
+    def finished(self, context: RequestContext) -> None:
+        """A request ended: its client may have to pause."""
         client = self._known.get(context.demand.tenant)
         if client is None:
             return
         outcome, code = context.outcome, context.outcome.error or context.failure
-        client.prompt_tokens += context.usage.prompt or 0
-        client.completion_tokens += context.usage.completion or 0
         status = outcome.status or context.failed_status
         if context.ticket is None and status in _REFUSED:
             client.refused += 1

@@ -33,10 +33,13 @@ class ContextUse:
         self._prompts: dict[ModelId, deque[float]] = {}  # bytes of each token
         self._answers: dict[ModelId, deque[int]] = {}  # tokens
 
-    def observe(self, context: RequestContext, _total_s: float) -> None:
-        """A request ended. See `InFlight.listeners`."""
-        usage, text_bytes = context.usage, context.text_bytes
-        if not text_bytes or context.ticket is None or usage.prompt is None or usage.completion is None:
+    def observe(self, context: RequestContext) -> None:
+        """A request ended. See `InFlight.observers`."""
+        text_bytes = context.text_bytes
+        if not text_bytes or context.ticket is None:
+            return
+        usage = context.outcome.usage()
+        if usage.prompt is None or usage.completion is None:
             return
         model = base_of(context.ticket.model)
         self._answers.setdefault(model, deque(maxlen=KEPT)).append(usage.completion)

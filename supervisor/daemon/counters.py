@@ -73,13 +73,17 @@ class FastHistogram(Collector):
         self._sums.setdefault(model, 0.0)
         return self._counts.setdefault(model, [0] * len(self._ends))
 
-    def observe(self, model: str, value: float) -> None:
-        """Count one value."""
+    def observe(self, model: str, *values: float) -> None:
+        """Count the values."""
+        if not values:
+            return
         counts = self._counts.get(model)
         if counts is None:
             counts = self.expect(model)
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[model] += value
+        bounds = self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self._sums[model] += sum(values)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """For the registry."""

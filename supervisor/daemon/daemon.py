@@ -94,7 +94,7 @@ class Daemon:
         self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
         self.engine.before_line = self.requests.record
         self.answers = AnswerLog(self.engine.clock)
-        self.requests.listeners += [self.answers.observe, self.contexts.observe]
+        self.requests.observers += [self.answers.observe, self.contexts.observe]
         if self.catalog.server.traces:
             self.tracing = Tracing(self.wall_time(0.0))
             self.requests.listeners.append(self.tracing.observe)

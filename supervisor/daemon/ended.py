@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from pydantic import JsonValue
 
 from supervisor.core.demand import ANY, Demand
@@ -23,11 +25,39 @@ BODY: Final = Awaited(WaitKind.BODY, "its body to arrive and be read")
 _SHORTEST_S: Final = 0.002  # of a part that is told; the clock of the loop, which notes an arrival, has milliseconds
 
 
+class RequestLine(msgspec.Struct, gc=False):
+    """What the log says of a request: its canonical record. What is unusual is UNSET where it is as usual."""
+
+    request_id: str
+    path: str
+    model: str | None  # as it was asked for
+    worker: str | None
+    key: str | None
+    status: int  # 0: the client left before it got one
+    error: str | None
+    cut: str | None
+    queue_ms: float | None
+    first_byte_ms: float | None
+    total_ms: float
+    bytes: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    priority: int | UnsetType = UNSET
+    tenant: str | UnsetType = UNSET
+    trace_id: str | UnsetType = UNSET
+    ignored: list[JsonValue] | UnsetType = UNSET
+
+    def view(self) -> Json:
+        """As JSON."""
+        found: Json = msgspec.to_builtins(self)
+        return found
+
+
 class Ended(NamedTuple):
     """One request that has ended. Times are of the engine's clock."""
 
     id: TicketId | None  # None: it was refused before it was entered
-    record: Json  # the canonical one
+    line: RequestLine
     arrived_at: float
     first_at: float | None  # when the first piece of the answer came; None: none did
     ended_at: float
@@ -44,7 +74,17 @@ class Ended(NamedTuple):
     @property
     def has_failed(self) -> bool:
         """Did its client get anything but a whole answer?"""
-        return has_failed(self.record)
+        return self.line.error is not None or not 200 <= self.line.status < 400
+
+    @property
+    def request_id(self) -> JsonValue:
+        """Its x-request-id."""
+        return self.line.request_id
+
+    @property
+    def key(self) -> JsonValue:
+        """The name of its key."""
+        return self.line.key
 
     @property
     def tenant(self) -> str:
@@ -53,12 +93,12 @@ class Ended(NamedTuple):
 
     def is_about(self, name: str) -> bool:
         """Was this model asked for, by this name or another?"""
-        return name in {self.record["model"], self.model}
+        return name in {self.line.model, self.model}
 
     def view(self, epoch: float) -> Json:
         """Its record and what else is known. `epoch`: when the engine's clock was zero, in Unix seconds."""
         return {
-            **self.record,
+            **self.line.view(),
             **demanded(self.demand),
             **details(self.id, self.arrived_at + epoch, self.waits, stream=self.stream),
             "first_token_ms": milliseconds(self.arrived_at, self.first_at),
@@ -68,8 +108,8 @@ class Ended(NamedTuple):
 
     def _tokens_per_s(self) -> float | None:
         """Of a stream: any other answer comes as one piece, whose beginning says nothing about its tokens."""
-        count = self.record["completion_tokens"]
-        if not self.stream or self.first_at is None or not isinstance(count, int) or self.ended_at <= self.first_at:
+        count = self.line.completion_tokens
+        if not self.stream or self.first_at is None or count is None or self.ended_at <= self.first_at:
             return None
         return round(count / (self.ended_at - self.first_at), 2)
 
@@ -85,28 +125,28 @@ class EndedBefore(NamedTuple):
         return self.record.get("id")
 
     @property
+    def request_id(self) -> JsonValue:
+        """As of Ended; as are the next."""
+        return self.record["request_id"]
+
+    @property
+    def key(self) -> JsonValue:
+        return self.record.get("key")
+
+    @property
     def tenant(self) -> str:
-        """For whom it came."""
         return str(self.record.get("tenant") or "")
 
     @property
     def has_failed(self) -> bool:
-        """As of Ended."""
-        return has_failed(self.record)
+        status = self.record.get("status")
+        return self.record.get("error") is not None or not isinstance(status, int) or not 200 <= status < 400
 
     def is_about(self, name: str) -> bool:
-        """As of Ended."""
         return name in {self.record.get("model"), self.model}
 
     def view(self, _epoch: float) -> Json:
-        """As of Ended."""
         return self.record
-
-
-def has_failed(record: Json) -> bool:
-    """Did its client get anything but a whole answer?"""
-    status = record.get("status")
-    return record.get("error") is not None or not isinstance(status, int) or not 200 <= status < 400
 
 
 def demanded(demand: Demand) -> Json:

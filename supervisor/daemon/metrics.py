@@ -7,6 +7,7 @@ names for generative AI. State (memory, queues, models) is read through the read
 from __future__ import annotations
 
 import asyncio
+from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.daemon.requests import RequestContext
+from supervisor.daemon.ticket import Ticket
 from supervisor.io.distribution import version
 
 if TYPE_CHECKING:
@@ -147,38 +149,55 @@ class Metrics:
             if status is not None and status.load_s is not None:
                 self._load.observe(base_of(event.model), status.load_s)
 
-    def finished(self, context: RequestContext, total_s: float) -> None:
-        """A request ended. Unknown model names are not counted by name: clients could make up any number of them."""
-        route = self._daemon.catalog.route(context.name) if context.name is not None else None
-        name = context.name if context.name is not None and route is not None else "unknown"
-        outcome, ticket = context.outcome, context.ticket
-        status = str(outcome.error_status or outcome.status or context.failed_status or _NONE)
-        is_success = 0 < outcome.status < 400 and not (outcome.error or context.failure)
-        tenant = context.demand.tenant
-        label = self._daemon.clients.label(tenant) if tenant else ""
-        self.requests.add((name, label, status, SUCCESS if is_success else ERROR))
-        if ticket is None:
-            return
-        worked_s = context.ended_at - ticket.admitted
-        self._worked.observe(name, worked_s)
-        self.queue_wait.observe(name, ticket.queued_s)
-        self._duration.observe(name, total_s)
-        prompt, completion, cached = context.usage
-        if prompt is not None:
-            self._prompt.add((name,), prompt)
-            if prompt and cached is not None:
-                counts = self.cached.setdefault(name, [0, 0])
-                counts[0] += prompt
-                counts[1] += min(cached, prompt)
-        first_s = outcome.first_byte_s
-        if first_s is not None:
-            self._first.observe(name, first_s)
-        if completion:
-            self._completion.add((name,), completion)
-            if worked_s > 0:
-                self._speed.observe(name, completion / worked_s)
-            if context.stream and first_s is not None and completion > 1:
-                self._per_token.observe(name, max(0.0, worked_s - first_s) / (completion - 1))
+    def finished(self, ended: Sequence[RequestContext]) -> None:
+        """Requests ended. Unknown model names are not counted by name: clients could make up any number of them."""
+        by_name: dict[str | None, list[RequestContext]] = {}
+        for context in ended:
+            by_name.setdefault(context.name, []).append(context)
+        for asked, contexts in by_name.items():
+            route = None if asked is None else self._daemon.catalog.route(asked)
+            name = "unknown" if asked is None or route is None else asked
+            for (tenant, status, result), count in Counted(map(_counted, contexts)).items():
+                label = self._daemon.clients.label(tenant) if tenant else ""
+                self.requests.add((name, label, str(status or _NONE), result), count)
+            if served := [(each, each.ticket) for each in contexts if each.ticket is not None]:
+                self._took(name, served)
+
+    def _took(self, name: str, served: Sequence[tuple[RequestContext, Ticket]]) -> None:
+        """Requests by this name that workers had."""
+        worked = [each.ended_at - ticket.admitted for each, ticket in served]
+        self._worked.observe(name, *worked)
+        self.queue_wait.observe(name, *[ticket.queued_s for _, ticket in served])
+        self._duration.observe(name, *[each.ended_at - each.arrived_at for each, _ in served])
+        firsts = [each.outcome.first_byte_s for each, _ in served]
+        self._first.observe(name, *[first_s for first_s in firsts if first_s is not None])
+        prompts, completions = 0, 0
+        for (each, _), worked_s, first_s in zip(served, worked, firsts, strict=True):
+            prompt, completion, cached = each.usage
+            if prompt:
+                prompts += prompt
+                if cached is not None:
+                    counts = self.cached.setdefault(name, [0, 0])
+                    counts[0] += prompt
+                    counts[1] += min(cached, prompt)
+            if completion:
+                completions += completion
+                if worked_s > 0:
+                    self._speed.observe(name, completion / worked_s)
+                if each.stream and first_s is not None and completion > 1:
+                    self._per_token.observe(name, max(0.0, worked_s - first_s) / (completion - 1))
+        if prompts:
+            self._prompt.add((name,), prompts)
+        if completions:
+            self._completion.add((name,), completions)
+
+
+def _counted(context: RequestContext) -> tuple[str, int, str]:
+    """Tenant, status and result."""
+    outcome = context.outcome
+    is_success = 0 < outcome.status < 400 and not (outcome.error or context.failure)
+    status = outcome.error_status or outcome.status or context.failed_status
+    return context.demand.tenant, status, SUCCESS if is_success else ERROR
 
 
 class _States(Collector):

@@ -485,7 +485,6 @@ class Pipeline:
         left_s = context.arrived_at + context.budget_s - self._engine.clock()
         if left_s <= 0:
             raise BudgetError(f"The budget of {context.budget_s:g} s was over before {context.name} could answer.")
-        self._requests.record()  # how long answers took
         return replace(demand, budget_s=left_s, answers=self._answers.of(target.model, context.path))
 
 

@@ -53,7 +53,7 @@ def ended_views(
             break
         if (
             (model is None or ended.is_about(model))
-            and (key is None or ended.record.get("key") == key)
+            and (key is None or ended.key == key)
             and (tenant is None or ended.tenant == tenant)
             and (failed is None or ended.has_failed is failed)
         ):

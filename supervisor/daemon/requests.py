@@ -20,7 +20,17 @@ from supervisor.catalog.keys import Key
 from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.caching import CacheWish
-from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, EndedBefore, demanded, details, milliseconds
+from supervisor.daemon.ended import (
+    BODY,
+    ENDED,
+    MESSAGE_LIMIT,
+    Ended,
+    EndedBefore,
+    RequestLine,
+    demanded,
+    details,
+    milliseconds,
+)
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.daemon.ticket import Ticket
@@ -37,7 +47,7 @@ from supervisor.proxy.translation import shown
 
 GROUP: Final = 64
 GROUP_S: Final = 0.025
-"""Requests are recorded so many at a time, or so late: each for itself, all that is done once a group would be done for each."""
+"""Requests are recorded so many at a time, or so late: what is done once a group is not done for each."""
 
 logger = structlog.get_logger("llmux.request")
 
@@ -93,11 +103,6 @@ class RequestContext:
         """Has the client seen the beginning of a response?"""
         return self.outcome.started or self.begun is not None
 
-    @property
-    def has_failed(self) -> bool:
-        """Did its client get anything but a whole answer?"""
-        return bool(self.failure or self.outcome.error) or not 200 <= self.outcome.status < 400
-
     def fail(self, error: LlmuxError) -> None:
         """It ended with this error, which isn't kept: it would keep the frames that it passed."""
         self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
@@ -111,7 +116,7 @@ class RequestContext:
     def view(self, now: float, epoch: float) -> Json:
         """What is known of it while it is in flight; as of one that has ended, where that is known already."""
         return {
-            **self.record(now),
+            **self.line(now).view(),
             **demanded(self.demand),
             **details(self.ticket_id, self.arrived_at + epoch, self.parts(now), stream=self.stream),
             "state": "queued" if self.ticket is None else "running",
@@ -121,36 +126,44 @@ class RequestContext:
             "progress": None if self.step is None else self.step.view(),
         }
 
-    def record(self, until: float) -> Json:
-        """The canonical record of it, which ended at `until` (loop time), or is looked at then."""
-        ticket, outcome = self.ticket, self.outcome
-        unusual = _unusual(self.demand, self.key) if self.demand is not ANY else {}
-        return {
-            "request_id": self.request_id.decode("latin-1"),
-            "path": self.path,
-            "model": self.name,
-            "worker": f"{ticket.model}:{ticket.generation}" if ticket is not None else None,
-            "key": self.key.name if self.key is not None else None,
-            "status": outcome.status or self.failed_status,
-            "error": outcome.error or self.failure,
-            "cut": ticket.cut_reason if ticket is not None else None,
-            "queue_ms": round(ticket.queued_s * 1000, 1) if ticket is not None else None,
-            "first_byte_ms": round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,
-            "total_ms": round((until - self.arrived_at) * 1000, 1),
-            "bytes": outcome.bytes_sent,
-            "prompt_tokens": self.usage.prompt,
-            "completion_tokens": self.usage.completion,
-            **unusual,
-            **({} if self.trace is None else {"trace_id": self.trace.trace_id}),
-            **({"ignored": shown((*self.ignored, *outcome.ignored))} if self.ignored or outcome.ignored else {}),
-        }
+    def line(self, until: float) -> RequestLine:
+        """Its line in the log, as it ended at `until` (loop time), or is looked at then."""
+        ticket, outcome, key, usage = self.ticket, self.outcome, self.key, self.usage
+        first_s = outcome.first_byte_s
+        line = RequestLine(
+            self.request_id.decode("latin-1"),
+            self.path,
+            self.name,
+            None if ticket is None else f"{ticket.model}:{ticket.generation}",
+            None if key is None else key.name,
+            outcome.status or self.failed_status,
+            outcome.error or self.failure,
+            None if ticket is None else ticket.cut_reason,
+            None if ticket is None else round(ticket.queued_s * 1000, 1),
+            None if first_s is None else round(first_s * 1000, 1),
+            round((until - self.arrived_at) * 1000, 1),
+            outcome.bytes_sent,
+            usage.prompt,
+            usage.completion,
+        )
+        demand = self.demand
+        if demand is not ANY:
+            if demand.priority != NORMAL:
+                line.priority = demand.priority
+            if demand.tenant != ("" if key is None else key.name):  # which tells it
+                line.tenant = demand.tenant
+        if self.trace is not None:
+            line.trace_id = self.trace.trace_id
+        if self.ignored or outcome.ignored:
+            line.ignored = shown((*self.ignored, *outcome.ignored))
+        return line
 
-    def ended(self, record: Json) -> Ended:
+    def ended(self) -> Ended:
         """What is kept of it once it has ended."""
         outcome = self.outcome
         return Ended(
             self.ticket_id,
-            record,
+            self.line(self.ended_at),
             self.arrived_at,
             outcome.first_byte_at,
             self.ended_at,
@@ -176,14 +189,11 @@ class InFlight:
         self._epoch = epoch
         self._calls: dict[TicketId, tuple[RequestContext, CancelOnDisconnect]] = {}
         self._ended: list[RequestContext] = []  # not recorded yet
-        self._recording: asyncio.TimerHandle | asyncio.Handle | None = (
-            None  # set iff they will be, and nothing of it is late
-        )
+        self._recording: asyncio.Handle | None = None  # set iff there are some
         self._last: deque[Ended | EndedBefore] = deque(maxlen=ENDED)
         self.kept: list[Ended] | None = None  # those that ended since somebody took them; None: nobody does
-        self.listeners: list[
-            Callable[[RequestContext, float], None]
-        ] = []  # called for each request that ended, with its seconds
+        self.observers: list[Callable[[RequestContext], None]] = []  # told at once of each request that ended
+        self.listeners: list[Callable[[Sequence[RequestContext]], None]] = []  # told of each group that is recorded
 
     def begin(self, context: RequestContext, cancelling: CancelOnDisconnect) -> None:
         """Enter it. `finished` must follow."""
@@ -198,39 +208,35 @@ class InFlight:
             self._calls.pop(context.ticket_id, None)
         loop = asyncio.get_running_loop()
         context.ended_at = loop.time()
+        for observer in self.observers:
+            observer(context)
         self._ended.append(context)
-        if len(self._ended) == GROUP or context.has_failed:  # a client may have to pause for it
-            self._record_in(None)
-        elif len(self._ended) == 1:
-            self._record_in(GROUP_S)
+        if len(self._ended) == GROUP:  # in the next turn of the loop, after their responses were sent
+            self._record_with(loop.call_soon(self.record))
+        elif self._recording is None:
+            self._record_with(loop.call_later(GROUP_S, self.record))
 
-    def _record_in(self, delay_s: float | None) -> None:
-        """Record those that ended after so long; None: in the next turn of the loop, after their responses were sent."""
-        loop = asyncio.get_running_loop()
+    def _record_with(self, handle: asyncio.Handle | None) -> None:
         if self._recording is not None:
             self._recording.cancel()
-        self._recording = loop.call_soon(self.record) if delay_s is None else loop.call_later(delay_s, self.record)
+        self._recording = handle
 
     def record(self) -> None:
         """Record all requests that ended since the last time, in their order. Call it before looking at what follows from it."""
         ended, self._ended = self._ended, []
-        if self._recording is not None:
-            self._recording.cancel()
-            self._recording = None
         if not ended:
             return
+        self._record_with(None)
         log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
+        wanted = self._hub.wants("request")
         quick_tokens = 0  # of responses no longer than a point of the history: added in one step
         for context in ended:
             context.usage = context.outcome.usage()
-            record = context.record(context.ended_at)
-            kept = context.ended(record)
+            kept = context.ended()
             self._last.append(kept)
             if self.kept is not None:
                 self.kept.append(kept)
-            log.info("request.finished", _at=self._epoch + context.ended_at, **record)
-            for listener in self.listeners:
-                listener(context, context.ended_at - context.arrived_at)
+            log.info("request.finished", _line=kept.line, _at=self._epoch + context.ended_at)
             if context.usage.completion is not None and context.ticket is not None:
                 if context.ended_at - context.ticket.admitted < self._history.interval_s:
                     quick_tokens += context.usage.completion
@@ -238,11 +244,13 @@ class InFlight:
                     self._history.spread(
                         "tokens_per_s", context.usage.completion, context.ticket.admitted, context.ended_at
                     )
-            if self._hub.wants("request"):
+            if wanted:
                 self._hub.publish("request", {"state": "finished", **kept.view(self._epoch)})
         if quick_tokens:
             now = ended[-1].ended_at
             self._history.spread("tokens_per_s", quick_tokens, now, now)
+        for listener in self.listeners:
+            listener(ended)
 
     def restore(self, before: Iterable[EndedBefore]) -> None:
         """Those that ended before this daemon began, the oldest first. Call it once, at the start."""
@@ -259,7 +267,7 @@ class InFlight:
             return ended
         name = wanted.encode("latin-1", "replace")
         running = (context for context, _ in reversed(self._calls.values()) if context.request_id == name)
-        return next(running, None) or next((e for e in reversed(self._last) if e.record["request_id"] == wanted), None)
+        return next(running, None) or next((e for e in reversed(self._last) if e.request_id == wanted), None)
 
     def running(self) -> list[RequestContext]:
         """Those that a worker answers."""
@@ -297,12 +305,6 @@ class InFlight:
             }
             for ticket_id, (context, _) in self._calls.items()
         ]
-
-
-def _unusual(demand: Demand, key: Key | None) -> Json:
-    """What the log tells of a demand: a priority that isn't normal, and a tenant that the key's name doesn't tell."""
-    told: Json = {} if demand.priority == NORMAL else {"priority": demand.priority}
-    return told if demand.tenant == ("" if key is None else key.name) else told | {"tenant": demand.tenant}
 
 
 def _about(context: RequestContext) -> Json:

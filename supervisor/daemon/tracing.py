@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -58,8 +58,12 @@ class Tracing:
         self._resource = Resource.create({} if _NAME in os.environ else {"service.name": "llmux"})
         self._processor = BatchSpanProcessor(OTLPSpanExporter())
 
-    def observe(self, context: RequestContext, _total_s: float) -> None:
-        """A request ended. See `InFlight.listeners`."""
+    def observe(self, ended: Sequence[RequestContext]) -> None:
+        """Requests ended. See `InFlight.listeners`."""
+        for context in ended:
+            self._observe(context)
+
+    def _observe(self, context: RequestContext) -> None:
         from opentelemetry.sdk.trace import Event, ReadableSpan  # noqa: PLC0415
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags  # noqa: PLC0415
 

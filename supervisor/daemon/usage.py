@@ -77,17 +77,17 @@ def used(ended: Ended, epoch: float) -> Used:
     """By a request that has ended. `epoch`: when the engine's clock was zero, in Unix seconds."""
     gpus = sum(device not in _NO_GPU for device in ended.devices)
     busy_s = 0.0 if ended.admitted_at is None else max(0.0, ended.ended_at - ended.admitted_at)
-    prompt, completion = ended.record["prompt_tokens"], ended.record["completion_tokens"]
+    line = ended.line
     return Used(
         _day(int(ended.ended_at + epoch) // 60),
         ended.key_id,
-        str(ended.record["key"] or NO_KEY),
+        line.key or NO_KEY,
         ended.model or "",
         1,
         int(ended.has_failed),
-        prompt if isinstance(prompt, int) else 0,
+        line.prompt_tokens or 0,
         ended.cached_tokens or 0,
-        completion if isinstance(completion, int) else 0,
+        line.completion_tokens or 0,
         gpus * busy_s,
     )
 

@@ -28,7 +28,7 @@ def answered(log, took_s, *, status=200, path=CHAT, failure=None, ticket=True):
     context.outcome.status, context.failure = status, failure
     log.now += took_s
     context.ended_at = log.now
-    log.observe(context, took_s)
+    log.observe(context)
 
 
 class TestAnswerLog:

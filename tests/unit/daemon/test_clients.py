@@ -24,7 +24,7 @@ class World:
     def __init__(self, profiles=None, keys=()):
         self.now = 100.0
         self.engine = SimpleNamespace(clock=lambda: self.now)
-        self.requests = SimpleNamespace(listeners=[], by_tenant=Counter)
+        self.requests = SimpleNamespace(observers=[], listeners=[], by_tenant=Counter)
         self.on_configure = []
         self.keyring = Keyring(tuple(keys))
         self.wall_time = lambda at: at + 1e9
@@ -43,7 +43,10 @@ class World:
         context.ticket = Ticket("1", "a", self.now) if worker else None
         context.outcome.status, context.usage = status, Usage(**usage)
         context.failure, context.ended_at = error, self.now
-        self.clients.finished(context, 0.0)
+        for observer in self.requests.observers:
+            observer(context)
+        for listener in self.requests.listeners:
+            listener([context])
 
     def counts(self, tenant):
         view = self.clients.view(tenant)
@@ -77,7 +80,7 @@ class TestCounts:
 
     def test_who_said_nothing_is_no_client(self):
         world = World()
-        world.clients.finished(RequestContext(b"1", 0.0, OPENAI), 0.0)
+        world.clients.finished(RequestContext(b"1", 0.0, OPENAI))
         assert world.clients.views() == []
 
 
@@ -157,7 +160,7 @@ class TestPause:
             context = RequestContext(b"1", world.now, OPENAI, demand=Demand(tenant="a"), ticket=Ticket("1", "a", 0.0))
             context.ticket.cut("unloaded")
             context.fail(UnavailableError("It was unloaded."))
-            world.clients.finished(context, 0.0)
+            world.clients.finished(context)
         assert world.counts("a") == (4, 0, 0)
 
 

@@ -22,7 +22,8 @@ def use():
 
 
 def end(use, text_bytes, usage, model="m"):
-    use.observe(SimpleNamespace(text_bytes=text_bytes, usage=usage, ticket=SimpleNamespace(model=ModelId(model))), 1.0)
+    outcome, ticket = SimpleNamespace(usage=lambda: usage), SimpleNamespace(model=ModelId(model))
+    use.observe(SimpleNamespace(text_bytes=text_bytes, outcome=outcome, ticket=ticket))
 
 
 class TestNeeded:

@@ -9,13 +9,14 @@ import weakref
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from supervisor.core.types import Generation, ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
 from supervisor.daemon.ended import ENDED, MESSAGE_LIMIT
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
-from supervisor.daemon.requests import InFlight, RequestContext
+from supervisor.daemon.requests import GROUP, GROUP_S, InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait, _Phase
 from supervisor.dialects.openai import OPENAI
@@ -42,8 +43,50 @@ def context(number: int, arrived_at: float, **fields: object) -> RequestContext:
 
 
 async def settled() -> None:
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await asyncio.sleep(2 * GROUP_S)
+
+
+class TestGroups:
+    """They are recorded together, soon, in their order; what can't wait isn't."""
+
+    async def test_soon_and_all_at_once(self, requests):
+        groups, told = [], []
+        requests.listeners.append(lambda ended: groups.append([each.request_id for each in ended]))
+        requests.observers.append(lambda one: told.append(one.request_id))
+        now = asyncio.get_running_loop().time()
+        requests.finished(context(1, now))
+        await asyncio.sleep(GROUP_S / 2)
+        requests.finished(context(2, now))
+        assert (groups, told) == ([], [b"req_1", b"req_2"])
+        await settled()
+        assert groups == [[b"req_1", b"req_2"]]
+
+    async def test_many_don_t_wait(self, requests):
+        groups = []
+        requests.listeners.append(lambda ended: groups.append(len(ended)))
+        now = asyncio.get_running_loop().time()
+        for number in range(GROUP):
+            requests.finished(context(number, now))
+        await asyncio.sleep(0)
+        requests.finished(context(GROUP, now))
+        assert groups == [GROUP]
+        await settled()
+        assert groups == [GROUP, 1]
+
+    async def test_who_looks_sees_them(self, requests):
+        requests.finished(context(1, asyncio.get_running_loop().time()))
+        assert [each.id for each in requests.last()] == ["1"]
+        requests.finished(context(2, asyncio.get_running_loop().time()))
+        assert requests.find("req_2").id == "2"
+        requests.record()  # there is nothing more
+
+    async def test_a_line_has_the_time_of_the_end(self, requests):
+        began = asyncio.get_running_loop().time()
+        requests.finished(context(1, began - 1.0))
+        with structlog.testing.capture_logs() as lines:
+            await settled()
+        assert lines[0]["_at"] == pytest.approx(EPOCH + began, abs=GROUP_S / 2)
+        assert lines[0]["_line"].total_ms == pytest.approx(1000, abs=10)
 
 
 class TestBound:
@@ -58,7 +101,7 @@ class TestBound:
         assert (len(kept), kept[0].id, kept[-1].id) == (ENDED, str(ENDED + 199), "200")
         assert requests.find("199") is None
         assert requests.find("req_200") is kept[-1]
-        assert sum(map(sys.getsizeof, kept)) + sum(sys.getsizeof(each.record) for each in kept) < 2 * 1024 * 1024
+        assert sum(map(sys.getsizeof, kept)) + sum(sys.getsizeof(each.line) for each in kept) < 2 * 1024 * 1024
 
     async def test_no_context_ticket_or_exception_stays(self, requests):
         big = Big([(b"x-extra", b"1")])

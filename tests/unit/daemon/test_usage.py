@@ -6,16 +6,17 @@ import csv
 import io
 
 from supervisor.daemon import usage
-from supervisor.daemon.ended import Ended
+from supervisor.daemon.ended import Ended, RequestLine
 from supervisor.daemon.usage import as_csv, rows, summed, used
 from tests.support.cases import cases
 
 
 def ended(key: str | None = "anna", model: str | None = "a", **more: object) -> Ended:
-    record = {"key": key, "status": 200, "error": None, "prompt_tokens": 10, "completion_tokens": 4, **more}
+    said = {"key": key, "status": 200, "error": None, "prompt_tokens": 10, "completion_tokens": 4, **more}
+    line = RequestLine(**dict.fromkeys(RequestLine.__struct_fields__[:14]) | said)
     key_id = "" if key is None else f"key_{key}"
     times = {"arrived_at": 0.0, "first_at": 1.0, "ended_at": 12.0, "admitted_at": 2.0}
-    return Ended("1", record, stream=False, waits=(), model=model, message=None, key_id=key_id, **times)
+    return Ended("1", line, stream=False, waits=(), model=model, message=None, key_id=key_id, **times)
 
 
 class TestOne:
