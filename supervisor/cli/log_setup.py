@@ -120,10 +120,9 @@ def _json_logger(number: int, stamp: _Stamp, lines: Lines) -> type[FilteringBoun
                 super().info(event, *args, **fields)
                 return
             fields["event"] = event
-            if isinstance(line := fields.pop("_line", None), msgspec.Struct):
-                write(line_of(line, stamp(None, "info", fields)))
-            else:
-                write(json_line(stamp(None, "info", {**self._context, **fields} if self._context else fields)))
+            line = fields.pop("_line", None)
+            stamped = stamp(None, "info", {**self._context, **fields} if self._context else fields)
+            write(line_of(line, stamped) if isinstance(line, msgspec.Struct) else json_line(stamped))
 
     return JsonLogger
 

@@ -24,16 +24,9 @@ def taken(state: SchedulerState, event: Event, now: float) -> list[Effect] | Non
 
 
 def _is_at_rest(state: SchedulerState, now: float) -> bool:
-    """Does nobody wait, and is nothing due?"""
+    """Does nobody wait, and is nothing due? During a hand-over that is all, and a shutdown leaves no worker READY."""
     timers = state.timers
-    return not (
-        state.shutting_down
-        or state.handing_over
-        or (timers and timers[0][0] <= now)
-        or state.wanted
-        or state.queue
-        or not state.ledger.is_at_rest()
-    )
+    return not ((timers and timers[0][0] <= now) or state.wanted or state.queue or not state.ledger.is_at_rest())
 
 
 def _is_alone(state: SchedulerState, model: ModelState) -> bool:

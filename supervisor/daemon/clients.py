@@ -78,7 +78,7 @@ class Clients:
         client.last_seen = now
         until = client.cooldown.until
         left_s = client.cooldown.arrived(self._rule(tenant), now)
-        _tell(client, until)
+        self._tell(client, until)
         if left_s > 0:
             message = f"{tenant} has to pause: {client.cooldown.reason}. Try again in {max(1.0, left_s):.0f} s."
             error = RateLimitError(message, code="client_cooldown", retry_after_s=left_s)
@@ -120,7 +120,13 @@ class Clients:
         client.errors += failed
         until = client.cooldown.until
         client.cooldown.ended(self._rule(client.id), context.ended_at, failed=failed)
-        _tell(client, until)
+        self._tell(client, until)
+
+    def _tell(self, client: Client, until: float) -> None:
+        """That a pause began; `until`: the end of the last one before."""
+        if client.cooldown.until != until:
+            self._daemon.requests.record()  # the lines about why come before it
+            log.warning("client.paused", client=client.id, reason=client.cooldown.reason)
 
     def _rule(self, tenant: str) -> CooldownRule:
         return self._rules.get(tenant) or self._rules.get(DEFAULT, _NO_RULE)
@@ -176,12 +182,6 @@ class Clients:
 
 
 _NO_RULE: Final = CooldownRule()
-
-
-def _tell(client: Client, until: float) -> None:
-    """That a pause began; `until`: the end of the last one before."""
-    if client.cooldown.until != until:
-        log.warning("client.paused", client=client.id, reason=client.cooldown.reason)
 
 
 def _rule(client: ClientConfig) -> CooldownRule:

@@ -256,6 +256,7 @@ class Engine(Operating):
             case LearnLoad():
                 self._keep(effect)
             case Alert(code, message, device, model):
+                self.before_line()
                 log.warning("alert.raised", code=code, message=message, device=device, model=model)
             case _:
                 assert_never(effect)

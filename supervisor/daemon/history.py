@@ -52,7 +52,7 @@ class History:
         began = min(began, ended - self.interval_s)
         rate = amount / (ended - began)
         newest = self._reach(ended)
-        oldest = max(math.floor(began / self.interval_s), newest - len(self._points) + 1)
+        oldest = max(math.floor(began / self.interval_s), self._last - len(self._points) + 1)
         for number in range(oldest, newest + 1):
             start = number * self.interval_s
             covered_s = min(ended, start + self.interval_s) - max(began, start)

@@ -8,6 +8,7 @@ ended last.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -193,7 +194,10 @@ class InFlight:
         self._last: deque[Ended | EndedBefore] = deque(maxlen=ENDED)
         self.kept: list[Ended] | None = None  # those that ended since somebody took them; None: nobody does
         self.observers: list[Callable[[RequestContext], None]] = []  # told at once of each request that ended
-        self.listeners: list[Callable[[Sequence[RequestContext]], None]] = []  # told of each group that is recorded
+        self.listeners: list[Callable[[Sequence[RequestContext]], None]] = [
+            self._count_tokens,
+            self._publish,
+        ]  # told of each group that is recorded
 
     def begin(self, context: RequestContext, cancelling: CancelOnDisconnect) -> None:
         """Enter it. `finished` must follow."""
@@ -208,13 +212,13 @@ class InFlight:
             self._calls.pop(context.ticket_id, None)
         loop = asyncio.get_running_loop()
         context.ended_at = loop.time()
-        for observer in self.observers:
-            observer(context)
         self._ended.append(context)
         if len(self._ended) == GROUP:  # in the next turn of the loop, after their responses were sent
             self._record_with(loop.call_soon(self.record))
         elif self._recording is None:
             self._record_with(loop.call_later(GROUP_S, self.record))
+        for observer in self.observers:
+            observer(context)
 
     def _record_with(self, handle: asyncio.Handle | None) -> None:
         if self._recording is not None:
@@ -228,29 +232,38 @@ class InFlight:
             return
         self._record_with(None)
         log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
-        wanted = self._hub.wants("request")
-        quick_tokens = 0  # of responses no longer than a point of the history: added in one step
+        epoch = time.time() - asyncio.get_running_loop().time()  # as of all lines: clocks are set
         for context in ended:
             context.usage = context.outcome.usage()
             kept = context.ended()
             self._last.append(kept)
             if self.kept is not None:
                 self.kept.append(kept)
-            log.info("request.finished", _line=kept.line, _at=self._epoch + context.ended_at)
+            log.info("request.finished", _line=kept.line, _at=epoch + context.ended_at)
+        for listener in self.listeners:
+            try:
+                listener(ended)
+            except Exception:
+                log.exception("request.mishandled", count=len(ended))
+
+    def _count_tokens(self, ended: Sequence[RequestContext]) -> None:
+        quick = 0  # of responses no longer than a point of the history: added in one step
+        for context in ended:
             if context.usage.completion is not None and context.ticket is not None:
                 if context.ended_at - context.ticket.admitted < self._history.interval_s:
-                    quick_tokens += context.usage.completion
+                    quick += context.usage.completion
                 else:
                     self._history.spread(
                         "tokens_per_s", context.usage.completion, context.ticket.admitted, context.ended_at
                     )
-            if wanted:
-                self._hub.publish("request", {"state": "finished", **kept.view(self._epoch)})
-        if quick_tokens:
+        if quick:
             now = ended[-1].ended_at
-            self._history.spread("tokens_per_s", quick_tokens, now, now)
-        for listener in self.listeners:
-            listener(ended)
+            self._history.spread("tokens_per_s", quick, now, now)
+
+    def _publish(self, ended: Sequence[RequestContext]) -> None:
+        if self._hub.wants("request"):
+            for context in ended:
+                self._hub.publish("request", {"state": "finished", **context.ended().view(self._epoch)})
 
     def restore(self, before: Iterable[EndedBefore]) -> None:
         """Those that ended before this daemon began, the oldest first. Call it once, at the start."""

@@ -122,7 +122,8 @@ class Application:
         return jobs.check_line(self._daemon, endpoint, body)
 
     def close(self) -> None:
-        """End the endless responses: the event streams."""
+        """End the endless responses: the event streams, which get what has ended so far."""
+        self._daemon.requests.record()
         self._daemon.hub.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

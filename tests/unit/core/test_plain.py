@@ -11,7 +11,17 @@ from hypothesis import settings
 
 from supervisor.core import plain
 from supervisor.core.effects import Alert, Effect
-from supervisor.core.events import Event, RequestArrived, RequestFinished, UnloadAsked
+from supervisor.core.events import (
+    Event,
+    HandoverAsked,
+    LoadAsked,
+    RequestArrived,
+    RequestFinished,
+    ShutdownAsked,
+    UnloadAsked,
+    WorkerUnkillable,
+    WorkerUnready,
+)
 from supervisor.core.limits import Account, Rate, TenantLimits
 from supervisor.core.recovery import copied
 from supervisor.core.scheduler import Scheduler
@@ -101,6 +111,17 @@ def test_a_timer_that_is_due_fires_with_it():
     assert world.plain_ones == 0
 
 
+def test_the_last_request_begins_its_keep_alive():
+    world = ready(keep_alive_s=60.0)
+    running = world.request("a")
+    world.run(70.0)  # meanwhile the timer has found it busy
+    world.plain_ones = 0
+    world.finish(running)
+    assert world.plain_ones == 1
+    world.run(70.0)
+    assert world.state("a") == "stopped"
+
+
 def test_a_worker_without_keep_alive_goes_with_its_last_request():
     world = BothWays(totals={GPU: 16384})
     world.configure(model("a", 1000, keep_alive_s=0.0))
@@ -109,6 +130,49 @@ def test_a_worker_without_keep_alive_goes_with_its_last_request():
     for ticket in tickets:
         world.finish(ticket)
     assert (world.plain_ones, world.state("a")) == (0, "stopping")
+
+
+def test_nothing_is_plain_while_another_model_waits_for_memory():
+    world = BothWays(totals={GPU: 16384})
+    world.configure(model("a", 12000), model("b", 12000))
+    running = world.request("a")
+    world.run(5.0)
+    world.post(LoadAsked(ModelId("b")))
+    world.plain_ones = 0
+    world.finish(world.request("a"))
+    world.finish(running)
+    assert world.plain_ones == 0
+
+
+def test_a_worker_that_does_not_answer_gets_nothing():
+    world = ready()
+    world.post(WorkerUnready(ModelId("a"), world.scheduler.state.models[ModelId("a")].generation, "is silent"))
+    world.request("a")
+    assert world.plain_ones == 0
+
+
+def test_a_worker_that_can_not_be_ended_gets_nothing():
+    world = ready()
+    world.post(WorkerUnkillable(ModelId("a"), world.scheduler.state.models[ModelId("a")].generation, "is there still"))
+    world.request("a")
+    assert world.plain_ones == 0
+
+
+def test_a_hand_over_changes_nothing():
+    world = ready()
+    world.post(HandoverAsked())
+    world.finish(world.request("a"))
+    assert world.plain_ones == 2
+
+
+def test_in_a_shutdown_nobody_gets_anything():
+    world = ready()
+    running = world.request("a")
+    world.post(ShutdownAsked())
+    world.plain_ones = 0
+    world.request("a")
+    world.finish(running)
+    assert world.plain_ones == 0
 
 
 def test_late_memory_is_told_with_it():

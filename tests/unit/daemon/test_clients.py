@@ -24,7 +24,7 @@ class World:
     def __init__(self, profiles=None, keys=()):
         self.now = 100.0
         self.engine = SimpleNamespace(clock=lambda: self.now)
-        self.requests = SimpleNamespace(observers=[], listeners=[], by_tenant=Counter)
+        self.requests = SimpleNamespace(observers=[], listeners=[], by_tenant=Counter, record=lambda: None)
         self.on_configure = []
         self.keyring = Keyring(tuple(keys))
         self.wall_time = lambda at: at + 1e9

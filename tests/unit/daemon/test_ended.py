@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import time
 import weakref
 from dataclasses import replace
 
@@ -54,9 +55,8 @@ class TestGroups:
         requests.listeners.append(lambda ended: groups.append([each.request_id for each in ended]))
         requests.observers.append(lambda one: told.append(one.request_id))
         now = asyncio.get_running_loop().time()
-        requests.finished(context(1, now))
-        await asyncio.sleep(GROUP_S / 2)
-        requests.finished(context(2, now))
+        for number in (1, 2):
+            requests.finished(context(number, now))
         assert (groups, told) == ([], [b"req_1", b"req_2"])
         await settled()
         assert groups == [[b"req_1", b"req_2"]]
@@ -81,12 +81,37 @@ class TestGroups:
         requests.record()  # there is nothing more
 
     async def test_a_line_has_the_time_of_the_end(self, requests):
-        began = asyncio.get_running_loop().time()
-        requests.finished(context(1, began - 1.0))
+        request = context(1, asyncio.get_running_loop().time() - 1.0)
+        requests.finished(request)
         with structlog.testing.capture_logs() as lines:
             await settled()
-        assert lines[0]["_at"] == pytest.approx(EPOCH + began, abs=GROUP_S / 2)
-        assert lines[0]["_line"].total_ms == pytest.approx(1000, abs=10)
+        (line,) = lines
+        took_s = request.ended_at - request.arrived_at
+        assert line["_line"].total_ms == round(took_s * 1000, 1)
+        now = time.time() - asyncio.get_running_loop().time()
+        assert line["_at"] == pytest.approx(now + request.ended_at, abs=0.001)
+
+    async def test_who_stumbles_over_them_stops_nobody(self, requests):
+        groups = []
+        requests.listeners += [lambda ended: ended[0].nothing, lambda ended: groups.append(len(ended))]
+        requests.finished(context(1, asyncio.get_running_loop().time()))
+        with structlog.testing.capture_logs() as lines:
+            requests.record()
+        assert groups == [1]
+        assert [line["event"] for line in lines] == ["request.finished", "request.mishandled"]
+
+    async def test_that_are_told_late_count_when_they_came(self, requests):
+        """Also one that took longer than the history goes back to."""
+        now = asyncio.get_running_loop().time()
+        requests._history.sample(now, {})
+        request = context(1, now - 100.0)
+        request.ticket = Ticket(TicketId("1"), ModelId("a"), now - 100.0, Generation(1), admitted=now - 100.0)
+        request.outcome.keep(b'{"usage":{"prompt_tokens":5,"completion_tokens":100}}')
+        requests.finished(request)
+        requests._history.sample(now + 2 * requests._history.interval_s, {})
+        requests.record()
+        _, series = requests._history.series()
+        assert series["tokens_per_s"][0] > 0
 
 
 class TestBound:
