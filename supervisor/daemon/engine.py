@@ -87,7 +87,7 @@ class Engine(Operating):
         self._recordings = set[Recording]()
         self.clock = time.monotonic
         self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
-        self.before_line: Callable[[], object] = lambda: None  # called before a line of the log that others come before
+        self.before_line: Callable[[], None] = lambda: None  # called before a line of the log that others come before
         self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
         self._fleet = fleet
         self._sampler = sampler

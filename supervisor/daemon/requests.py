@@ -225,14 +225,11 @@ class InFlight:
             self._recording.cancel()
         self._recording = handle
 
-    def record(self) -> bool:
-        """Record all requests that ended since the last time, in their order. Call it before looking at what follows from it.
-
-        False: there were none.
-        """
+    def record(self) -> None:
+        """Record all requests that ended since the last time, in their order. Call it before looking at what follows from it."""
         ended, self._ended = self._ended, []
         if not ended:
-            return False
+            return
         self._record_with(None)
         log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
         epoch = time.time() - asyncio.get_running_loop().time()  # as of all lines: clocks are set
@@ -248,7 +245,6 @@ class InFlight:
                 listener(ended)
             except Exception:
                 log.exception("request.mishandled", count=len(ended))
-        return True
 
     def _count_tokens(self, ended: Sequence[RequestContext]) -> None:
         quick = 0  # of responses no longer than a point of the history: added in one step
