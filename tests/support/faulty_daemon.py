@@ -207,8 +207,13 @@ def immortal() -> None:
     """
     sound_open, sound_send = os.pidfd_open, signal.pidfd_send_signal
     mortal, spared = Path(os.environ["LLMUX_TEST_MORTAL"]), set[int]()
+    own = Path("/proc/self/cmdline").read_bytes()
 
     def pidfd_open(pid: int, flags: int = 0) -> int:
+        for _ in range(5000):  # until it runs its program: before, it has this process's environment
+            if Path(f"/proc/{pid}/cmdline").read_bytes() != own:
+                break
+            time.sleep(0.001)
         if b"LLMUX_WORKER=immortal:" not in Path(f"/proc/{pid}/environ").read_bytes():
             return sound_open(pid, flags)
         silent, end = os.pipe()
