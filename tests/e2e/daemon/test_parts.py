@@ -109,14 +109,14 @@ class TestParts:
             assert parts(daemon) == {"gpu0": 6659, "gpu1": 7677}
 
     def test_memory_that_goes_between_plan_and_start_changes_them(self, tmp_path, cards):
-        """While the evicted model's memory comes back, somebody else takes 1000 MiB of the first GPU."""
-        cards.write(return_after_s=2.0)
+        """When the evicted model's memory comes back, somebody else has taken 1000 MiB of the first GPU."""
+        cards.write(return_after_s=None)
         idle = fake(vram_mib=6000, env=cards.takes(6000))
         with running(tmp_path, site(cards, idle=idle), env=cards.env) as daemon:
             assert daemon.chat("idle").status_code == 200
             loading = Call(daemon, "large")
             wait_until(lambda: daemon.model("idle")["state"] == "stopping")
-            cards.write(return_after_s=2.0, first={"processes": [{"pid": 1, "mib": 1000}]})
+            cards.write(return_after_s=0, first={"processes": [{"pid": 1, "mib": 1000}]})
             assert loading.result().status == 200
             assert "5576 MiB on Fake 8 GiB (gpu0)" in why(daemon, "evict")
             assert parts(daemon) == {"gpu0": 5073, "gpu1": 9263}
