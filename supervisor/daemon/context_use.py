@@ -38,7 +38,7 @@ class ContextUse:
         text_bytes = context.text_bytes
         if not text_bytes or context.ticket is None:
             return
-        usage = context.outcome.usage()
+        usage = context.counted()
         if usage.prompt is None or usage.completion is None:
             return
         model = base_of(context.ticket.model)

@@ -74,7 +74,7 @@ class Ended(NamedTuple):
     @property
     def has_failed(self) -> bool:
         """Did its client get anything but a whole answer?"""
-        return self.line.error is not None or not 200 <= self.line.status < 400
+        return _has_failed(self.line.error, self.line.status)
 
     @property
     def request_id(self) -> JsonValue:
@@ -139,14 +139,17 @@ class EndedBefore(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        status = self.record.get("status")
-        return self.record.get("error") is not None or not isinstance(status, int) or not 200 <= status < 400
+        return _has_failed(self.record.get("error"), self.record.get("status"))
 
     def is_about(self, name: str) -> bool:
         return name in {self.record.get("model"), self.model}
 
     def view(self, _epoch: float) -> Json:
         return self.record
+
+
+def _has_failed(error: JsonValue, status: JsonValue) -> bool:
+    return error is not None or not isinstance(status, int) or not 200 <= status < 400
 
 
 def demanded(demand: Demand) -> Json:

@@ -104,6 +104,12 @@ class RequestContext:
         """Has the client seen the beginning of a response?"""
         return self.outcome.started or self.begun is not None
 
+    def counted(self) -> Usage:
+        """The tokens of its answer, once it has ended: searched for once."""
+        if self.usage is NO_USAGE:
+            self.usage = self.outcome.usage()
+        return self.usage
+
     def fail(self, error: LlmuxError) -> None:
         """It ended with this error, which isn't kept: it would keep the frames that it passed."""
         self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
@@ -194,10 +200,8 @@ class InFlight:
         self._last: deque[Ended | EndedBefore] = deque(maxlen=ENDED)
         self.kept: list[Ended] | None = None  # those that ended since somebody took them; None: nobody does
         self.observers: list[Callable[[RequestContext], None]] = []  # told at once of each request that ended
-        self.listeners: list[Callable[[Sequence[RequestContext]], None]] = [
-            self._count_tokens,
-            self._publish,
-        ]  # told of each group that is recorded
+        # Told of each group that is recorded.
+        self.listeners: list[Callable[[Sequence[RequestContext]], None]] = [self._count_tokens]
 
     def begin(self, context: RequestContext, cancelling: CancelOnDisconnect) -> None:
         """Enter it. `finished` must follow."""
@@ -232,14 +236,17 @@ class InFlight:
             return
         self._record_with(None)
         log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
+        is_followed = self._hub.wants("request")
         epoch = time.time() - asyncio.get_running_loop().time()  # as of all lines: clocks are set
         for context in ended:
-            context.usage = context.outcome.usage()
+            context.counted()
             kept = context.ended()
             self._last.append(kept)
             if self.kept is not None:
                 self.kept.append(kept)
             log.info("request.finished", _line=kept.line, _at=epoch + context.ended_at)
+            if is_followed:
+                self._hub.publish("request", {"state": "finished", **kept.view(self._epoch)})
         for listener in self.listeners:
             try:
                 listener(ended)
@@ -259,11 +266,6 @@ class InFlight:
         if quick:
             now = ended[-1].ended_at
             self._history.spread("tokens_per_s", quick, now, now)
-
-    def _publish(self, ended: Sequence[RequestContext]) -> None:
-        if self._hub.wants("request"):
-            for context in ended:
-                self._hub.publish("request", {"state": "finished", **context.ended().view(self._epoch)})
 
     def restore(self, before: Iterable[EndedBefore]) -> None:
         """Those that ended before this daemon began, the oldest first. Call it once, at the start."""

@@ -16,7 +16,7 @@ from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, PLAIN, STREAM, WHOL
 from tests.support.counts import times
 from tests.support.daemon import running
 from tests.support.upgraded import Upgraded
-from tests.support.wire import PATIENCE_S, SSE_HEAD, Answer, Conn, answers, chunk, handed, handing, ok
+from tests.support.wire import PATIENCE_S, SSE_HEAD, Answer, Conn, Script, answers, chunk, handed, handing, ok
 
 KEYS = {name: f"sk-llmux-wire-{name}-0123456789" for name in ("boss", "guest")}
 EVENTS = [*words(3), FINISH, DONE]
@@ -113,6 +113,23 @@ async def answered(conn: Conn) -> None:
             await conn.send(ok(WHOLE, JSON))
 
 
+def in_two(events: list[bytes], half: asyncio.Event, go: asyncio.Event) -> Script:
+    """Answers whole requests at once, and streams up to their second event; the rest once it may `go` on."""
+
+    async def script(conn: Conn) -> None:
+        while True:
+            _, body = await conn.request()
+            if not json.loads(body).get("stream"):
+                await conn.send(ok(WHOLE, JSON))
+                continue
+            await conn.send(SSE_HEAD + b"".join(map(chunk, events[:2])))
+            half.set()
+            await go.wait()
+            await conn.send(b"".join(map(chunk, events[2:])) + b"0\r\n\r\n")
+
+    return script
+
+
 @pytest.mark.parametrize("act", ACTS)
 async def test_between_two_requests(keyed, act):
     async with keyed.scripted(answered), asyncio.timeout(PATIENCE_S):
@@ -131,16 +148,7 @@ async def test_between_two_requests(keyed, act):
 @pytest.mark.parametrize("act", ACTS)
 async def test_in_the_middle_of_one(keyed, act):
     half, go = asyncio.Event(), asyncio.Event()
-
-    async def script(conn: Conn) -> None:
-        while True:
-            await conn.request()
-            await conn.send(SSE_HEAD + chunk(EVENTS[0]))
-            half.set()
-            await go.wait()
-            await conn.send(b"".join(map(chunk, EVENTS[1:])) + b"0\r\n\r\n")
-
-    async with keyed.scripted(script), asyncio.timeout(PATIENCE_S):
+    async with keyed.scripted(in_two(EVENTS, half, go)), asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
         writer.write(of_guest(STREAM))
         await half.wait()
@@ -155,15 +163,7 @@ async def test_in_the_middle_of_one(keyed, act):
 async def test_a_key_that_goes(keyed):
     """What it began ends as it would have, and the next request of its connection is refused."""
     half, go = asyncio.Event(), asyncio.Event()
-
-    async def script(conn: Conn) -> None:
-        await conn.request()
-        await conn.send(SSE_HEAD + chunk(EVENTS[0]))
-        half.set()
-        await go.wait()
-        await conn.send(b"".join(map(chunk, EVENTS[1:])) + b"0\r\n\r\n")
-
-    async with keyed.scripted(script), asyncio.timeout(PATIENCE_S):
+    async with keyed.scripted(in_two(EVENTS, half, go)), asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
         writer.write(of_guest(STREAM))
         await half.wait()
@@ -196,23 +196,11 @@ async def test_a_pause(keyed):
 async def test_an_upgrade(tmp_path):
     """What runs ends as it would have, its connection goes on, and so does the worker."""
     half, go = asyncio.Event(), asyncio.Event()
-
-    async def script(conn: Conn) -> None:
-        while True:
-            _, body = await conn.request()
-            if not json.loads(body).get("stream"):
-                await conn.send(ok(WHOLE, JSON))
-                continue
-            await conn.send(SSE_HEAD + chunk(EVENTS[0]))
-            half.set()
-            await go.wait()
-            await conn.send(b"".join(map(chunk, EVENTS[1:])) + b"0\r\n\r\n")
-
     socket = tmp_path / "worker.socket"
     daemon = Upgraded(tmp_path, {"models": {"m": handing(socket, endpoints=[CHAT])}})
     daemon.start()
     try:
-        async with handed(socket, script), asyncio.timeout(PATIENCE_S):
+        async with handed(socket, in_two(EVENTS, half, go)), asyncio.timeout(PATIENCE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
             writer.write(request(STREAM, close=False))
             await half.wait()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.wire.conftest import Site, exchange
 from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, WHOLE, request, words
-from tests.e2e.wire.test_between import ACTS, KEYS, done_with, keyed, next_answer  # noqa: F401  # a fixture
+from tests.e2e.wire.test_between import ACTS, KEYS, done_with, in_two, keyed, next_answer  # noqa: F401  # a fixture
 from tests.e2e.wire.test_phases import BROKEN, broken, broken_streams, client_goes, goes_on
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answers, chunk, ok
 
@@ -124,17 +124,8 @@ async def test_the_client_goes(site, name, phase, resets):
 @pytest.mark.parametrize("name", WAYS)
 async def test_an_act_in_the_middle(keyed, name, act):  # noqa: F811
     half, go = asyncio.Event(), asyncio.Event()
-
-    async def script(conn: Conn) -> None:
-        while True:
-            await conn.request()
-            await conn.send(SSE_HEAD + b"".join(map(chunk, EVENTS[:2])))
-            half.set()
-            await go.wait()
-            await conn.send(b"".join(map(chunk, EVENTS[2:])) + b"0\r\n\r\n")
-
     fields = b"Authorization: Bearer %s" % KEYS["guest"].encode()
-    async with keyed.scripted(script), asyncio.timeout(PATIENCE_S):
+    async with keyed.scripted(in_two(EVENTS, half, go)), asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", keyed.port)
         for _ in range(2):
             writer.write(WAYS[name].asks(fields, stream=True, close=False))

@@ -22,8 +22,8 @@ def use():
 
 
 def end(use, text_bytes, usage, model="m"):
-    outcome, ticket = SimpleNamespace(usage=lambda: usage), SimpleNamespace(model=ModelId(model))
-    use.observe(SimpleNamespace(text_bytes=text_bytes, outcome=outcome, ticket=ticket))
+    ticket = SimpleNamespace(model=ModelId(model))
+    use.observe(SimpleNamespace(text_bytes=text_bytes, counted=lambda: usage, ticket=ticket))
 
 
 class TestNeeded:
