@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -49,19 +49,23 @@ from supervisor.errors import BudgetError, InvalidRequestError, LlmuxError, Unre
 from supervisor.io.held_body import BodyBudget, Gathered, HeldBody
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.response_store import ResponseStore
+from supervisor.io.upstream import Headers
 from supervisor.proxy import budget, load_feedback
 from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body
-from supervisor.proxy.cache_report import NOTHING_REUSED, NOTHING_TOLD
+from supervisor.proxy.cache_report import NOTHING_REUSED, NOTHING_TOLD, CacheReport
 from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
+from supervisor.proxy.filters import Filter
 from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
 from supervisor.proxy.json_body import open_json
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
+from supervisor.proxy.model_name import Rename
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import PictureLinks
 from supervisor.proxy.trace_context import HEADER as TRACE_HEADER
 from supervisor.proxy.trace_context import begun, trace_of
+from supervisor.proxy.translation import CANONICAL, Repair, Translate
 from supervisor.proxy.tunnel import client_of, tunnel
 from supervisor.proxy.turn import Memory, Turn
 from supervisor.proxy.upstream_error import WorkerAnswerError, is_crowded, is_overflow
@@ -400,6 +404,12 @@ class Pipeline:
                 first_byte_s=self._first_byte_s,
             )
         sent = target if target.mending is None else target.mending
+        own = [
+            (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
+            *(() if target.ladder is None else target.ladder.headers),
+            *(() if context.cache is None or target.reuses else NOTHING_REUSED),
+            *context.extra,
+        ]
         return forward(
             scope,
             send,
@@ -408,21 +418,13 @@ class Pipeline:
             target=target.path,
             body=sent.body,
             dialect=context.dialect,
-            translation=target.translation,
-            names=target.names,
-            completion=target.completion,
-            pictures=self._links(scope) if context.path in PICTURE_PATHS else None,
+            filters=self._filters(scope, context, target, own),
             gathered=gathered,
+            as_called=CANONICAL if target.translation is None else target.translation.names,
             request_id=context.request_id,
-            extra_headers=[
-                (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
-                *(() if target.ladder is None else target.ladder.headers),
-                *(() if context.cache is None or target.reuses else NOTHING_REUSED),
-                *context.extra,
-            ],
+            extra_headers=own,
             ignored=sent.ignored,
             arrived_at=context.arrived_at,
-            tells_cache=None if context.cache is None else self._cache_headers,
             sse_started=keepalive.started,
             first_byte_s=self._first_byte_s,
             explain=partial(self._explained, context),
@@ -431,8 +433,20 @@ class Pipeline:
             end=target.end,
         )
 
-    def _links(self, scope: Scope) -> PictureLinks:
-        return PictureLinks(self._pictures, scope, self._public_url)
+    def _filters(self, scope: Scope, context: RequestContext, target: Target, own: Headers) -> Sequence[Filter]:
+        """For an answer, in their order; `own` are its other headers."""
+        filters: list[Filter] = []
+        if context.cache is not None:
+            filters.append(CacheReport(self._cache_headers, {name for name, _ in own}))
+        if context.path in PICTURE_PATHS:
+            filters.append(PictureLinks(self._pictures, scope, self._public_url))
+        if target.names is not None:
+            filters.append(Rename(target.names))
+        if target.completion is not None:
+            filters.append(Repair(target.completion))
+        if target.translation is not None:
+            filters.append(Translate(target.translation))
+        return filters
 
     async def _explained(self, context: RequestContext, error: LlmuxError) -> LlmuxError:
         """`error`, for a client that can read it with the reason why the worker ended, if it did."""

@@ -11,9 +11,10 @@ from typing import Final
 from supervisor.errors import LlmuxError
 from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import HOP_BY_HOP, Headers, Upstream, UpstreamResponse
-from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
+from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
+from supervisor.proxy.filters import EVENTS, STREAMS
 from supervisor.proxy.forward import ERROR_LIMIT
 from supervisor.proxy.stream_end import TAIL_BYTES
 from supervisor.proxy.upstream_error import worker_error

@@ -6,11 +6,13 @@ caches, and only an answer whose length is known and small. Nothing is held of a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
-from supervisor.io.upstream import Headers, UpstreamResponse
+from supervisor.io.upstream import Headers
+from supervisor.proxy.filters import Filter, Head, Use
 
 HIT: Final = b"x-cache-hit"
 REUSED: Final = b"x-cache-tokens-reused"
@@ -63,36 +65,25 @@ def report(body: bytes) -> Headers:
     return headers
 
 
-class HeldResponse:
-    """A response that was read to its end; see `io.upstream.UpstreamResponse`."""
+class CacheReport(Filter):
+    """Tells in an answer's headers what it says of its cache."""
 
-    def __init__(self, response: UpstreamResponse, body: bytes) -> None:
-        self.status = response.status
-        self.headers: Headers = response.headers
-        self.drained = False
-        self._response = response
-        self._body = body
+    def __init__(self, otherwise: Headers, said: Collection[bytes]) -> None:
+        """`otherwise`: the headers of an answer that says nothing. `said`: names of headers that the client gets anyway."""
+        self._otherwise = otherwise
+        self._said = said
 
-    async def next_chunk(self) -> bytes:
-        """The body, then nothing."""
-        body, self._body, self.drained = self._body, b"", True
+    def head(self, head: Head) -> Use:
+        """See Filter."""
+        self._said = {*self._said, *(name for name, _ in head.headers)}
+        head.headers = [*head.headers, *(item for item in self._otherwise if item[0] not in self._said)]
+        length = head.get(b"content-length")
+        is_whole = head.content_type.startswith(b"application/json") and not head.get(b"content-encoding")
+        return Use.WHOLE if is_whole and length.isdigit() and int(length) <= HELD_LIMIT else Use.NONE
+
+    async def whole(self, body: bytes, head: Head) -> bytes:
+        """See Filter."""
+        told = [item for item in report(body) if item[0] not in self._said]
+        names = {name for name, _ in told}
+        head.headers = [*(item for item in head.headers if item[0] not in names), *told]
         return body
-
-    async def read(self, limit: int) -> bytes:
-        """The body."""
-        return await self.next_chunk()
-
-    def close(self) -> None:
-        """Let go of the worker's response."""
-        self._response.close()
-
-
-async def held(response: UpstreamResponse) -> tuple[UpstreamResponse, Headers]:
-    """The response, and what it says. Raises as `UpstreamResponse.next_chunk` if it has to be read and breaks off."""
-    fields = dict(response.headers)
-    length = fields.get(b"content-length", b"")
-    is_whole = fields.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in fields
-    if not (is_whole and length.isdigit() and int(length) <= HELD_LIMIT):
-        return response, []
-    body = await response.read(HELD_LIMIT)
-    return HeldResponse(response, body), report(body)

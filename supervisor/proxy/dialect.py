@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -19,11 +19,6 @@ from supervisor.proxy.body import Body
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
 from supervisor.proxy.turn import Memory, Turn
-
-EVENTS: Final = b"text/event-stream"
-LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
-STREAMS: Final = (EVENTS, *LINES)
-"""Content types whose clients take an answer piece by piece, so that an error can be the last one."""
 
 
 class ReasoningEvent(Protocol):

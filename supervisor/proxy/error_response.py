@@ -6,7 +6,8 @@ import math
 from typing import Final
 
 from supervisor.errors import AuthenticationError, LlmuxError, MethodNotAllowedError
-from supervisor.proxy.dialect import EVENTS, LINES, Dialect
+from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.filters import EVENTS, LINES
 
 MAX_RETRY_AFTER_S: Final = 120  # clients ignore more than that
 

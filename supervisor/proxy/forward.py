@@ -21,21 +21,12 @@ from typing import Final, NamedTuple
 from supervisor.errors import LlmuxError
 from supervisor.io.held_body import Gathered, HeldBody
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
-from supervisor.proxy import cache_report
-from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
+from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
-from supervisor.proxy.model_name import RenamedResponse, Renaming
-from supervisor.proxy.picture_links import PictureLinks
+from supervisor.proxy.filters import EVENTS, STREAMS, Filter, FilteredResponse, filtered
 from supervisor.proxy.stream_end import TAIL_BYTES, StreamFailedError, StreamJudge
-from supervisor.proxy.translation import (
-    CANONICAL,
-    AnswerTranslation,
-    StreamTranslation,
-    TranslatedResponse,
-    called,
-    ignored_header,
-)
+from supervisor.proxy.translation import CANONICAL, called, ignored_header
 from supervisor.proxy.upstream_error import WorkerAnswerError, error_answer, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
@@ -160,16 +151,13 @@ async def forward(
     target: bytes,
     body: Body,
     dialect: Dialect,
-    translation: AnswerTranslation | None = None,
-    names: Renaming | None = None,
-    completion: StreamTranslation | None = None,
-    pictures: PictureLinks | None = None,
+    filters: Sequence[Filter] = (),
     gathered: Gathered | None = None,
+    as_called: Mapping[str, str] = CANONICAL,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     ignored: Sequence[str] = (),
     arrived_at: float | None = None,
-    tells_cache: Headers | None = None,
     sse_started: bool = False,
     first_byte_s: float | None = None,
     explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
@@ -180,11 +168,10 @@ async def forward(
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
-    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`, and `tells_cache` what the answer says of its
-    cache (see `cache_report`), and of what it doesn't say these headers. `x-llmux-ignored` names the fields in `ignored`, and those that the worker's header names. With `sse_started` the response's head was
-    sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to
-    what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks. `pictures` keeps those whose addresses are
-    wanted. `gathered` counts what any of them keeps of the answer, and bounds it.
+    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. `x-llmux-ignored` names the fields in `ignored`,
+    and those that the worker's header names, as the client calls them (`as_called`, see `AnswerTranslation.names`). With
+    `sse_started` the response's head was sent already (see `Keepalive`). `explain` may say more about what broke a stream off.
+    `gathered` counts what `filters` keep of the answer, and bounds it.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, and
     the worker's error, with `sse_started` or where `raises` says so. Later, see `break_off`. Returns true, and has sent
@@ -209,19 +196,13 @@ async def forward(
             name.decode("latin-1") for part in _header(response.headers, _IGNORED).split(b",") if (name := part.strip())
         ]
         if ignored or theirs:
-            outcome.ignored = called(theirs, {} if translation is None else translation.names)
+            outcome.ignored = called(theirs, as_called)
             own.append((_IGNORED, ignored_header((*ignored, *outcome.ignored)).encode()))
-        if tells_cache is not None and response.status < 400:
-            response, told = await cache_report.held(response)
-            said = {name for name, _ in (*own, *response.headers)}
-            own += [item for item in {**dict(tells_cache), **dict(told)}.items() if item[0] not in said]
-        if pictures is not None and response.status < 400:
-            response = await pictures.linked(response, gathered or Gathered())
-        if response.status < 400 and (translation is not None or names is not None or completion is not None):
-            response = await _shaped(
-                response, content_type, outcome, names, completion, translation, gathered or Gathered()
-            )
+        if filters and (has_events or not sse_started):
+            response = await filtered(response, filters, gathered or Gathered())
             content_type = _header(response.headers, b"content-type")
+            if isinstance(response, FilteredResponse) and response.is_translated:
+                outcome.canonical = response.worker_tail
         outcome.status = response.status
         if arrived_at is not None:
             own.append(processing_ms(arrived_at, upstream.loop.time()))
@@ -232,7 +213,6 @@ async def forward(
                 return True
             raise error
         if response.status >= 400 and not has_events and not _encoded(response.headers) and scope["method"] != "HEAD":
-            as_called = CANONICAL if translation is None else translation.names
             return await _send_error(
                 send,
                 response,
@@ -264,29 +244,6 @@ async def forward(
     finally:
         response.close()
     return False
-
-
-async def _shaped(
-    response: UpstreamResponse,
-    content_type: bytes,
-    outcome: Outcome,
-    names: Renaming | None,
-    completion: StreamTranslation | None,
-    translation: AnswerTranslation | None,
-    gathered: Gathered,
-) -> UpstreamResponse:
-    """The answer as the client is to get it. Raises UpstreamError for one that can't be translated."""
-    if not _encoded(response.headers):
-        if names is not None:
-            response = RenamedResponse.of(response, names, content_type)
-        if completion is not None:
-            response = TranslatedResponse(response, content_type, completion, gathered)
-    if translation is None:
-        return response
-    is_stream = content_type.startswith(EVENTS)
-    translated = await TranslatedResponse.of(response, translation, gathered, is_stream=is_stream)
-    outcome.canonical = translated.canonical
-    return translated
 
 
 async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Dialect) -> None:

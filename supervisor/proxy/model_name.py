@@ -13,13 +13,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from supervisor.io.upstream import Headers, UpstreamResponse
-from supervisor.proxy.dialect import STREAMS
+from supervisor.proxy.filters import STREAMS, Filter, Head, Use
 
 _TYPES: Final = (b"application/json", *STREAMS)
 _WHOLE_LIMIT: Final = 1024 * 1024  # what is larger is pictures or sound
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_REPLACED: Final = (b"content-length", b"etag")  # another name may be longer
 
 
 class Renaming(NamedTuple):
@@ -62,47 +60,32 @@ def renaming(theirs: str, asked: str) -> Renaming:
     return Renaming((b'"model":' + found, b'"model": ' + found), (b'"model":' + put, b'"model": ' + put))
 
 
-class RenamedResponse:
-    """A worker's response with the asked name in it; see `io.upstream.UpstreamResponse`."""
+class Rename(Filter):
+    """Puts the asked name into an answer."""
 
-    def __init__(self, response: UpstreamResponse, names: Renaming, *, is_whole: bool = False) -> None:
-        self.status = response.status
-        self.headers: Headers = [item for item in response.headers if item[0] not in _REPLACED]
-        self.drained = False
-        self._response = response
+    def __init__(self, names: Renaming) -> None:
         self._names = names
-        self._is_whole = is_whole
+        self._is_whole = False  # no stream: it is kept, as long as it isn't large
         self._begun = b""  # of a piece that ended within what is replaced
 
-    @classmethod
-    def of(cls, response: UpstreamResponse, names: Renaming, content_type: bytes) -> UpstreamResponse:
-        """`response`, where it can carry a name."""
-        if not content_type.startswith(_TYPES):
-            return response
-        return cls(response, names, is_whole=content_type.partition(b";")[0].strip() == _TYPES[0])
+    def head(self, head: Head) -> Use:
+        """See Filter."""
+        if head.is_encoded or not head.content_type.startswith(_TYPES):
+            return Use.NONE
+        self._is_whole = head.content_type.partition(b";")[0].strip() == _TYPES[0]
+        head.changes_body()  # another name may be longer
+        return Use.PIECES
 
-    async def next_chunk(self) -> bytes:
-        """The next piece that is not empty, or the last one."""
-        piece = b""
-        while self._is_whole:
-            self._begun += await self._response.next_chunk()
-            self.drained = self._response.drained
-            self._is_whole = len(self._begun) <= _WHOLE_LIMIT
-            if self.drained:
-                return self._names.of_whole(self._begun) if self._is_whole else self._names.of(self._begun)
-        while not piece and not self.drained:
-            piece = self._names.of(self._begun + await self._response.next_chunk())
-            self.drained = self._response.drained
-            begun = 0 if self.drained else self._names.begun(piece)
-            self._begun = piece[len(piece) - begun :]
-            piece = piece[: len(piece) - begun]
-        return piece
+    def feed(self, piece: bytes) -> bytes:
+        """See Filter."""
+        piece = self._begun + piece
+        self._is_whole = self._is_whole and len(piece) <= _WHOLE_LIMIT
+        if not self._is_whole:
+            piece = self._names.of(piece)
+        begun = len(piece) if self._is_whole else self._names.begun(piece)
+        self._begun = piece[len(piece) - begun :]
+        return piece[: len(piece) - begun]
 
-    async def read(self, limit: int) -> bytes:
-        """As in UpstreamResponse."""
-        body = await self._response.read(limit)
-        return self._names.of_whole(body) if self._is_whole else self._names.of(body)
-
-    def close(self) -> None:
-        """Let go of the worker's response."""
-        self._response.close()
+    def end(self) -> bytes:
+        """See Filter."""
+        return self._names.of_whole(self._begun) if self._is_whole else self._names.of(self._begun)

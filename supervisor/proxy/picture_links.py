@@ -14,12 +14,10 @@ import msgspec
 
 from runtimes.shared.pictures import HEADER
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.io.held_body import Gathered
 from supervisor.io.picture_store import PictureStore
-from supervisor.io.upstream import UpstreamResponse
 from supervisor.proxy.body import RESPONSE_FORMAT
 from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.translation import TranslatedResponse, whole
+from supervisor.proxy.filters import Filter, Head, Use
 
 PREFIX: Final = "/v1/images/files/"
 _BARE: Final = ("/images/generations", "/images/edits", "/images/variations")
@@ -29,23 +27,27 @@ _HEADER: Final = HEADER.encode()
 _KINDS: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp"}  # by a file's first bytes
 
 
-class PictureLinks:
+class PictureLinks(Filter):
     """Keeps the pictures of one request's answer. `public_url`: see the configuration's `server`."""
 
     def __init__(self, store: PictureStore, scope: Scope, public_url: str | None) -> None:
         self._store = store
         self._base = base_url(scope) if public_url is None else public_url.rstrip("/")
 
-    async def linked(self, response: UpstreamResponse, gathered: Gathered) -> UpstreamResponse:
-        """The same response where no addresses are wanted, else the one with addresses. Raises LlmuxError."""
-        if (_HEADER, b"url") not in response.headers:
-            return response
+    def head(self, head: Head) -> Use:
+        """See Filter. Raises InvalidRequestError where no pictures are kept."""
+        if (_HEADER, b"url") not in head.headers:
+            return Use.NONE
         if not self._store.is_on:
             raise _not_kept()
-        body = await whole(response, gathered)
-        linked = _Whole(response, await asyncio.to_thread(self._written, body), gathered)
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._store.keep_s + 1, self._store.expire)
+        head.changes_body(b"application/json")
+        head.headers.remove((_HEADER, b"url"))
+        return Use.WHOLE
+
+    async def whole(self, body: bytes, head: Head) -> bytes:
+        """See Filter."""
+        linked = await asyncio.to_thread(self._written, body)
+        asyncio.get_running_loop().call_later(self._store.keep_s + 1, self._store.expire)
         return linked
 
     def _written(self, body: bytes) -> bytes:
@@ -72,13 +74,6 @@ def _not_kept() -> InvalidRequestError:
     return InvalidRequestError(
         "No pictures are kept here (limits.pictures_mib); ask for b64_json.", param=RESPONSE_FORMAT
     )
-
-
-class _Whole(TranslatedResponse):
-    def __init__(self, response: UpstreamResponse, body: bytes, gathered: Gathered) -> None:
-        super().__init__(response, b"application/json", None, gathered)
-        self.headers = [item for item in self.headers if item[0] != _HEADER]
-        self._whole = body
 
 
 def base_url(scope: Scope) -> str:

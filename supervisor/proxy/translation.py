@@ -10,8 +10,6 @@ which workers speak that one: such a request is translated whatever its worker s
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,11 +21,8 @@ from pydantic import JsonValue
 
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
-from supervisor.io.held_body import SLICE, Gathered
-from supervisor.io.upstream import Headers, UpstreamResponse
+from supervisor.proxy.filters import EVENTS, Filter, Head, Use
 
-KEPT_PIECES: Final = 4  # of the canonical answer's end, where its usage stands
-KEPT_BYTES: Final = 4096
 CANONICAL: Final[Mapping[str, str]] = MappingProxyType(
     {}
 )  # the names of `AnswerTranslation` where they are the client's
@@ -36,7 +31,6 @@ _TEMPLATE: Final = "chat_template_kwargs"
 _EFFORT: Final = "reasoning_effort"  # for models that have levels, whatever switches their reasoning
 _BEYOND: Final = frozenset({"top_k", "min_p", "typical_p", "repetition_penalty", "repeat_last_n"})
 """Parameters that translations may give beside OpenAI's."""
-_REPLACED: Final = (b"content-type", b"content-length", b"etag")
 
 
 class StreamTranslation(Protocol):
@@ -261,74 +255,60 @@ def ignored_header(names: Sequence[str]) -> str:
     return ", ".join(map(str, shown(names)))
 
 
-async def whole(response: UpstreamResponse, gathered: Gathered) -> bytes:
-    """The body, which `gathered` counts. Raises UpstreamError, UnavailableError."""
-    parts: list[bytes] = []
-    size = 0
-    while not response.drained and (piece := await response.next_chunk()):
-        size += len(piece)
-        gathered.grow(size)
-        parts.append(piece)
-    return b"".join(parts)
+class Translate(Filter):
+    """Makes the dialect's answer of a canonical one."""
+
+    translates = True
+
+    def __init__(self, translation: AnswerTranslation) -> None:
+        self._translation = translation
+        self._stream: StreamTranslation | None = None
+
+    @property
+    def gathered(self) -> int:
+        """See Filter."""
+        return 0 if self._stream is None else self._stream.gathered
+
+    def head(self, head: Head) -> Use:
+        """See Filter."""
+        if head.content_type.startswith(EVENTS):
+            self._stream = self._translation.stream()
+            head.changes_body(self._translation.stream_content_type)
+            return Use.PIECES
+        head.changes_body(self._translation.content_type)
+        return Use.WHOLE
+
+    def feed(self, piece: bytes) -> bytes:
+        """See Filter."""
+        assert self._stream is not None
+        return self._stream.feed(piece)
+
+    def end(self) -> bytes:
+        """See Filter."""
+        assert self._stream is not None
+        return self._stream.end()
+
+    async def whole(self, body: bytes, head: Head) -> bytes:
+        """See Filter."""
+        return self._translation.answer(body) if self._stream is None else await super().whole(body, head)
 
 
-class TranslatedResponse:
-    """A worker's response as a client of the dialect gets it; see `io.upstream.UpstreamResponse`."""
+class Repair(Filter):
+    """Puts into an answer what its worker leaves out: see `Dialect.completion`."""
 
-    def __init__(
-        self,
-        response: UpstreamResponse,
-        content_type: bytes,
-        stream: StreamTranslation | None,
-        gathered: Gathered,
-    ) -> None:
-        """`gathered` counts what `stream` keeps."""
-        self.status = response.status
-        self.headers: Headers = [item for item in response.headers if item[0] not in _REPLACED]
-        self.headers.append((b"content-type", content_type))
-        self.drained = False
-        self.canonical: deque[bytes] = deque(maxlen=KEPT_PIECES)
-        self._response = response
+    def __init__(self, stream: StreamTranslation) -> None:
         self._stream = stream
-        self._gathered = gathered
-        self._whole, self._at = b"", 0
+        self.feed = stream.feed  # type: ignore[method-assign]  # as they are
+        self.end = stream.end  # type: ignore[method-assign]
 
-    @classmethod
-    async def of(
-        cls, response: UpstreamResponse, translation: AnswerTranslation, gathered: Gathered, *, is_stream: bool
-    ) -> TranslatedResponse:
-        """A whole answer is translated here, before anything is sent. Raises UpstreamError, UnavailableError: see `Gathered`."""
-        if is_stream:
-            return cls(response, translation.stream_content_type, translation.stream(), gathered)
-        translated = cls(response, translation.content_type, None, gathered)
-        body = await whole(response, gathered)
-        await asyncio.sleep(0)  # other tasks run: it may be large
-        translated.canonical.append(body[-KEPT_BYTES:])
-        translated._whole = translation.answer(body)  # its own
-        return translated
+    @property
+    def gathered(self) -> int:
+        """See Filter."""
+        return self._stream.gathered
 
-    async def next_chunk(self) -> bytes:
-        """The next piece that is not empty, or the last one."""
-        if self._stream is None:
-            await asyncio.sleep(0)
-            piece, self._at = self._whole[self._at : self._at + SLICE], self._at + SLICE
-            self.drained = self._at >= len(self._whole)
-            return piece
-        found = b""
-        while not found and not self.drained:
-            if self._response.drained:  # apart, since it may fail, and the piece before it is good
-                self.drained = True
-                return self._stream.end()
-            piece = await self._response.next_chunk()
-            self.canonical.append(piece[-KEPT_BYTES:])
-            found = self._stream.feed(piece)
-            self._gathered.grow(self._stream.gathered)
-        return found
-
-    async def read(self, limit: int) -> bytes:
-        """As the worker sent it."""
-        return await self._response.read(limit)
-
-    def close(self) -> None:
-        """Let go of the worker's response."""
-        self._response.close()
+    def head(self, head: Head) -> Use:
+        """See Filter."""
+        if head.is_encoded:
+            return Use.NONE
+        head.changes_body()
+        return Use.PIECES

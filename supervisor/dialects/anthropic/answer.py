@@ -19,7 +19,7 @@ from supervisor.dialects.anthropic.request import NAMES, Canonical, require_max_
 from supervisor.errors import UpstreamError
 from supervisor.proxy import frames
 from supervisor.proxy.counting import COUNT
-from supervisor.proxy.dialect import EVENTS
+from supervisor.proxy.filters import EVENTS
 from supervisor.proxy.translation import AnswerTranslation, StreamTranslation
 from supervisor.proxy.upstream_error import WorkerAnswerError
 

@@ -16,7 +16,7 @@ import msgspec
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import Metrics, metrics_of
 from supervisor.proxy import frames
-from supervisor.proxy.dialect import EVENTS
+from supervisor.proxy.filters import EVENTS
 from supervisor.proxy.translation import StreamTranslation, Times
 from supervisor.proxy.upstream_error import WorkerAnswerError
 

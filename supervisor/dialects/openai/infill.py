@@ -13,7 +13,7 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.chat import Timings
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
-from supervisor.proxy.dialect import EVENTS
+from supervisor.proxy.filters import EVENTS
 from supervisor.proxy.frames import FrameStream
 from supervisor.proxy.stream_end import INCOMPLETE, failure
 

@@ -26,8 +26,8 @@ from supervisor.io.held_body import Gathered, HeldBody
 from supervisor.io.response_store import PIECE, EventLog, Kept, Part
 from supervisor.proxy import frames
 from supervisor.proxy.body import Body, Bytes
-from supervisor.proxy.dialect import EVENTS
 from supervisor.proxy.disconnect import Message, Send
+from supervisor.proxy.filters import EVENTS
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.outline import Outline
 from supervisor.proxy.turn import Memory, Turn

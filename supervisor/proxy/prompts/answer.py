@@ -11,7 +11,7 @@ import msgspec
 from runtimes.model_config import PromptFormatName
 from supervisor.catalog.prompt_format import PromptFormat
 from supervisor.errors import UpstreamError
-from supervisor.proxy.dialect import EVENTS
+from supervisor.proxy.filters import EVENTS
 from supervisor.proxy.frames import FrameStream
 from supervisor.proxy.translation import CANONICAL, StreamTranslation
 

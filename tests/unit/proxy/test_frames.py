@@ -8,8 +8,9 @@ import pytest
 
 from supervisor.errors import UpstreamError
 from supervisor.io.held_body import Gathered
+from supervisor.proxy.filters import FilteredResponse, Head
 from supervisor.proxy.frames import FrameStream
-from supervisor.proxy.translation import TranslatedResponse
+from supervisor.proxy.translation import Repair
 from tests.support.cases import cases
 
 
@@ -45,6 +46,10 @@ class Worker:
         return self.pieces.pop(0)
 
 
+def through(stream, *pieces):
+    return FilteredResponse(Worker(*pieces), Head(200, []), [Repair(stream)], Gathered())
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_frames_are_read_wherever_they_are_split(end):
     text = b": comment\n\nevent: x\ndata: a\ndata: b\n\ndata:c\n\ndata: d".replace(b"\n", end)
@@ -65,12 +70,12 @@ def test_what_came_before_one_that_fails_is_given_first():
 
 
 async def test_a_response_gives_it_to_its_client():
-    response = TranslatedResponse(Worker(b"data: a\n\ndata: 1\n\n"), b"text/event-stream", Loud(), Gathered())
+    response = through(Loud(), b"data: a\n\ndata: 1\n\n")
     assert (await response.next_chunk(), response.drained) == (b"A;", False)
     with pytest.raises(UpstreamError):
         await response.next_chunk()
 
 
 async def test_a_response_ends_with_the_streams_end():
-    response = TranslatedResponse(Worker(b"data: a\n\n", b"data: b"), b"text/event-stream", Loud(), Gathered())
+    response = through(Loud(), b"data: a\n\n", b"data: b")
     assert [await response.next_chunk(), await response.next_chunk(), response.drained] == [b"A;", b"B;", True]

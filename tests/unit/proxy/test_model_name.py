@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from supervisor.io.held_body import Gathered
 from supervisor.proxy import model_name
-from supervisor.proxy.model_name import RenamedResponse, renaming
+from supervisor.proxy.filters import filtered
+from supervisor.proxy.model_name import Rename, renaming
 
 JSON, EVENTS = b"application/json", b"text/event-stream"
 
@@ -17,8 +19,8 @@ class Answer:
 
     status = 200
 
-    def __init__(self, pieces, *, ends_later=False):
-        self.headers = [(b"content-type", JSON), (b"content-length", b"9"), (b"x-kept", b"1")]
+    def __init__(self, pieces, *, content_type=JSON, ends_later=False):
+        self.headers = [(b"content-type", content_type), (b"content-length", b"9"), (b"x-kept", b"1")]
         self.pieces = [*pieces, *([b""] if ends_later else [])]
         self.drained = False
 
@@ -29,7 +31,7 @@ class Answer:
 
 
 async def received(pieces, names, content_type=JSON, **options):
-    answer = RenamedResponse.of(Answer(pieces, **options), names, content_type)
+    answer = await filtered(Answer(pieces, content_type=content_type, **options), [Rename(names)], Gathered())
     got = []
     while not answer.drained:
         got.append(await answer.next_chunk())
@@ -52,7 +54,8 @@ class TestSplit:
                 assert await received(pieces, names, EVENTS, ends_later=ends_later) == expected
 
     async def test_whole_events_are_not_held_back(self):
-        answer = RenamedResponse(Answer([b'data: {"model":"a"}\n\n', b"x"]), renaming("a", "b"))
+        worker = Answer([b'data: {"model":"a"}\n\n', b"x"], content_type=EVENTS)
+        answer = await filtered(worker, [Rename(renaming("a", "b"))], Gathered())
         assert await answer.next_chunk() == b'data: {"model":"b"}\n\n'
 
 
@@ -87,12 +90,12 @@ class TestWhatStays:
         assert await received([body], renaming("a", "b")) == body
 
     async def test_headers_but_for_the_length(self):
-        answer = RenamedResponse(Answer([]), renaming("a", "b"))
+        answer = await filtered(Answer([]), [Rename(renaming("a", "b"))], Gathered())
         assert answer.headers == [(b"content-type", JSON), (b"x-kept", b"1")]
 
     async def test_names_are_written_as_json(self):
         assert await received([b'"model":"a"'], renaming("a", 'say "b"')) == b'"model":"say \\"b\\""'
 
-    def test_other_content(self):
-        answer = Answer([])
-        assert RenamedResponse.of(answer, renaming("a", "b"), b"audio/mpeg") is answer
+    async def test_other_content(self):
+        answer = Answer([], content_type=b"audio/mpeg")
+        assert await filtered(answer, [Rename(renaming("a", "b"))], Gathered()) is answer

@@ -13,6 +13,7 @@ from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.io.held_body import Gathered
 from supervisor.io.picture_store import PictureStore
 from supervisor.io.store import NotSavedError
+from supervisor.proxy.filters import filtered
 from supervisor.proxy.picture_links import PictureLinks, base_url, refuse_links
 
 PNG = b"\x89PNG and so on"
@@ -55,7 +56,7 @@ def answer_of(*pictures: bytes) -> dict[str, object]:
 
 
 async def linked(store: PictureStore, body: object, url: str | None = None) -> dict:
-    found = await PictureLinks(store, SCOPE, url).linked(Answer(body, WANTED), Gathered())
+    found = await filtered(Answer(body, WANTED), [PictureLinks(store, SCOPE, url)], Gathered())
     assert WANTED not in found.headers
     assert not any(name == b"content-length" for name, _ in found.headers)
     return json.loads(await found.next_chunk())
@@ -78,7 +79,7 @@ async def test_addresses_begin_as_configured(store):
 
 async def test_an_answer_that_wants_none_passes_as_it_is(store, tmp_path):
     plain = Answer(answer_of(PNG))
-    assert await PictureLinks(store, SCOPE, None).linked(plain, Gathered()) is plain
+    assert await filtered(plain, [PictureLinks(store, SCOPE, None)], Gathered()) is plain
     assert not [*(tmp_path / "pictures").iterdir()]
 
 
