@@ -14,6 +14,7 @@ from supervisor.proxy.body import read_body
 from supervisor.proxy.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.proxy.error_response import error_body, error_headers
 from supervisor.proxy.forward import Outcome, forward
+from supervisor.proxy.head import head_of
 
 BODY_LIMIT = 64 * 1024 * 1024
 
@@ -38,6 +39,7 @@ class PathOnly:
                     Outcome(),
                     upstream=pool,
                     target=scope["raw_path"],
+                    headers=head_of(scope).for_worker,
                     body=body,
                     dialect=OPENAI,
                     request_id=b"bench",

@@ -20,17 +20,17 @@ from pydantic import JsonValue
 
 from runtimes.prompt_cache import PromptCache
 from supervisor.core.types import ModelId
-from supervisor.daemon.identity import PRIORITY_HEADER, TENANT_HEADER
 from supervisor.errors import InvalidRequestError
 from supervisor.io.store import Entry, NotSavedError, Store
 from supervisor.io.upstream import Headers
+from supervisor.proxy.head import CACHE_MODE, CACHE_TAG, PRIORITY, TENANT
 
 log = structlog.get_logger("llmux.cache")
 
 MODE_HEADER: Final = "X-Cache-Mode"
 TAG_HEADER: Final = "X-Cache-Tag"
-HEADERS: Final = {b"x-cache-mode": MODE_HEADER, b"x-cache-tag": TAG_HEADER}
-_OTHERS: Final = frozenset({PRIORITY_HEADER, TENANT_HEADER})
+HEADERS: Final = {CACHE_MODE: MODE_HEADER, CACHE_TAG: TAG_HEADER}
+_OTHERS: Final = frozenset({PRIORITY, TENANT})
 """A runner's client sends them, and looks for what is said of caches in the answer."""
 TAG_LIMIT: Final = 64
 MOST_FLUSHED: Final = 4096

@@ -20,9 +20,9 @@ from supervisor.daemon.accounts import accounts_of
 from supervisor.errors import InvalidRequestError
 from supervisor.io.upstream import Headers
 from supervisor.proxy.body import CLIENT, KEEP_ALIVE, PRIORITY, Body
+from supervisor.proxy.head import PRIORITY as PRIORITY_HEADER
+from supervisor.proxy.head import TENANT as TENANT_HEADER
 
-PRIORITY_HEADER: Final = b"x-priority"
-TENANT_HEADER: Final = b"x-tenant-id"
 LONGEST_KEEP_ALIVE_S: Final = 86_400
 
 

@@ -30,12 +30,11 @@ from supervisor.core.types import TicketId
 from supervisor.daemon.accounts import tokens_of
 from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.body_log import BodyLog, Capture
-from supervisor.daemon.caching import HEADERS as CACHE_HEADERS
 from supervisor.daemon.caching import CacheWish, Salts, wish_of
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.context_use import ContextUse
 from supervisor.daemon.engine import Engine
-from supervisor.daemon.identity import PRIORITY_HEADER, TENANT_HEADER, identify
+from supervisor.daemon.identity import identify
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
 from supervisor.daemon.rate_headers import PREFIX as RATE_PREFIX
@@ -51,19 +50,19 @@ from supervisor.io.picture_store import PictureStore
 from supervisor.io.response_store import ResponseStore
 from supervisor.io.upstream import Headers
 from supervisor.proxy import budget, load_feedback
-from supervisor.proxy.body import BUDGET, Body, Bytes, content_type_of, read_body
+from supervisor.proxy.body import BUDGET, Body, Bytes, read_body
 from supervisor.proxy.cache_report import NOTHING_REUSED, NOTHING_TOLD, CacheReport
 from supervisor.proxy.dialect import Dialect, ForDaemonError
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.filters import Filter
 from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
+from supervisor.proxy.head import PRIORITY, TRACE, head_of
 from supervisor.proxy.json_body import open_json
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.proxy.model_name import Rename
 from supervisor.proxy.picture_links import PATHS as PICTURE_PATHS
 from supervisor.proxy.picture_links import PictureLinks
-from supervisor.proxy.trace_context import HEADER as TRACE_HEADER
 from supervisor.proxy.trace_context import begun, trace_of
 from supervisor.proxy.translation import CANONICAL, Repair, Translate
 from supervisor.proxy.tunnel import client_of, tunnel
@@ -73,8 +72,6 @@ from supervisor.proxy.upstream_error import WorkerAnswerError, is_crowded, is_ov
 PATIENCE_S: Final = 5.0
 """How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
 can be sent again."""
-
-_OWN_HEADERS: Final = frozenset({PRIORITY_HEADER, TENANT_HEADER, budget.HEADER, TRACE_HEADER, *CACHE_HEADERS})
 
 WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
 
@@ -224,17 +221,17 @@ class Pipeline:
 
         Raises InvalidRequestError, and RateLimitError in a pause.
         """
-        own = [header for header in scope["headers"] if header[0] in _OWN_HEADERS]  # mostly none
+        own = head_of(scope).own
         context.demand, profile, is_lowered = identify(own, body, context.key, self._catalog)
         for name, value in own:
-            if name == TRACE_HEADER:
+            if name == TRACE:
                 context.trace = trace_of(value)
         if self._traces:
             context.trace, context.span_id = context.trace or begun(), secrets.token_hex(8)
         context.cache = (wish_of(own) if own else None) or self._cache_wish
         context.budget_s = budget.budget_s(own, body.said(BUDGET))
         if is_lowered:
-            context.extra.append((PRIORITY_HEADER, b"%d" % context.demand.priority))
+            context.extra.append((PRIORITY, b"%d" % context.demand.priority))
         if context.demand.tenant:
             self._clients.arrived(context.demand.tenant)
         return profile
@@ -320,7 +317,7 @@ class Pipeline:
         by_default = self._catalog.server.load_feedback
         is_told = by_default if key is None or key.load_feedback is None else key.load_feedback
         reasoning = dialect.reasoning(context.path)
-        if reasoning is not None and load_feedback.is_wanted(scope["headers"], is_told):
+        if reasoning is not None and load_feedback.is_wanted(head_of(scope).own, is_told):
             news, first_s = LoadNews(self._engine, context, reasoning), min(first_s, NEWS_AFTER_S)
         first_at = asyncio.get_running_loop().time() + first_s
         headers = [(b"x-request-id", context.request_id), processing_ms(context.arrived_at, first_at), *context.extra]
@@ -389,9 +386,10 @@ class Pipeline:
     ) -> Awaitable[bool]:
         """Send it. True: its worker refuses it, and it can be sent again, changed."""
         assert ticket.upstream is not None
+        headers = head_of(scope).worker_headers(context.dialect.credential_headers)
         if context.span_id and context.trace is not None:
-            kept = [field for field in scope["headers"] if field[0] != TRACE_HEADER]
-            scope = {**scope, "headers": [*kept, (TRACE_HEADER, context.trace.header(context.span_id))]}
+            kept = [field for field in headers if field[0] != TRACE]
+            headers = [*kept, (TRACE, context.trace.header(context.span_id))]
         if scope["method"] == "GET" and (tunnelled := client_of(scope)) is not None:
             return tunnel(
                 scope,
@@ -399,7 +397,7 @@ class Pipeline:
                 context.outcome,
                 upstream=ticket.upstream,
                 target=target.path,
-                credentials=context.dialect.credential_headers,
+                headers=headers,
                 request_id=context.request_id,
                 first_byte_s=self._first_byte_s,
             )
@@ -416,6 +414,7 @@ class Pipeline:
             context.outcome,
             upstream=ticket.upstream,
             target=target.path,
+            headers=headers,
             body=sent.body,
             dialect=context.dialect,
             filters=self._filters(scope, context, target, own),
@@ -509,7 +508,7 @@ def _is_for_another(error: LlmuxError) -> bool:
 
 async def _open(raw: Bytes, scope: Scope) -> Body:
     """The body as what it is said to be. Raises InvalidRequestError."""
-    content_type = content_type_of(scope["headers"])
+    content_type = head_of(scope).media_type()
     if content_type[:10].lower() == b"multipart/":
         return await read_form(raw, content_type)
     if not raw:

@@ -46,6 +46,7 @@ from supervisor.proxy.attachments import may_have_any, read_documents, without_p
 from supervisor.proxy.body import RESPONSE_FORMAT, Body, Bytes
 from supervisor.proxy.counting import CHAT, COUNT, Counting, by_answer, is_by_answer
 from supervisor.proxy.disconnect import CancelOnDisconnect, Scope
+from supervisor.proxy.head import head_of
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.media_loading import Loading, MediaLoader, Wanted
 from supervisor.proxy.model_name import Renaming, renaming
@@ -226,7 +227,7 @@ class Targets:
             raise self._not_served(asked, route)
         context.stream = body.stream
         is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
-        if not (is_permitted or model not in self._guarded or permission.in_headers(asked.scope["headers"])):
+        if not (is_permitted or model not in self._guarded or permission.in_headers(head_of(asked.scope).own)):
             raise permission.refuse(name)
         if model in self._strict and isinstance(body, JsonBody):
             changes = ordered(body.fields, endpoint.meaning)

@@ -21,12 +21,15 @@ from supervisor.catalog.sections import ServerConfig
 from supervisor.daemon.rate_headers import NAMES as RATE_HEADERS
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.head import RequestHead, head_of
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/livez", "/ui"})
 CONFIG = "/v1/admin/config"
 OWN_PAGES_ONLY = frozenset({"admin", "metrics", "configure"})
 """The scopes of paths that no page of another origin may call."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+MOST_HOSTS = 64
+"""Good Host fields that are remembered."""
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
 """What containers call their host."""
 
@@ -53,16 +56,14 @@ def scope_for(path: str, dialect: Dialect) -> str | None:
     return dialect.scope_for(path)
 
 
-def credential(headers: Iterable[tuple[bytes, bytes]], dialect: Dialect) -> bytes | None:
-    """The one credential of a request: `Authorization: Bearer`, or another header that the dialect has for it.
+def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The one credential in these fields, which are for it: `Authorization: Bearer`, or another header.
 
     An empty one counts as none: clients without a key send `Bearer` and nothing. Raises InvalidRequestError for two
     different credentials: which of them counts must not depend on the reader. Raises AuthenticationError for another scheme.
     """
     found: set[bytes] = set()
     for name, value in headers:
-        if name not in dialect.credential_headers:
-            continue
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")
             if scheme.lower() != b"bearer":
@@ -87,6 +88,7 @@ class Auth:
         named = {host.lower() for host in (*server.allowed_hosts, server.host)}
         self._hosts = LOOPBACK_NAMES | named
         self._own_names = own_names()
+        self._served_hosts: set[bytes] = set()  # fields that were found to be good
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.allowed_origins)
 
     def authorize(self, scope: Scope, dialect: Dialect, wanted: str | None = None) -> Key | None:
@@ -94,13 +96,15 @@ class Auth:
 
         `wanted`: the scope that it needs by its body; None: that of its path.
         """
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        head = head_of(scope)
         wanted = scope_for(scope["path"], dialect) if wanted is None else wanted
-        self._check_host(headers)
-        self._check_origin(headers, wanted)
+        if head.host is not None and head.host not in self._served_hosts:
+            self._check_host(head.host)
+        if head.origin is not None or head.site is not None:
+            self._check_origin(head, wanted)
         if wanted is None or not self._keyring:
             return None
-        secret = credential(headers, dialect)
+        secret = credential(head.keys(dialect.credential_headers))
         if secret is None:
             raise AuthenticationError(
                 f"This needs a key: send 'Authorization: Bearer <key>'. Its operator makes one with: llmux keys add NAME --scope {wanted}"
@@ -116,14 +120,10 @@ class Auth:
 
     def cors(self, scope: Scope, dialect: Dialect) -> list[tuple[bytes, bytes]]:
         """Headers that let a page of an allowed origin read the answer; none for the admin API."""
-        if scope_for(scope["path"], dialect) != "inference":
+        origin = head_of(scope).origin
+        if origin is None or scope_for(scope["path"], dialect) != "inference":
             return []
-        origin = None
-        for name, value in scope["headers"]:
-            if name == b"origin":
-                origin = value
-                break
-        if origin is None or not self._is_allowed(origin.decode("latin-1").lower().rstrip("/")):
+        if not self._is_allowed(origin.decode("latin-1").lower().rstrip("/")):
             return []
         headers = [
             (b"access-control-allow-origin", origin),
@@ -149,49 +149,43 @@ class Auth:
     def _is_allowed(self, origin: str) -> bool:
         return _authority(origin)[0] in LOOPBACK_NAMES or origin in self._origins or "*" in self._origins
 
-    def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
-        for name, value in headers:
-            if name == b"host":
-                host = _host_name(value.decode("latin-1"))
-                if host in self._hosts or _is_address(host) or "*" in self._hosts:
-                    continue
-                if not (self._keyring and host in self._own_names):  # a rebound page has no key
-                    raise ForbiddenError(
-                        f"The host {host!r} is not served here; add it to server.allowed_hosts.",
-                        code="host_not_allowed",
-                    )
+    def _check_host(self, value: bytes) -> None:
+        host = _host_name(value.decode("latin-1"))
+        is_served = host in self._hosts or _is_address(host) or "*" in self._hosts
+        if not (is_served or (self._keyring and host in self._own_names)):  # a rebound page has no key
+            raise ForbiddenError(
+                f"The host {host!r} is not served here; add it to server.allowed_hosts.",
+                code="host_not_allowed",
+            )
+        if len(self._served_hosts) < MOST_HOSTS:
+            self._served_hosts.add(value)
 
-    def _check_origin(self, headers: list[tuple[bytes, bytes]], wanted: str | None) -> None:
+    def _check_origin(self, head: RequestHead, wanted: str | None) -> None:
         """Our own pages may call everything, those of other allowed origins only paths up to the scope inference.
 
         Images, frames and links send no Origin, but browsers report whether they are on another site's page.
         """
-        site, has_origin = b"", False
-        for name, value in headers:
-            if name == b"sec-fetch-site":
-                site = value
-            elif name == b"origin":
-                has_origin = True
-                origin = value.decode("latin-1").lower().rstrip("/")
-                if _is_own(origin, headers):
-                    continue
-                if wanted in OWN_PAGES_ONLY:
-                    raise ForbiddenError("Pages of other origins may not call this.", code="origin_not_allowed")
-                if not self._is_allowed(origin):
-                    raise ForbiddenError(
-                        f"The origin {origin!r} may not call this; add it to server.allowed_origins.",
-                        code="origin_not_allowed",
-                    )
-        if wanted is None or has_origin or not site:
+        if head.origin is not None:
+            origin = head.origin.decode("latin-1").lower().rstrip("/")
+            if _is_own(origin, head.host):
+                return
+            if wanted in OWN_PAGES_ONLY:
+                raise ForbiddenError("Pages of other origins may not call this.", code="origin_not_allowed")
+            if not self._is_allowed(origin):
+                raise ForbiddenError(
+                    f"The origin {origin!r} may not call this; add it to server.allowed_origins.",
+                    code="origin_not_allowed",
+                )
             return
-        if site == b"cross-site" or (site == b"same-site" and wanted in OWN_PAGES_ONLY):
+        if wanted is None:
+            return
+        if head.site == b"cross-site" or (head.site == b"same-site" and wanted in OWN_PAGES_ONLY):
             raise ForbiddenError("Pages of other sites may not refer to this.", code="origin_not_allowed")
 
 
-def _is_own(origin: str, headers: list[tuple[bytes, bytes]]) -> bool:
+def _is_own(origin: str, host: bytes | None) -> bool:
     """Our own page, whose host was checked. The scheme may differ: a reverse proxy may terminate TLS."""
-    host = next((value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"), None)
-    return bool(host) and _authority(origin)[1] == host
+    return bool(host) and host is not None and _authority(origin)[1] == host.decode("latin-1").strip().lower()
 
 
 def _authority(origin: str) -> tuple[str | None, str]:

@@ -18,8 +18,8 @@ from supervisor.daemon.files import MOST, File
 from supervisor.daemon.job import owner_of
 from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
 from supervisor.http.jobs import PIECE, pieces_of
-from supervisor.proxy.body import content_type_of
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive
+from supervisor.proxy.head import head_of
 from supervisor.proxy.parameters import number
 
 PATH: Final = "/v1/files"
@@ -124,7 +124,7 @@ def _view(file: File, expires_at: float | None) -> dict[str, Any]:
 async def _uploaded(daemon: Daemon, request: Request) -> File:
     """The file of a form, on disk. Raises LlmuxError."""
     limit = daemon.catalog.limits.files_mib << 20
-    content_type = content_type_of(request.scope["headers"])
+    content_type = head_of(request.scope).media_type()
     kind, options = parse_options_header(content_type[:1024])
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:

@@ -37,6 +37,8 @@ from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSen
 from supervisor.http.tunnelled import TunnelledClient
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseOverError, Scope
 from supervisor.proxy.error_response import error_body, error_headers
+from supervisor.proxy.head import STATE_KEY as HEAD
+from supervisor.proxy.head import RequestHead
 from supervisor.proxy.tunnel import EXTENSION as TUNNEL
 
 log = structlog.get_logger("llmux.http")
@@ -266,6 +268,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._wants_tunnel = self.parser.get_method() == b"GET" and offered == [b"websocket"]
             return
         raw_path, query = split_url(self.url)
+        head = RequestHead(self.headers)
         path = raw_path.decode("ascii")
         self.scope = {
             "type": "http",
@@ -280,7 +283,7 @@ class GuardedProtocol(HttpToolsProtocol):
             "headers": self.headers,
             "client": self.client,
             "server": self.server,
-            "state": {STATE_KEY: request_id_of(self.headers)},
+            "state": {STATE_KEY: request_id_of(head.request_id), HEAD: head},
             "extensions": self._extensions,  # type: ignore[typeddict-item]  # uvicorn types none of its own
         }
         if self._wants_tunnel:
@@ -322,7 +325,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         body = error_body(error, OPENAI)
         lines = [STATUS_LINE[error.status]]
-        own = ((b"x-request-id", request_id_of(self.headers or [])), (b"connection", b"close"))
+        said = next((value for name, value in self.headers or () if name == b"x-request-id"), None)
+        own = ((b"x-request-id", request_id_of(said)), (b"connection", b"close"))
         for name, value in (*error_headers(error, body), *own):
             lines += (name, b": ", value, b"\r\n")
         self.transport.write(b"".join((*lines, b"\r\n", body)))

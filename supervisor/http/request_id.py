@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Final
 
 MAX_LENGTH: Final = 128
@@ -12,9 +11,8 @@ _random: Final = random.Random()  # noqa: S311  # seeded by the system; ids must
 _HARMLESS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 
 
-def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The client's own `x-request-id` if it is short and harmless, else a new one."""
-    for name, value in headers:
-        if name == b"x-request-id" and 0 < len(value) <= MAX_LENGTH and _HARMLESS.issuperset(value):
-            return value
+def request_id_of(said: bytes | None) -> bytes:
+    """The client's own `x-request-id` if it `said` one that is short and harmless, else a new one."""
+    if said is not None and 0 < len(said) <= MAX_LENGTH and _HARMLESS.issuperset(said):
+        return said
     return b"req_%024x" % _random.getrandbits(96)

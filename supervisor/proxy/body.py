@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import JsonValue
@@ -14,6 +14,7 @@ from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
+from supervisor.proxy.head import head_of
 from supervisor.proxy.media_loading import NOTHING, Loading, Wanted
 from supervisor.proxy.translation import AnswerTranslation, Translation
 
@@ -27,7 +28,6 @@ __all__ = [
     "SAID",
     "Body",
     "Bytes",
-    "content_type_of",
     "read_body",
     "refuse_other_charset",
 ]
@@ -128,12 +128,12 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: HeldBody |
     as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon after the answer), and
     ClientDisconnectedError.
     """
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            if int(value) > limit:
-                raise _too_large(limit)
-            if held is not None:
-                held.expect(int(value))
+    announced = head_of(scope).content_length
+    if announced is not None:
+        if announced > limit:
+            raise _too_large(limit)
+        if held is not None:
+            held.expect(announced)
     body, more = await _next(receive)
     if len(body) > limit:
         raise _too_large(limit)
@@ -148,19 +148,6 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: HeldBody |
             held.grow(len(grown) + len(body))
         grown += body
     return grown
-
-
-def content_type_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The Content-Type; empty without one. Raises InvalidRequestError if a worker could understand another type."""
-    found = None
-    for name, value in headers:
-        if name == b"content-type":
-            if found is not None:
-                raise InvalidRequestError("The request has several Content-Type fields.")
-            found = value
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise InvalidRequestError("The request body is compressed; send it as it is, without Content-Encoding.")
-    return found or b""
 
 
 def refuse_other_charset(content_type: bytes) -> None:

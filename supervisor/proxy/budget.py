@@ -11,8 +11,8 @@ from typing import Final
 
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.body import BUDGET
+from supervisor.proxy.head import TIMEOUT as HEADER
 
-HEADER: Final = b"x-timeout"
 MOST_S: Final = 86_400.0
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Final, NamedTuple
 
 from supervisor.errors import LlmuxError
 from supervisor.io.held_body import Gathered, HeldBody
-from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
+from supervisor.io.upstream import Body, Headers, Upstream, UpstreamResponse
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
@@ -33,23 +32,6 @@ ERROR_LIMIT: Final = 64 * 1024
 TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`
 JOINED_BYTES: Final = 512  # of small pieces, which count as one: however reads split them
 
-# The client's credentials are for us; framing fields are written anew; Expect was answered by the server. Nobody compresses for
-# us what comes over loopback: it is read on its way.
-_NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
-    b"host",
-    b"accept-encoding",
-    b"content-length",
-    b"authorization",
-    b"x-api-key",
-    b"cookie",
-    b"expect",
-    b"x-request-id",
-    b"x-allow-remote",
-    b"x-timeout",
-    b"x-llmux-load-feedback",
-    b"x-priority",
-    b"x-tenant-id",
-}
 _IGNORED: Final = b"x-llmux-ignored"
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms", _IGNORED))
 _STREAM_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
@@ -149,6 +131,7 @@ async def forward(
     *,
     upstream: Upstream,
     target: bytes,
+    headers: Headers,
     body: Body,
     dialect: Dialect,
     filters: Sequence[Filter] = (),
@@ -167,7 +150,7 @@ async def forward(
 ) -> bool:
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
-    `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
+    `target` is the worker's path and query as they go on the wire, `headers` are what it gets of the client's. `extra_headers` are added to the response, as is
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. `x-llmux-ignored` names the fields in `ignored`,
     and those that the worker's header names, as the client calls them (`as_called`, see `AnswerTranslation.names`). With
     `sse_started` the response's head was sent already (see `Keepalive`). `explain` may say more about what broke a stream off.
@@ -182,7 +165,7 @@ async def forward(
     response: UpstreamResponse = await upstream.request(
         scope["method"],
         target,
-        request_headers(scope["headers"], request_id, not_for_workers(dialect.credential_headers)),
+        [*headers, (b"x-request-id", request_id)],
         body,
         first_byte_s=first_byte_s,
     )
@@ -225,13 +208,13 @@ async def forward(
                 mend=mend,
             )
         if not sse_started:
-            head = response_headers(
+            answer_head = response_headers(
                 response.headers,
                 own,
                 is_stream=content_type.startswith(STREAMS),
                 is_bodiless=response.status in _BODILESS,
             )
-            await send({"type": "http.response.start", "status": response.status, "headers": head})
+            await send({"type": "http.response.start", "status": response.status, "headers": answer_head})
         outcome.started = True
         if content_type.startswith(STREAMS) and not _encoded(response.headers):
             outcome.stream_type = content_type
@@ -324,28 +307,6 @@ def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
     return (b"openai-processing-ms", b"%d" % round((now - arrived_at) * 1000))  # the loop's clock has whole ones
 
 
-@cache
-def not_for_workers(credentials: frozenset[bytes]) -> frozenset[bytes]:
-    """The request headers that no worker gets."""
-    return _NOT_FOR_WORKERS | credentials
-
-
-def request_headers(headers: Headers, request_id: bytes, dropped: Collection[bytes] = _NOT_FOR_WORKERS) -> Headers:
-    """The client's headers (lowercase names) as the worker gets them: end-to-end fields without credentials.
-
-    `dropped`: see `not_for_workers`.
-    """
-    kept = []
-    for item in headers:
-        if item[0] not in dropped:
-            kept.append(item)
-        elif item[0] == b"connection" and (named := _named_in(item[1])):
-            kept_headers = [(n, v) for n, v in headers if n not in named and n != b"connection"]
-            return request_headers(kept_headers, request_id, dropped)
-    kept.append((b"x-request-id", request_id))
-    return kept
-
-
 def response_headers(headers: Headers, own: Headers, *, is_stream: bool, is_bodiless: bool = False) -> Headers:
     """The worker's headers as the client gets them: without its CORS policy, Server and Date, and with ours.
 
@@ -359,12 +320,6 @@ def response_headers(headers: Headers, own: Headers, *, is_stream: bool, is_bodi
             kept.append((b"cache-control", b"no-cache"))
     kept += own
     return kept
-
-
-def _named_in(connection: bytes) -> set[bytes]:
-    if connection in (b"keep-alive", b"Keep-Alive", b"close"):
-        return set()
-    return {token.strip().lower() for token in connection.split(b",")} - {b"keep-alive", b"close", b"connection"}
 
 
 def _header(headers: Headers, name: bytes) -> bytes:

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from supervisor.errors import InvalidRequestError
-
-HEADER: Final = b"x-llmux-load-feedback"
+from supervisor.proxy.head import LOAD_FEEDBACK as HEADER
 
 _WORDS: Final = dict.fromkeys((b"true", b"1", b"yes", b"on"), True) | dict.fromkeys(
     (b"false", b"0", b"no", b"off"), False

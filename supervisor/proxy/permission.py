@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from supervisor.errors import ForbiddenError, InvalidRequestError
+from supervisor.proxy.head import ALLOW_REMOTE as HEADER
 
 FIELD: Final = "allow_remote"
-HEADER: Final = b"x-allow-remote"
 
 _WORDS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null": False, b"": False}
 

@@ -7,7 +7,6 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-HEADER: Final = b"traceparent"
 _VALUE: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 
 

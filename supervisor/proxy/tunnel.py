@@ -13,7 +13,7 @@ from typing import Final, NoReturn, Protocol
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.io.upstream import Headers, Upstream, UpstreamPool
 from supervisor.proxy.disconnect import ResponseOverError, Scope
-from supervisor.proxy.forward import ERROR_LIMIT, Outcome, not_for_workers, request_headers
+from supervisor.proxy.forward import ERROR_LIMIT, Outcome
 from supervisor.proxy.upstream_error import worker_error
 
 EXTENSION: Final = "llmux.tunnel"
@@ -55,18 +55,17 @@ async def tunnel(
     *,
     upstream: Upstream,
     target: bytes,
-    credentials: frozenset[bytes],
+    headers: Headers,
     request_id: bytes,
     first_byte_s: float,
 ) -> NoReturn:
-    """Connect both until one of them ends it. Raises LlmuxError while the client has no answer, then ResponseOverError.
+    """Connect both until one of them ends it; `headers` are what the worker gets of the client's. Raises LlmuxError while the client has no answer, then ResponseOverError.
 
     Cancellation closes the worker's connection.
     """
     if not isinstance(upstream, UpstreamPool):
         raise refuse(scope["path"])
-    headers = [*request_headers(scope["headers"], request_id, not_for_workers(credentials)), *_ASKED]
-    reader, writer = await upstream.open(target, headers)
+    reader, writer = await upstream.open(target, [*headers, (b"x-request-id", request_id), *_ASKED])
     try:
         try:
             async with asyncio.timeout(first_byte_s):

@@ -85,7 +85,7 @@ def drawn() -> dict[str, object]:
         for name, value in list(vars(module).items())
         if isinstance(value, random.Random)
     }
-    ids = {"request": request_id_of([]).decode(), "uuid": str(uuid.uuid4()), "secret": secrets.token_hex(12)}
+    ids = {"request": request_id_of(None).decode(), "uuid": str(uuid.uuid4()), "secret": secrets.token_hex(12)}
     return {**sources, **ids, "random": random.random(), "pid": os.getpid()}
 
 

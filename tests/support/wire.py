@@ -23,6 +23,7 @@ from supervisor.proxy.body import read_body
 from supervisor.proxy.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.proxy.error_response import error_body, error_headers
 from supervisor.proxy.forward import Outcome, forward
+from supervisor.proxy.head import head_of
 
 PATIENCE_S = 30.0
 IDLE_S = 60.0  # a machine that pauses for a moment is no idle connection
@@ -304,6 +305,7 @@ async def proxied(script: Script, **options):
                         outcome,
                         upstream=upstream,
                         target=target,
+                        headers=head_of(scope).for_worker,
                         body=body,
                         dialect=OPENAI,
                         request_id=b"req-1",

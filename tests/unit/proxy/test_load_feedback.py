@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.forward import request_headers
+from supervisor.proxy.head import RequestHead
 from supervisor.proxy.load_feedback import HEADER, is_wanted
 from tests.support.cases import cases
 
@@ -27,5 +27,4 @@ class TestHeader:
             is_wanted([(HEADER, value)], True)
 
     def test_no_worker_gets_it(self):
-        kept = request_headers([(HEADER, b"true"), (b"accept", b"*/*")], b"req_1")
-        assert kept == [(b"accept", b"*/*"), (b"x-request-id", b"req_1")]
+        assert RequestHead([(HEADER, b"true"), (b"accept", b"*/*")]).for_worker == [(b"accept", b"*/*")]
