@@ -88,7 +88,10 @@ class Engine(Operating):
         self.clock = time.monotonic
         self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
         self.before_line: Callable[[], None] = lambda: None  # called before a line of the log that others come before
-        self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
+        self.observers: list[Observer] = []  # told of each event and its effects, once these are under way, but for
+        self.traffic: list[
+            Callable[[], None]
+        ] = []  # requests that were dispatched at once or ended: these are told then
         self._fleet = fleet
         self._sampler = sampler
         self._learn = learn  # keeps what a model took, and how long its load
@@ -177,10 +180,13 @@ class Engine(Operating):
     def _tell(self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False) -> None:
         """Everybody who looks. A mistake of theirs must not stop the engine."""
         try:
-            if not is_settled:
-                self._waits.look(self._scheduler.state, at)
-            for recording in tuple(self._recordings):
+            for recording in tuple(self._recordings) if self._recordings else ():
                 recording.add(at, event, effects)
+            if is_settled:
+                for notice in self.traffic:
+                    notice()
+                return
+            self._waits.look(self._scheduler.state, at)
             happened = event.event or event if type(event) is Mishandled else event
             for observe in self.observers:
                 observe(happened, effects)

@@ -37,6 +37,7 @@ class Feed:
         self._flush: asyncio.Handle | None = None
         self._flush_at = 0.0  # loop time
         daemon.engine.observers.append(self.observe)
+        daemon.engine.traffic.append(self._observe_traffic)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
         """Subscribe to events from now on. Raises UnavailableError when `most` do already."""
@@ -71,6 +72,10 @@ class Feed:
             self._tell_memory()
         if daemon.hub.wants("model"):
             self._flush_after(0.0 if not isinstance(event, RequestArrived | RequestFinished) else TRAFFIC_INTERVAL_S)
+
+    def _observe_traffic(self) -> None:
+        if self._daemon.hub.wants("model"):
+            self._flush_after(TRAFFIC_INTERVAL_S)
 
     # models
 

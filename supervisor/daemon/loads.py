@@ -24,7 +24,7 @@ from pydantic import JsonValue
 
 from runtimes.base import ModelUnusableError
 from supervisor.catalog import CatalogModel
-from supervisor.core.effects import Decided, Dispatch, Effect
+from supervisor.core.effects import Decided, Effect
 from supervisor.core.events import Event, LoadAsked, LoadCancelled, RequestArrived, RequestFinished, UnloadAsked
 from supervisor.core.types import SERVES, ModelId, WorkerState, base_of
 from supervisor.daemon.status import LoadStatus
@@ -137,10 +137,6 @@ class Loads:
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""
         kind = type(event)
-        if kind is RequestFinished and not effects:
-            return
-        if kind is RequestArrived and len(effects) == 1 and type(effects[0]) is Dispatch:
-            return
         about = {effect.model for effect in effects if type(effect) is Decided and effect.model is not None}
         if isinstance(event, RequestArrived | LoadAsked):
             about.add(event.model)

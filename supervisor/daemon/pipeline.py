@@ -34,7 +34,7 @@ from supervisor.daemon.caching import CacheWish, Salts, wish_of
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.context_use import ContextUse
 from supervisor.daemon.engine import Engine
-from supervisor.daemon.identity import identify
+from supervisor.daemon.identity import Identity, identify
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
 from supervisor.daemon.rate_headers import PREFIX as RATE_PREFIX
@@ -119,6 +119,7 @@ class Pipeline:
         self._first_byte_s = catalog.limits.first_byte_s
         is_runner = catalog.server.health == "runner"  # whose clients look for them in every answer
         self._cache_wish = CacheWish() if is_runner else None
+        self._identities: dict[bytes | None, Identity] = {}  # of keys, for requests that say nothing else
         self._cache_headers = NOTHING_TOLD if is_runner else []
 
     def serves(self, method: str, path: str, dialect: Dialect) -> bool:
@@ -221,17 +222,25 @@ class Pipeline:
 
         Raises InvalidRequestError, and RateLimitError in a pause.
         """
-        own = head_of(scope).own
-        context.demand, profile, is_lowered = identify(own, body, context.key, self._catalog)
-        for name, value in own:
-            if name == TRACE:
-                context.trace = trace_of(value)
+        own, key = head_of(scope).own, context.key
+        if own or not body.is_silent:
+            context.demand, profile, is_lowered = identify(own, body, key, self._catalog)
+            for name, value in own:
+                if name == TRACE:
+                    context.trace = trace_of(value)
+            context.cache = wish_of(own) or self._cache_wish
+            context.budget_s = budget.budget_s(own, body.said(BUDGET))
+            if is_lowered:
+                context.extra.append((PRIORITY, b"%d" % context.demand.priority))
+        else:
+            digest = None if key is None else key.digest
+            known = self._identities.get(digest)
+            if known is None:
+                known = self._identities[digest] = identify(own, body, key, self._catalog)
+            context.demand, profile, _ = known
+            context.cache = self._cache_wish
         if self._traces:
             context.trace, context.span_id = context.trace or begun(), secrets.token_hex(8)
-        context.cache = (wish_of(own) if own else None) or self._cache_wish
-        context.budget_s = budget.budget_s(own, body.said(BUDGET))
-        if is_lowered:
-            context.extra.append((PRIORITY, b"%d" % context.demand.priority))
         if context.demand.tenant:
             self._clients.arrived(context.demand.tenant)
         return profile

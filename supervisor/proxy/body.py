@@ -70,6 +70,11 @@ class Body:
     def rename(self, name: str) -> None:
         """Let the worker see this name of the model, if the body names one."""
 
+    @property
+    def is_silent(self) -> bool:
+        """Does it say nothing to llmux by fields of `SAID`?"""
+        return True
+
     def said(self, name: str) -> JsonValue:
         """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""
         return None

@@ -202,6 +202,11 @@ class Form(Body):
         """See Body."""
         return InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
 
+    @property
+    def is_silent(self) -> bool:
+        """See Body."""
+        return not self._said
+
     def said(self, name: str) -> JsonValue:
         """See Body. The last of several counts."""
         return self._said.get(name) or None

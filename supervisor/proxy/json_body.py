@@ -108,6 +108,11 @@ class JsonBody(Body):
             self.name, self._is_changed = name, True
             self._fields["model"] = msgspec.Raw(_encode(name))
 
+    @property
+    def is_silent(self) -> bool:
+        """See Body."""
+        return not self._private
+
     def said(self, name: str) -> JsonValue:
         """See Body."""
         raw = self._private.get(name)
