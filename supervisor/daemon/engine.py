@@ -288,19 +288,12 @@ class Engine(Operating):
 
     # ------------------------------------------------------------------------------------------------------- requests
 
-    async def admit(
-        self,
-        ticket_id: TicketId,
-        model: ModelId,
-        demand: Demand = ANY,
-        client: CancelOnDisconnect | None = None,
-        waits: list[Wait] | None = None,
-        asked: str | None = None,
+    def ask(
+        self, ticket_id: TicketId, model: ModelId, demand: Demand = ANY, client: CancelOnDisconnect | None = None
     ) -> Ticket:
-        """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
+        """Ask for a worker of `model`. Where one is ready and has room the ticket has its `upstream`; else await `admitted`.
 
-        `client` is interrupted when the request is cut. A wait is added to `waits`. Errors name the model as it was `asked`
-        for. Cancelling it removes the request from the queue. Raises NotFoundError or UnavailableError. `finish()` the ticket.
+        `client` is interrupted when the request is cut. `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
@@ -309,11 +302,18 @@ class Engine(Operating):
         except BaseException:
             self.finish(ticket)
             raise
+        return ticket
+
+    async def admitted(self, ticket: Ticket, waits: list[Wait], asked: str) -> None:
+        """Wait until a worker takes the request. A wait is added to `waits`.
+
+        Errors name the model as it was `asked` for; with them, or when it is cancelled, the ticket is finished. Raises
+        NotFoundError or UnavailableError.
+        """
         if ticket.upstream is None and ticket.rejection is None and self._finished is None:
             ticket.waiter = asyncio.get_running_loop().create_future()
-            wait = self._waits.begin(model, ticket.arrived)
-            if waits is not None:
-                waits.append(wait)
+            wait = self._waits.begin(ticket.model, ticket.arrived)
+            waits.append(wait)
             try:
                 await ticket.waiter
             except asyncio.CancelledError:
@@ -321,10 +321,9 @@ class Engine(Operating):
                 raise
             finally:
                 wait.end(ticket.admitted or self.clock())
-        if ticket.upstream is not None:
-            return ticket
-        del self._tickets[ticket_id]
-        raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection, asked or model)
+        if ticket.upstream is None:
+            del self._tickets[ticket.id]
+            raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection, asked)
 
     def look(self, ticket_id: TicketId, model: ModelId) -> Ticket | None:
         """For a request that only looks at what a worker does: it waits for nobody, and nobody counts it. None: no worker answers.

@@ -15,6 +15,7 @@ can't answer and has sent nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import Awaitable, Sequence
@@ -273,12 +274,13 @@ class Pipeline:
             while following is not None:
                 following = await self._try(scope, send, context, following, client, keepalive)
         except LlmuxError as error:
-            if not keepalive.started:
+            if keepalive is None or not keepalive.started:
                 raise
             context.fail(error)
             await keepalive.fail(error)
         finally:
-            context.begun = keepalive.content_type if keepalive.started else None
+            if keepalive is not None and keepalive.started:
+                context.begun = keepalive.content_type
 
     async def _try(
         self,
@@ -287,7 +289,7 @@ class Pipeline:
         context: RequestContext,
         target: Target,
         client: CancelOnDisconnect,
-        keepalive: Keepalive,
+        keepalive: Keepalive | None,
     ) -> Target | None:
         """Let this model answer. Returns whom to ask instead if it can't and a task says who else may; None: it is over."""
         try:
@@ -317,10 +319,10 @@ class Pipeline:
                 target.body.release()
         return None
 
-    def _keepalive(self, scope: Scope, send: Send, context: RequestContext, target: Target) -> Keepalive:
+    def _keepalive(self, scope: Scope, send: Send, context: RequestContext, target: Target) -> Keepalive | None:
         dialect, key = context.dialect, context.key
         if not (context.stream and target.is_known):
-            return Keepalive(send, [], dialect, interval_s=None)
+            return None
         news = None
         first_s = self._keepalive_s  # the response's headers go out then
         by_default = self._catalog.server.load_feedback
@@ -342,7 +344,7 @@ class Pipeline:
         context: RequestContext,
         target: Target,
         client: CancelOnDisconnect,
-        keepalive: Keepalive,
+        keepalive: Keepalive | None,
     ) -> None:
         # 4.
         if scope["method"] == "GET" and target.endpoint.only_looks and client_of(scope) is None:
@@ -369,7 +371,7 @@ class Pipeline:
             self._engine.finish(ticket, tokens_of(context.demand.accounts, context.outcome), served=served)
 
     async def _look(
-        self, scope: Scope, send: Send, context: RequestContext, target: Target, keepalive: Keepalive
+        self, scope: Scope, send: Send, context: RequestContext, target: Target, keepalive: Keepalive | None
     ) -> None:
         """Let a worker that is there say what it does. Raises InvalidRequestError where none is."""
         assert context.ticket_id is not None
@@ -391,7 +393,7 @@ class Pipeline:
         target: Target,
         ticket: Ticket,
         gathered: Gathered,
-        keepalive: Keepalive,
+        keepalive: Keepalive | None,
     ) -> Awaitable[bool]:
         """Send it. True: its worker refuses it, and it can be sent again, changed."""
         assert ticket.upstream is not None
@@ -433,7 +435,7 @@ class Pipeline:
             extra_headers=own,
             ignored=sent.ignored,
             arrived_at=context.arrived_at,
-            sse_started=keepalive.started,
+            sse_started=keepalive is not None and keepalive.started,
             first_byte_s=self._first_byte_s,
             explain=partial(self._explained, context),
             raises=is_crowded if target.ladder is None else _is_for_another,
@@ -464,32 +466,36 @@ class Pipeline:
         return error if why is None else UpstreamError(f"{error.message[:-1]}: {why}.", code=error.code)
 
     async def _admitted(
-        self, context: RequestContext, target: Target, client: CancelOnDisconnect, keepalive: Keepalive
+        self, context: RequestContext, target: Target, client: CancelOnDisconnect, keepalive: Keepalive | None
     ) -> Ticket:
+        """Its place at a worker, at once or after a wait. Raises LlmuxError."""
         assert context.ticket_id is not None
-        context.ticket = ticket = None
-        body = target.body
-        if body.may_spill:
-            body.wait()
+        context.ticket = None
         try:
-            async with keepalive:
-                ticket = await self._engine.admit(
-                    context.ticket_id,
-                    target.model,
-                    self._demand(context, target),
-                    client=client,
-                    waits=context.waits,
-                    asked=context.name,
-                )
+            ticket = self._engine.ask(context.ticket_id, target.model, self._demand(context, target), client)
+            if ticket.upstream is None:
+                await self._wait(ticket, context, target.body, keepalive)
         except BaseException:
             if context.demand.accounts:
                 self._tell_limits(context)
-            if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
+            raise
+        return ticket
+
+    async def _wait(self, ticket: Ticket, context: RequestContext, body: HeldBody, keepalive: Keepalive | None) -> None:
+        assert context.name is not None
+        is_admitted = False
+        if body.may_spill:
+            body.wait()
+        try:
+            async with keepalive or contextlib.nullcontext():
+                await self._engine.admitted(ticket, context.waits, context.name)
+                is_admitted = True
+        except BaseException:
+            if is_admitted:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)
             raise
         if body.may_spill:
             body.run()
-        return ticket
 
     def _demand(self, context: RequestContext, target: Target) -> Demand:
         """What it asks of this model now. Raises BudgetError when its time is over."""

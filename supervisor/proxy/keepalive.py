@@ -23,8 +23,7 @@ class Keepalive:
     """`async with keepalive:` sends the dialect's keep-alive bytes while the block waits for long.
 
     After `interval_s` in the block the response starts (200, `content_type` and `headers`), and the bytes go out
-    every `interval_s`. From then on `started` is True: the headers are sent, and `fail` sends a failure. With an
-    interval of None it does nothing: the response is no stream.
+    every `interval_s`. From then on `started` is True: the headers are sent, and `fail` sends a failure.
 
     `news` is asked for more to send, events or None, from `NEWS_AFTER_S` on; the first event starts the response as well.
     """
@@ -47,7 +46,7 @@ class Keepalive:
         headers: Headers,
         dialect: Dialect,
         *,
-        interval_s: float | None = INTERVAL_S,
+        interval_s: float = INTERVAL_S,
         content_type: bytes = SSE,
         news: Callable[[], bytes | None] | None = None,
     ) -> None:
@@ -62,9 +61,8 @@ class Keepalive:
         self._beat_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        if self._interval_s is not None:
-            first_s = self._interval_s if self._news is None else min(self._interval_s, NEWS_AFTER_S)
-            self._timer = asyncio.get_running_loop().call_later(first_s, self._begin, self._interval_s, first_s)
+        first_s = self._interval_s if self._news is None else min(self._interval_s, NEWS_AFTER_S)
+        self._timer = asyncio.get_running_loop().call_later(first_s, self._begin, self._interval_s, first_s)
         return self
 
     async def __aexit__(

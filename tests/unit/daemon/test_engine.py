@@ -33,6 +33,7 @@ from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, Ticket
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.recording import replay
+from supervisor.daemon.ticket import Ticket
 from supervisor.errors import NotFoundError, UnavailableError
 from tests.support.simulation import GPU, model
 
@@ -112,7 +113,13 @@ class Bench:
         self.engine.post(WorkerExited(last.model, last.generation, crash))
 
     def ask(self, name: ModelId = A, ticket: str = "1") -> asyncio.Task:
-        return asyncio.create_task(self.engine.admit(TicketId(ticket), name))
+        return asyncio.create_task(self.admit(ticket, name))
+
+    async def admit(self, ticket: str = "1", name: ModelId = A) -> Ticket:
+        asked = self.engine.ask(TicketId(ticket), name)
+        if asked.upstream is None:
+            await self.engine.admitted(asked, [], name)
+        return asked
 
     @property
     def world(self):
@@ -157,7 +164,7 @@ class TestRequests:
             pass
 
         async def ask(body: object) -> None:
-            await bench.engine.admit(TicketId("1"), ModelId("nobody"))
+            await bench.admit("1", ModelId("nobody"))
 
         body = Body()
         kept = weakref.ref(body)
@@ -290,12 +297,12 @@ class TestMistakes:
         bench.engine.observers.append(lambda event, _: happened.append(event))
         with bench.engine.recording() as recording:
             with pytest.raises(UnavailableError, match=r"llmux made a mistake over it \(ZeroDivisionError\)") as caught:
-                await bench.engine.admit(TicketId("1"), A)
+                await bench.admit("1")
             assert caught.value.code == "model_failed"
             assert [type(event) for event in happened] == [RequestArrived]
             bench.world.check()
             with pytest.raises(UnavailableError, match="tried again in 10 min"):
-                await bench.engine.admit(TicketId("2"), A)
+                await bench.admit("2")
             asked = bench.ask(B, "3")
             await soon(lambda: bool(bench.fleet.started))
             bench.become_ready()
@@ -369,7 +376,7 @@ class TestMistakes:
             post(WorkerReady(effect.model, effect.generation))
 
         bench.fleet.at_start = start
-        ticket = await bench.engine.admit(TicketId("1"), A)
+        ticket = await bench.admit("1")
         bench.engine.finish(ticket)
         assert bench.left_behind() == (0, 0, 0)
 
@@ -381,7 +388,7 @@ class TestMistakes:
             bench.engine._tell(0.0, endless, [])
             assert recording.broke_off
         bench.fleet.at_start = lambda effect, post: post(WorkerReady(effect.model, effect.generation))
-        ticket = await bench.engine.admit(TicketId("1"), A)
+        ticket = await bench.admit("1")
         bench.engine.finish(ticket)
         assert bench.left_behind() == (0, 0, 0)
 
@@ -392,7 +399,7 @@ class TestMistakes:
         with monkeypatch.context() as patch:
             patch.setattr(bench.engine._scheduler, "handle", stumble)
             with pytest.raises(AssertionError):
-                await bench.engine.admit(TicketId("1"), A)
+                await bench.admit("1")
         assert bench.left_behind() == (0, 0, 0)
 
     async def test_sampling_goes_on_after_a_reading_that_failed(self, bench):
