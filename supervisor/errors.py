@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import Final
+
+MAX_RETRY_AFTER_S: Final = 120
+"""Clients ignore a longer `Retry-After`."""
 
 
 class LlmuxError(Exception):

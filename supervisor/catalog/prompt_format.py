@@ -1,7 +1,7 @@
 """What a prompt format means for a model: who writes its prompts, and what a conversation may have then.
 
 Most models bring a chat template, and their worker writes the prompts. A model with a `prompt_format` may lack one, or have
-one that is wrong for it: then llmux writes the prompts (`supervisor.proxy.prompts`), and the worker only completes texts.
+one that is wrong for it: then llmux writes the prompts (`supervisor.gateway.prompts`), and the worker only completes texts.
 A worker's own template is better where it is one of the same family: it knows tools and pictures. It is told by a word that
 only templates of that family have.
 """

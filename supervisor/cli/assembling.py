@@ -18,16 +18,16 @@ from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import Configured
 from supervisor.core.types import DeviceId
 from supervisor.daemon.alert_hook import AlertHook
-from supervisor.daemon.body_log import BodyLog
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.engine import Engine
 from supervisor.daemon.job import former_owners
 from supervisor.daemon.request_log import RequestLog
 from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
 from supervisor.daemon.shared_leases import SharedLeases
 from supervisor.daemon.sizes import tell_sizes, warnings_of
+from supervisor.engine.engine import Engine
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
+from supervisor.gateway.filters.body_log import BodyLog
 from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.kept_bodies import KeptBodies
 from supervisor.io.lease_store import LeaseStore

@@ -33,11 +33,11 @@ from supervisor.cli.server import Listeners, listeners_of, make_server, open_lis
 from supervisor.core.events import UnloadAsked
 from supervisor.daemon import rechecking
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.takeover import Takeover
+from supervisor.engine.engine import Engine
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application

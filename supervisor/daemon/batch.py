@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Final, Literal
 import msgspec
 
 from supervisor.errors import InvalidRequestError, TooLargeError
+from supervisor.gateway.body.json_body import JsonBody
 from supervisor.io.held_body import Bytes
-from supervisor.proxy.json_body import JsonBody
 
 State = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
 OVER: Final = frozenset({"completed", "failed", "expired", "cancelled"})

@@ -15,12 +15,11 @@ from pydantic import JsonValue
 
 from supervisor.catalog.clients import DEFAULT, ClientConfig
 from supervisor.core.cooldown import Cooldown, CooldownRule
-from supervisor.errors import NotFoundError, RateLimitError
-from supervisor.proxy.error_response import MAX_RETRY_AFTER_S
+from supervisor.errors import MAX_RETRY_AFTER_S, NotFoundError, RateLimitError
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
-    from supervisor.daemon.requests import RequestContext
+    from supervisor.gateway.requests import RequestContext
 
 log = structlog.get_logger("llmux.clients")
 

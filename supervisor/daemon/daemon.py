@@ -12,14 +12,8 @@ from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.daemon.additions import Additions
 from supervisor.daemon.alert_hook import AlertHook
-from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.batches import Batches
-from supervisor.daemon.body_log import BodyLog
-from supervisor.daemon.caching import Salts
 from supervisor.daemon.clients import Clients
-from supervisor.daemon.context_use import ContextUse
-from supervisor.daemon.engine import Engine
-from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
 from supervisor.daemon.history import History
 from supervisor.daemon.jobs import Jobs
@@ -27,15 +21,21 @@ from supervisor.daemon.loads import Loads
 from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.op_tokens import OpTokens
 from supervisor.daemon.partners import Partners
-from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.pulls import Pulls
 from supervisor.daemon.request_log import RequestLog
-from supervisor.daemon.requests import InFlight
 from supervisor.daemon.runner_metrics import RunnerMetrics
 from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.steps import Steps
 from supervisor.daemon.tracing import Tracing
+from supervisor.engine.engine import Engine
+from supervisor.engine.events import Hub
 from supervisor.fleet.fleet import Fleet
+from supervisor.gateway.answer_times import AnswerLog
+from supervisor.gateway.filters.body_log import BodyLog
+from supervisor.gateway.pipeline import Pipeline
+from supervisor.gateway.requests import InFlight
+from supervisor.gateway.route.caching import Salts
+from supervisor.gateway.route.context_use import ContextUse
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
@@ -91,7 +91,8 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.settled.set()
-        self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
+        self.requests = InFlight(self.hub, self.wall_time(0.0))
+        self.requests.listeners.append(self.history.count_tokens)
         self.engine.before_line = self.requests.record
         self.answers = AnswerLog(self.engine.clock)
         self.requests.observers += [self.answers.observe, self.contexts.observe]
@@ -129,9 +130,9 @@ class Daemon:
             catalog,
             self.requests,
             self.bodies,
-            self.clients,
+            self.clients.arrived,
             self.answers,
-            self.runtime,
+            lambda: self.runtime.allow_cloud_fallback,
             self.salts,
             self.responses,
             self.pictures,

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from runtimes.base import HealthCheck, LaunchSpec
 from supervisor.core.events import WorkerAdopted
 from supervisor.core.types import ModelId, TicketId
-from supervisor.daemon.recording import packed, unpacked
+from supervisor.engine.recording import packed, unpacked
 from supervisor.errors import LlmuxError
 from supervisor.io.fd_channel import Json, Message
 from supervisor.io.memory import WorkerKey

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from supervisor.core.effects import Alert, Decided, Effect
 from supervisor.core.events import Event, MemorySampled, RequestArrived, RequestFinished
 from supervisor.core.types import ModelId
-from supervisor.daemon.events import SUBSCRIBERS, Kind, Subscription
-from supervisor.daemon.status import ModelStatus
 from supervisor.daemon.views import Json, decision_view, device_views, model_view
+from supervisor.engine.events import SUBSCRIBERS, Kind, Subscription
+from supervisor.engine.status import ModelStatus
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from pydantic import JsonValue
+
+if TYPE_CHECKING:
+    from supervisor.gateway.requests import RequestContext
 
 INTERVAL_S: Final = 2.0
 POINTS: Final = 900
@@ -57,6 +60,19 @@ class History:
             start = number * self.interval_s
             covered_s = min(ended, start + self.interval_s) - max(began, start)
             self._add(number, name, rate * covered_s / self.interval_s)
+
+    def count_tokens(self, ended: Sequence[RequestContext]) -> None:
+        """Add the tokens of requests that have ended."""
+        quick = 0  # of responses no longer than a point: added in one step
+        for context in ended:
+            if context.usage.completion is not None and context.ticket is not None:
+                if context.ended_at - context.ticket.admitted < self.interval_s:
+                    quick += context.usage.completion
+                else:
+                    self.spread("tokens_per_s", context.usage.completion, context.ticket.admitted, context.ended_at)
+        if quick:
+            now = ended[-1].ended_at
+            self.spread("tokens_per_s", quick, now, now)
 
     def series(self) -> tuple[float, dict[str, JsonValue]]:
         """The first point's time, and every name's values, oldest first; None if there was no sample."""

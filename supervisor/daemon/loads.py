@@ -27,7 +27,7 @@ from supervisor.catalog import CatalogModel
 from supervisor.core.effects import Decided, Effect
 from supervisor.core.events import Event, LoadAsked, LoadCancelled, RequestArrived, RequestFinished, UnloadAsked
 from supervisor.core.types import SERVES, ModelId, WorkerState, base_of
-from supervisor.daemon.status import LoadStatus
+from supervisor.engine.status import LoadStatus
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.io.store import Entry, NotSavedError, Store
 

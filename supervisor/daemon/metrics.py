@@ -19,8 +19,8 @@ from supervisor.core.effects import Decided, Effect, Reject, StopWorker
 from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
 from supervisor.daemon.counters import FastCounter, FastHistogram
-from supervisor.daemon.requests import RequestContext
-from supervisor.daemon.ticket import Ticket
+from supervisor.engine.ticket import Ticket
+from supervisor.gateway.requests import RequestContext
 from supervisor.io.distribution import version
 
 if TYPE_CHECKING:

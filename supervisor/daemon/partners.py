@@ -29,9 +29,9 @@ from supervisor.core.types import (
     Partner,
     WorkerState,
 )
-from supervisor.daemon.engine import Engine
 from supervisor.daemon.shared_leases import SharedLeases
-from supervisor.daemon.status import PartnerStatus
+from supervisor.engine.engine import Engine
+from supervisor.engine.status import PartnerStatus
 from supervisor.errors import InvalidRequestError, LeaseUnavailableError, LlmuxError, NotFoundError
 from supervisor.io.memory import MemorySampler
 from supervisor.io.store import NotSavedError, Store

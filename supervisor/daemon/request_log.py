@@ -16,9 +16,9 @@ import msgspec
 import structlog
 
 from supervisor.core.types import ModelId
-from supervisor.daemon.ended import ENDED, Ended, EndedBefore
-from supervisor.daemon.requests import InFlight
 from supervisor.daemon.usage import Used, summed, today, used
+from supervisor.gateway.ended import ENDED, Ended, EndedBefore
+from supervisor.gateway.requests import InFlight
 from supervisor.io.store import NotSavedError, Store
 
 log = structlog.get_logger("llmux.requests")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from supervisor.core.types import ModelId
-from supervisor.daemon.ended import ENDED, Ended, EndedBefore
-from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.views import Json, decision_view
-from supervisor.daemon.waits import Part
+from supervisor.engine.waits import Part
 from supervisor.errors import NotFoundError
+from supervisor.gateway.ended import ENDED, Ended, EndedBefore
+from supervisor.gateway.requests import RequestContext
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon

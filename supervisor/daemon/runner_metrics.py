@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from runtimes.estimate import Estimate
-from supervisor.daemon.status import ModelStatus
+from supervisor.engine.status import ModelStatus
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon

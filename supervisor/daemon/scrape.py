@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.types import WorkerState
-from supervisor.daemon.status import ModelStatus
+from supervisor.engine.status import ModelStatus
 from supervisor.errors import LlmuxError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from supervisor.core.device_ledger import Holder, Phase
 from supervisor.core.effects import StartWorker
 from supervisor.core.events import LeaseLost, LeasesSeen
 from supervisor.core.types import Crash, CrashClass, DeviceId, Devices, Parts
-from supervisor.daemon.engine import Engine
+from supervisor.engine.engine import Engine
 from supervisor.io.lease_store import JUST_BEGUN, LeaseStore, Refusal, Share, StoreUnreachableError
 from supervisor.io.memory import DeviceInfo
 

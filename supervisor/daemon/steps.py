@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.types import Generation, ModelId
-from supervisor.daemon.requests import RequestContext
 from supervisor.fleet.steps import Step, told
+from supervisor.gateway.requests import RequestContext
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from supervisor.catalog import Task
 from supervisor.core.ladder import Rung, allowed, choose
 from supervisor.core.messages import listed
-from supervisor.daemon.ladder import first_reason, rungs
 from supervisor.daemon.views import Json
 from supervisor.errors import NotFoundError
+from supervisor.gateway.route.ladder import first_reason, rungs
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon

@@ -18,9 +18,9 @@ from typing import Final
 import structlog
 
 from supervisor.core.waiting import WaitKind
-from supervisor.daemon.requests import RequestContext
 from supervisor.errors import ConfigError
-from supervisor.proxy.trace_context import TraceContext
+from supervisor.gateway.identity.trace_context import TraceContext
+from supervisor.gateway.requests import RequestContext
 
 FLUSH_S: Final = 3.0
 _NAME: Final = "OTEL_SERVICE_NAME"

@@ -18,7 +18,7 @@ import msgspec
 
 from runtimes.device_kind import HOST
 from supervisor.core.types import REMOTE
-from supervisor.daemon.ended import Ended
+from supervisor.gateway.ended import Ended
 
 NO_KEY: Final = "(no key)"
 _NO_GPU: Final = frozenset({HOST.device_id(), *REMOTE})

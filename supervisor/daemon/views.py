@@ -17,8 +17,8 @@ from supervisor.catalog.fitting import memory_warnings, pins_warning
 from supervisor.catalog.masking import masked
 from supervisor.core.decisions import Decision
 from supervisor.core.types import DeviceId, Footprint, ModelId
-from supervisor.daemon.status import DeviceStatus, ModelStatus
-from supervisor.daemon.thinking import thinking_modes
+from supervisor.engine.status import DeviceStatus, ModelStatus
+from supervisor.gateway.route.thinking import thinking_modes
 from supervisor.io.convert import documents
 from supervisor.io.memory import DeviceInfo
 

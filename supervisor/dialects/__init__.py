@@ -15,7 +15,7 @@ from supervisor.dialects.ollama import OLLAMA
 from supervisor.dialects.openai import OPENAI, OpenAI
 from supervisor.dialects.responses import RESPONSES
 from supervisor.dialects.runner import RUNNER
-from supervisor.proxy.disconnect import Scope
+from supervisor.gateway.disconnect import Scope
 
 DIALECTS: Final[tuple[OpenAI, ...]] = (RUNNER, ANTHROPIC, LLAMACPP, RESPONSES, COHERE, OLLAMA, OPENAI)
 

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from supervisor.errors import UpstreamError
-from supervisor.proxy.frames import FrameStream
-from supervisor.proxy.stream_end import INCOMPLETE, StreamFailedError, failure, is_reason
-from supervisor.proxy.upstream_error import WorkerAnswerError
+from supervisor.gateway.filters.frames import FrameStream
+from supervisor.gateway.stream_end import INCOMPLETE, StreamFailedError, failure, is_reason
+from supervisor.gateway.upstream_error import WorkerAnswerError
 
 PATH: Final = "/v1/chat/completions"
 

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.status import ModelStatus
+from supervisor.engine.status import ModelStatus
 
 Json = dict[str, JsonValue]
 Status = Literal["unloaded", "loading", "loaded", "failed"]

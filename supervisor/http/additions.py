@@ -11,10 +11,10 @@ from starlette.routing import Route
 
 from supervisor.daemon.additions import Additions, Wanted
 from supervisor.daemon.editing import Editor, ReadOnlyError
+from supervisor.gateway.body.parameters import struct_body
+from supervisor.gateway.disconnect import CancelOnDisconnect
 from supervisor.http.answer import answer
 from supervisor.http.auth import CONFIG
-from supervisor.proxy.disconnect import CancelOnDisconnect
-from supervisor.proxy.parameters import struct_body
 
 PATH: Final = f"{CONFIG}/additions"
 

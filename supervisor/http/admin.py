@@ -17,19 +17,19 @@ from supervisor.core.events import PinAsked
 from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.ended import ENDED
 from supervisor.daemon.handover import Handover
 from supervisor.daemon.health import health_view, trouble
 from supervisor.daemon.queue_view import queue_view
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.request_views import ended_views, request_view
-from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.task_views import task_view, task_views
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
+from supervisor.gateway.body.parameters import flag, json_object, number
+from supervisor.gateway.ended import ENDED
+from supervisor.gateway.requests import RequestContext
 from supervisor.http.answer import answer
 from supervisor.io.distribution import version
-from supervisor.proxy.parameters import flag, json_object, number
 
 MAX_DECISIONS = 1000
 UPGRADE = "/v1/admin/upgrade"

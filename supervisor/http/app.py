@@ -20,13 +20,20 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.editing import Editor
 from supervisor.daemon.handover import Handover
 from supervisor.daemon.job import KEY, Answer, Job
-from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
-from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.sets import Sets
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.dialects.openai import OpenAI
+from supervisor.engine.leaving import HandedOverError
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, TooLargeError, UnavailableError
+from supervisor.gateway.body.body import read_body
+from supervisor.gateway.dialect import Dialect, ForDaemonError
+from supervisor.gateway.disconnect import Message, Receive, Scope, Send
+from supervisor.gateway.error_response import error_body, error_event, error_headers
+from supervisor.gateway.forward import processing_ms
+from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.tunnel import client_of
+from supervisor.gateway.tunnel import refuse as refuse_tunnel
 from supervisor.http import (
     additions,
     admin,
@@ -50,13 +57,6 @@ from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import Bytes, HeldBody
-from supervisor.proxy.body import read_body
-from supervisor.proxy.dialect import Dialect, ForDaemonError
-from supervisor.proxy.disconnect import Message, Receive, Scope, Send
-from supervisor.proxy.error_response import error_body, error_event, error_headers
-from supervisor.proxy.forward import processing_ms
-from supervisor.proxy.tunnel import client_of
-from supervisor.proxy.tunnel import refuse as refuse_tunnel
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 

@@ -18,10 +18,10 @@ from starlette.types import Scope
 
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.catalog.sections import ServerConfig
-from supervisor.daemon.rate_headers import NAMES as RATE_HEADERS
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
-from supervisor.proxy.dialect import Dialect
-from supervisor.proxy.head import RequestHead, head_of
+from supervisor.gateway.dialect import Dialect
+from supervisor.gateway.head import RequestHead, head_of
+from supervisor.gateway.identity.rate_headers import NAMES as RATE_HEADERS
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/livez", "/ui"})
 CONFIG = "/v1/admin/config"

@@ -15,8 +15,8 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.job import KEPT_HEADERS, owner_of
 from supervisor.dialects import dialect_of
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.parameters import json_object, number
 from supervisor.http.files import found_file, listed, page_of
-from supervisor.proxy.parameters import json_object, number
 
 PATH: Final = "/v1/batches"
 _FIELDS: Final = ("input_file_id", "endpoint", "completion_window", "metadata")

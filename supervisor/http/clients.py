@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.parameters import json_object
+from supervisor.gateway.body.parameters import json_object
 
 LONGEST_PAUSE_S = 86_400
 

@@ -12,9 +12,9 @@ from starlette.routing import Route
 from supervisor.catalog.document import MAX_BYTES
 from supervisor.daemon.editing import Edit, Editor
 from supervisor.errors import LlmuxError
+from supervisor.gateway.body.parameters import struct_body
 from supervisor.http.answer import answer
 from supervisor.http.auth import CONFIG
-from supervisor.proxy.parameters import struct_body
 
 MOST_BODY: Final = 6 * MAX_BYTES + 4096
 """JSON may take six characters for one of the text."""

@@ -7,9 +7,9 @@ from typing import Final
 from supervisor.catalog.listeners import METRICS, OLLAMA
 from supervisor.dialects.ollama import AT_OWN_PORT, Ollama
 from supervisor.errors import NotFoundError
+from supervisor.gateway.dialect import Dialect
+from supervisor.gateway.disconnect import Scope
 from supervisor.http.auth import PUBLIC_PATHS, scope_for
-from supervisor.proxy.dialect import Dialect
-from supervisor.proxy.disconnect import Scope
 
 _OPEN: Final = PUBLIC_PATHS - {"/ui"}
 _METRICS_PATHS: Final = frozenset({"/metrics", "/health", "/v1/health", "/livez"})

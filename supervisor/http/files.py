@@ -17,10 +17,10 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.files import MOST, File
 from supervisor.daemon.job import owner_of
 from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
+from supervisor.gateway.body.parameters import number
+from supervisor.gateway.disconnect import ClientDisconnectedError, Receive
+from supervisor.gateway.head import head_of
 from supervisor.http.jobs import PIECE, pieces_of
-from supervisor.proxy.disconnect import ClientDisconnectedError, Receive
-from supervisor.proxy.head import head_of
-from supervisor.proxy.parameters import number
 
 PATH: Final = "/v1/files"
 VALUE_LIMIT: Final = 512  # bytes, of each field but the file, and of each header

@@ -25,21 +25,21 @@ from runtimes.endpoints import aliases_of
 from supervisor.catalog.keys import Key, Scope
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.job import KEPT_HEADERS, Answer, Job, JobInterruptedError, State, owner_of
-from supervisor.daemon.leaving import HandedOverError
-from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI, OpenAI
 from supervisor.dialects.responses.background import is_answered
+from supervisor.engine.leaving import HandedOverError
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
+from supervisor.gateway.body.body import read_body
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.body.parameters import number
+from supervisor.gateway.dialect import Dialect, ForDaemonError
+from supervisor.gateway.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
+from supervisor.gateway.error_response import error_body
+from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
+from supervisor.gateway.requests import RequestContext
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import Bytes, Gathered, HeldBody
-from supervisor.proxy.body import read_body
-from supervisor.proxy.dialect import Dialect, ForDaemonError
-from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
-from supervisor.proxy.error_response import error_body
-from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
-from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.parameters import number
 
 _FORMS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
 FORMS: Final = frozenset(each for path in _FORMS for each in (path, *aliases_of(path)))

@@ -15,8 +15,8 @@ from starlette.routing import Route
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.partners import Wanted
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.disconnect import CancelOnDisconnect
-from supervisor.proxy.parameters import json_object
+from supervisor.gateway.body.parameters import json_object
+from supervisor.gateway.disconnect import CancelOnDisconnect
 
 _KEYS: Final = ("vram_mib", "device", "gpus", "ttl_s", "holder", "pid", "wait")
 _HOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

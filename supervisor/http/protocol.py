@@ -28,6 +28,11 @@ from supervisor.catalog.sections import LimitsConfig
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError
+from supervisor.gateway.disconnect import EXTENSION, Disconnect, ResponseOverError, Scope
+from supervisor.gateway.error_response import error_body, error_headers
+from supervisor.gateway.head import STATE_KEY as HEAD
+from supervisor.gateway.head import RequestHead
+from supervisor.gateway.tunnel import EXTENSION as TUNNEL
 from supervisor.http import connections
 from supervisor.http.half_closed import HalfClosed
 from supervisor.http.request_head import headers_too_large, refused_head, split_url, without_upgrade
@@ -35,11 +40,6 @@ from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
 from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, read_while_held_up, resume_reading
 from supervisor.http.tunnelled import TunnelledClient
-from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseOverError, Scope
-from supervisor.proxy.error_response import error_body, error_headers
-from supervisor.proxy.head import STATE_KEY as HEAD
-from supervisor.proxy.head import RequestHead
-from supervisor.proxy.tunnel import EXTENSION as TUNNEL
 
 log = structlog.get_logger("llmux.http")
 

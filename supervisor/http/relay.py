@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 from supervisor.errors import LlmuxError
+from supervisor.gateway.dialect import Dialect
+from supervisor.gateway.disconnect import CancelOnDisconnect, ResponseBrokenError, Scope, Send
+from supervisor.gateway.error_response import error_event
+from supervisor.gateway.filters.filters import EVENTS, STREAMS
+from supervisor.gateway.forward import ERROR_LIMIT
+from supervisor.gateway.stream_end import TAIL_BYTES
+from supervisor.gateway.upstream_error import worker_error
 from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import HOP_BY_HOP, Headers, Upstream, UpstreamResponse
-from supervisor.proxy.dialect import Dialect
-from supervisor.proxy.disconnect import CancelOnDisconnect, ResponseBrokenError, Scope, Send
-from supervisor.proxy.error_response import error_event
-from supervisor.proxy.filters import EVENTS, STREAMS
-from supervisor.proxy.forward import ERROR_LIMIT
-from supervisor.proxy.stream_end import TAIL_BYTES
-from supervisor.proxy.upstream_error import worker_error
 
 _FRAMING: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id"}
 

@@ -7,8 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from supervisor.daemon.sets import Sets, Switch
+from supervisor.gateway.body.parameters import struct_body
 from supervisor.http.answer import answer
-from supervisor.proxy.parameters import struct_body
 
 
 def routes(sets: Sets) -> list[Route]:

@@ -12,8 +12,8 @@ from starlette.routing import Route
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.usage import UsageList, as_csv, rows, today
 from supervisor.errors import InvalidRequestError, UnavailableError
+from supervisor.gateway.body.parameters import choices, flag
 from supervisor.http.answer import answer
-from supervisor.proxy.parameters import choices, flag
 
 CSV: Final = "text/csv; charset=utf-8"
 SHOWN_DAYS: Final = 30

@@ -14,11 +14,11 @@ from starlette.routing import Route
 
 from supervisor.core.types import ModelId, base_of
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.events import KINDS, Subscription
-from supervisor.daemon.recording import Recording
+from supervisor.engine.events import KINDS, Subscription
+from supervisor.engine.recording import Recording
+from supervisor.gateway.body.parameters import choices, flag, number
+from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.io.logs import LogFollower, tail
-from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
-from supervisor.proxy.parameters import choices, flag, number
 
 MAX_LINES: Final = 10_000
 LINE_BYTES: Final = 512  # longer lines are not shown in full anyway

@@ -98,7 +98,7 @@ TABLE: Final = (
         "The stream says so in its own format and never ends as if whole; nothing is sent again.",
         "`proxy/forward`, `proxy/dialect`: the stream's last event is the error; any other answer is cut.",
         (
-            "tests/unit/proxy/test_forward.py::TestBroken",
+            "tests/unit/gateway/test_forward.py::TestBroken",
             "tests/e2e/dialects/test_anthropic.py",
             "tests/security/test_worker_logs.py::TestInBand",
         ),
@@ -126,21 +126,21 @@ TABLE: Final = (
         "A worker accepts a request and never answers",
         "504 at `first_byte_s`; a silent stream ends at `stream_idle_s`.",
         "`proxy/forward`: a deadline for the first byte, and one for each silence.",
-        ("tests/unit/proxy/test_forward.py::TestBroken::test_first_byte_deadline",),
+        ("tests/unit/gateway/test_forward.py::TestBroken::test_first_byte_deadline",),
     ),
     Fault(
         15,
         "The connection is reset before an answer",
         "The request is sent again, once, only if no byte of it was written.",
         "`daemon/pipeline`: the upstream error says whether anything was sent.",
-        ("tests/unit/proxy/test_forward.py::TestBroken::test_before_anything_was_sent",),
+        ("tests/unit/gateway/test_forward.py::TestBroken::test_before_anything_was_sent",),
     ),
     Fault(
         16,
         "A worker's answer is cut, or is no HTTP",
         "502 with an error response in the client's dialect; if the answer had begun, an event with the error, or a cut connection where it is no stream.",
         "`io/upstream_wire`, `proxy/upstream_error`.",
-        ("tests/unit/proxy/test_forward.py::TestErrorAnswers",),
+        ("tests/unit/gateway/test_forward.py::TestErrorAnswers",),
     ),
     Fault(
         17,
@@ -214,8 +214,8 @@ TABLE: Final = (
         "Its request is removed, or its worker's connection closed, within 100 ms; nothing is loaded for nobody.",
         "`proxy/disconnect`: the client is listened to while anything is awaited.",
         (
-            "tests/unit/proxy/test_disconnect.py",
-            "tests/unit/proxy/test_forward.py::TestLeaving",
+            "tests/unit/gateway/test_disconnect.py",
+            "tests/unit/gateway/test_forward.py::TestLeaving",
             "tests/faults/test_bodies_memory.py",
             "tests/security/test_slow_and_many.py::TestHalfClosed",
         ),
@@ -239,7 +239,7 @@ TABLE: Final = (
         "Each costs at most 1 MiB.",
         "`io/upstream_response`: nothing more is read of the worker while 128 KiB wait.",
         (
-            "tests/unit/proxy/test_forward.py::TestSlowReader",
+            "tests/unit/gateway/test_forward.py::TestSlowReader",
             "tests/faults/test_slow_reader_drain.py",
             "tests/security/test_slow_and_many.py::TestSlowReaders",
         ),
@@ -314,7 +314,7 @@ TABLE: Final = (
         "that model. `catalog`, `io/memory`, `io/store` check what adapters, drivers and files say.",
         (
             "tests/unit/core/test_recovery.py",
-            "tests/unit/daemon/test_engine.py::TestMistakes",
+            "tests/unit/engine/test_engine.py::TestMistakes",
         ),
     ),
     Fault(

@@ -69,12 +69,12 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "media_references": (
         "tests/security/test_media.py",
         "tests/e2e/http/test_media.py",
-        "tests/unit/proxy/test_media.py",
+        "tests/unit/gateway/test_media.py",
     ),
     "media_that_is_loaded": (
         "tests/security/test_media_loading.py",
-        "tests/unit/proxy/test_media_address.py",
-        "tests/unit/proxy/test_media_loading.py",
+        "tests/unit/gateway/test_media_address.py",
+        "tests/unit/gateway/test_media_loading.py",
         "tests/unit/io/test_media.py",
         "tests/e2e/http/test_media_loading.py",
     ),

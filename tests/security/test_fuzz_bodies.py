@@ -21,12 +21,12 @@ from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError
-from supervisor.proxy import form, json_body, outline
-from supervisor.proxy.form import read_form
-from supervisor.proxy.forward import Outcome
-from supervisor.proxy.json_body import JsonBody, open_object
-from supervisor.proxy.parameters import json_object
-from supervisor.proxy.upstream_error import error_answer, worker_error
+from supervisor.gateway.body import form, json_body, outline
+from supervisor.gateway.body.form import read_form
+from supervisor.gateway.body.json_body import JsonBody, open_object
+from supervisor.gateway.body.parameters import json_object
+from supervisor.gateway.forward import Outcome
+from supervisor.gateway.upstream_error import error_answer, worker_error
 from tests.support.counts import times
 
 CHAT = Endpoint("/v1/chat/completions")

@@ -22,13 +22,13 @@ from supervisor.catalog.rewrite import Rewrite
 from supervisor.dialects.responses import stored
 from supervisor.dialects.responses.turn import turn_of
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body import form, json_body, outline
+from supervisor.gateway.body.form import read_form
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.disconnect import EXTENSION, Disconnect
+from supervisor.gateway.filters.turn import Memory
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.response_store import PIECE, EventLog, Kept, Part, ResponseStore
-from supervisor.proxy import form, json_body, outline
-from supervisor.proxy.disconnect import EXTENSION, Disconnect
-from supervisor.proxy.form import read_form
-from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.turn import Memory
 from tests.support.counts import times
 
 MIB = 1024 * 1024

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.gateway.disconnect import CancelOnDisconnect
 from supervisor.http.protocol import GuardedProtocol
-from supervisor.proxy.disconnect import CancelOnDisconnect
 from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.held import held
 from tests.support.wire import Front, front

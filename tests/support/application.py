@@ -14,8 +14,8 @@ from runtimes.device_kind import HOST, DeviceWanted
 from supervisor.catalog import Configuration
 from supervisor.catalog.keys import Keyring
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.engine import Engine
 from supervisor.daemon.reload import Reloader
+from supervisor.engine.engine import Engine
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application

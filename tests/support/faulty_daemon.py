@@ -32,8 +32,8 @@ from supervisor.core.events import WorkerReady
 from supervisor.core.ledger import Ledger
 from supervisor.core.state import SchedulerState, Step
 from supervisor.daemon import handover
-from supervisor.daemon.engine import Engine
 from supervisor.daemon.takeover import Takeover
+from supervisor.engine.engine import Engine
 from supervisor.fleet.fleet import Fleet
 
 HANGS = {"met": "__init__", "half": "_receive", "prepared": "check", "serving": "adopt"}

@@ -56,8 +56,8 @@ from supervisor.core.types import (
     WorkerState,
 )
 from supervisor.core.waiting import awaited, forecast
-from supervisor.daemon.recording import Recording, event_line, replay
-from supervisor.daemon.sampling import IDLE_S, IMPATIENT_S
+from supervisor.engine.recording import Recording, event_line, replay
+from supervisor.engine.sampling import IDLE_S, IMPATIENT_S
 from tests.support.counts import times
 
 SEGMENT = 200  # events after which a recording begins anew, from the state as it is then

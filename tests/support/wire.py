@@ -17,13 +17,13 @@ from uvicorn.server import ServerState
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
+from supervisor.gateway.body.body import read_body
+from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Send
+from supervisor.gateway.error_response import error_body, error_headers
+from supervisor.gateway.forward import Outcome, forward
+from supervisor.gateway.head import head_of
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.upstream import UpstreamPool
-from supervisor.proxy.body import read_body
-from supervisor.proxy.disconnect import CancelOnDisconnect, Receive, Scope, Send
-from supervisor.proxy.error_response import error_body, error_headers
-from supervisor.proxy.forward import Outcome, forward
-from supervisor.proxy.head import head_of
 
 PATIENCE_S = 30.0
 IDLE_S = 60.0  # a machine that pauses for a moment is no idle connection

@@ -52,7 +52,7 @@ def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
     Raises InvalidRequestError if it is no recording, and LlmuxError if a decision differs.
     """
     from supervisor.core.effects import Decided  # noqa: PLC0415  # with it comes the whole scheduler
-    from supervisor.daemon import recording  # noqa: PLC0415  # as above
+    from supervisor.engine import recording  # noqa: PLC0415  # as above
 
     first, last, decisions = None, 0.0, deque[dict[str, object]](maxlen=LAST_DECISIONS)
     one: recording.Replayed | None = None

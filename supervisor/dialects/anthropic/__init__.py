@@ -26,9 +26,9 @@ from supervisor.dialects.anthropic.answer import CountTokens, Messages
 from supervisor.dialects.anthropic.stops import StreamedStop, WholeStop
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError, NotFoundError
-from supervisor.proxy.dialect import after
-from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.translation import StreamTranslation, Translation
+from supervisor.gateway.dialect import after
+from supervisor.gateway.disconnect import Scope
+from supervisor.gateway.filters.translation import StreamTranslation, Translation
 
 _PATH: Final = "/v1/messages"
 _MODELS: Final = "/v1/models"

@@ -17,11 +17,11 @@ from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
 from supervisor.dialects.anthropic.request import NAMES, Canonical, require_max_tokens
 from supervisor.errors import UpstreamError
-from supervisor.proxy import frames
-from supervisor.proxy.counting import COUNT
-from supervisor.proxy.filters import EVENTS
-from supervisor.proxy.translation import AnswerTranslation, StreamTranslation
-from supervisor.proxy.upstream_error import WorkerAnswerError
+from supervisor.gateway.filters import frames
+from supervisor.gateway.filters.counting import COUNT
+from supervisor.gateway.filters.filters import EVENTS
+from supervisor.gateway.filters.translation import AnswerTranslation, StreamTranslation
+from supervisor.gateway.upstream_error import WorkerAnswerError
 
 Json = dict[str, object]
 

@@ -10,7 +10,7 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.held import HeldAnswer
 from supervisor.dialects.openai import OpenAI
-from supervisor.proxy.translation import StreamTranslation
+from supervisor.gateway.filters.translation import StreamTranslation
 
 _META: Final = msgspec.Raw(
     b'{"api_version":{"version":"2","is_experimental":false},"billed_units":{"search_units":1}}'

@@ -21,13 +21,13 @@ from supervisor.catalog import CatalogModel
 from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.events import CLIENTS, Subscription
 from supervisor.dialects.model_status import Status, status, status_view
 from supervisor.dialects.openai import OpenAI
+from supervisor.engine.events import CLIENTS, Subscription
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.parameters import json_object
+from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.io.distribution import version
-from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
-from supervisor.proxy.parameters import json_object
 
 Json = dict[str, JsonValue]
 

@@ -20,7 +20,7 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.answer import Answers
 from supervisor.dialects.llm_pool.request import Request, given
-from supervisor.proxy.translation import AnswerTranslation, TargetModel, Times
+from supervisor.gateway.filters.translation import AnswerTranslation, TargetModel, Times
 
 _OWN: Final = frozenset({"messages", "decoding", "thinking", "source_lang_code", "target_lang_code"})
 _UNKNOWN: Final = TargetModel()

@@ -15,10 +15,10 @@ import msgspec
 
 from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import Metrics, metrics_of
-from supervisor.proxy import frames
-from supervisor.proxy.filters import EVENTS
-from supervisor.proxy.translation import StreamTranslation, Times
-from supervisor.proxy.upstream_error import WorkerAnswerError
+from supervisor.gateway.filters import frames
+from supervisor.gateway.filters.filters import EVENTS
+from supervisor.gateway.filters.translation import StreamTranslation, Times
+from supervisor.gateway.upstream_error import WorkerAnswerError
 
 _encode: Final = msgspec.json.Encoder().encode
 

@@ -7,7 +7,7 @@ the admission of the request on; the engine's time begins in the queue of the mo
 from __future__ import annotations
 
 from supervisor.dialects import chat
-from supervisor.proxy.translation import Times
+from supervisor.gateway.filters.translation import Times
 
 Metrics = dict[str, float | None]
 

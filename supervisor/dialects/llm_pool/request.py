@@ -9,8 +9,8 @@ import msgspec
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.permission import FIELD as PERMISSION
-from supervisor.proxy.translation import TargetModel
+from supervisor.gateway.body.permission import FIELD as PERMISSION
+from supervisor.gateway.filters.translation import TargetModel
 
 _encode: Final = msgspec.json.Encoder().encode
 _KNOWN: Final = frozenset(

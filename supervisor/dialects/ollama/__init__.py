@@ -23,10 +23,10 @@ from supervisor.dialects.ollama.answers import JSON, LINES, timestamp
 from supervisor.dialects.ollama.fields import encode, flag, present, text
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.body import Bytes
-from supervisor.proxy.dialect import ReasoningEvent
-from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.translation import TargetedTranslation, Translation
+from supervisor.gateway.body.body import Bytes
+from supervisor.gateway.dialect import ReasoningEvent
+from supervisor.gateway.disconnect import Scope
+from supervisor.gateway.filters.translation import TargetedTranslation, Translation
 
 AT_OWN_PORT: Final = "ollama_port"
 """In the state of a request that came by a port for Ollama's clients, whose root has no page."""

@@ -17,7 +17,7 @@ import msgspec
 from supervisor.dialects.chat import Answer, ChatStream, Choice, Measured, Message, ToolCall, Usage, whole
 from supervisor.dialects.ollama.fields import NAMES, encode
 from supervisor.dialects.ollama.messages import tool_calls
-from supervisor.proxy.upstream_error import WorkerAnswerError
+from supervisor.gateway.upstream_error import WorkerAnswerError
 
 JSON: Final = b"application/json"
 LINES: Final = b"application/x-ndjson"

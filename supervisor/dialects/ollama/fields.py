@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.daemon.identity import LONGEST_KEEP_ALIVE_S
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.body import KEEP_ALIVE
-from supervisor.proxy.tolerance import level_of
+from supervisor.gateway.body.body import KEEP_ALIVE
+from supervisor.gateway.body.tolerance import level_of
+from supervisor.gateway.identity.identity import LONGEST_KEEP_ALIVE_S
 
 OPTIONS: Final[Mapping[str, str]] = {
     "temperature": "temperature",

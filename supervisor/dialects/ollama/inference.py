@@ -35,7 +35,7 @@ from supervisor.dialects.openai.embeddings import cut
 from supervisor.dialects.openai.infill import PATH as INFILL
 from supervisor.dialects.openai.infill import Infill
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.proxy.translation import (
+from supervisor.gateway.filters.translation import (
     AnswerTranslation,
     Chained,
     StreamTranslation,

@@ -24,14 +24,14 @@ from supervisor.catalog import CatalogModel
 from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.status import ModelStatus
 from supervisor.dialects import chat
 from supervisor.dialects.model_status import status
 from supervisor.dialects.ollama import pulls
 from supervisor.dialects.ollama.answers import timestamp
 from supervisor.dialects.openai import LATEST
+from supervisor.engine.status import ModelStatus
 from supervisor.errors import InvalidRequestError, LlmuxError
-from supervisor.proxy.parameters import json_object
+from supervisor.gateway.body.parameters import json_object
 
 Json = dict[str, JsonValue]
 ModelName = Callable[[str, Callable[[str], bool]], str]

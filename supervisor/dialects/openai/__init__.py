@@ -16,11 +16,11 @@ from supervisor.dialects.openai import models, pictures, speech
 from supervisor.dialects.openai.embeddings import Embeddings
 from supervisor.dialects.openai.infill import Infill
 from supervisor.dialects.openai.reranking import Reranking
-from supervisor.proxy.body import Bytes
-from supervisor.proxy.dialect import Dialect, ReasoningEvent
-from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.picture_links import PREFIX
-from supervisor.proxy.translation import Translation
+from supervisor.gateway.body.body import Bytes
+from supervisor.gateway.dialect import Dialect, ReasoningEvent
+from supervisor.gateway.disconnect import Scope
+from supervisor.gateway.filters.picture_links import PREFIX
+from supervisor.gateway.filters.translation import Translation
 
 LATEST: Final = ":latest"
 """What Ollama's clients add to a name without a tag, also when they speak OpenAI's API."""

@@ -13,9 +13,9 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.chat import Timings
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
-from supervisor.proxy.filters import EVENTS
-from supervisor.proxy.frames import FrameStream
-from supervisor.proxy.stream_end import INCOMPLETE, failure
+from supervisor.gateway.filters.filters import EVENTS
+from supervisor.gateway.filters.frames import FrameStream
+from supervisor.gateway.stream_end import INCOMPLETE, failure
 
 PATH: Final = "/infill"
 NAMES: Final = {"n_predict": "max_tokens", "input_prefix": "prompt", "input_suffix": "suffix"}

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import NotFoundError
-from supervisor.proxy.picture_links import PREFIX
+from supervisor.gateway.filters.picture_links import PREFIX
 
 
 def routes(daemon: Daemon) -> list[Route]:

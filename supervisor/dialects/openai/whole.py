@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from supervisor.errors import UpstreamError
-from supervisor.proxy.translation import CANONICAL, StreamTranslation
+from supervisor.gateway.filters.translation import CANONICAL, StreamTranslation
 
 _encode: Final = msgspec.json.Encoder().encode
 _object: Final = msgspec.json.Decoder(dict[str, Any]).decode

@@ -36,12 +36,12 @@ from supervisor.dialects.responses.create import CreateResponse, echo_of
 from supervisor.dialects.responses.request import Asked
 from supervisor.dialects.responses.state import is_for_background
 from supervisor.dialects.responses.turn import event, turn_of
-from supervisor.proxy import frames
-from supervisor.proxy.body import Body, Bytes
-from supervisor.proxy.dialect import Dialect, after
-from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.translation import StreamTranslation, TargetedTranslation, Translation
-from supervisor.proxy.turn import Memory, Turn
+from supervisor.gateway.body.body import Body, Bytes
+from supervisor.gateway.dialect import Dialect, after
+from supervisor.gateway.disconnect import Scope
+from supervisor.gateway.filters import frames
+from supervisor.gateway.filters.translation import StreamTranslation, TargetedTranslation, Translation
+from supervisor.gateway.filters.turn import Memory, Turn
 
 __all__ = ["RESPONSES", "Completion", "Responses"]
 

@@ -14,7 +14,7 @@ from supervisor.dialects import chat
 from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.tools import Own, Owns, text_of
-from supervisor.proxy.translation import Times
+from supervisor.gateway.filters.translation import Times
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed"]
 Kind = Literal["reasoning", "text", "refusal"]

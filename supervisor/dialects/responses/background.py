@@ -24,12 +24,12 @@ from supervisor.dialects.responses.request import Asked
 from supervisor.dialects.responses.state import OFF, wish_of
 from supervisor.dialects.responses.turn import FINAL, event, log_of
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.body import Bytes
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.disconnect import Scope
+from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.io.response_store import PIECE, Kept, Part
 from supervisor.io.store import NotSavedError
-from supervisor.proxy.body import Bytes
-from supervisor.proxy.disconnect import Scope
-from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
-from supervisor.proxy.json_body import JsonBody
 
 ENDPOINT: Final = "/v1/responses"
 _encode: Final = msgspec.json.Encoder().encode

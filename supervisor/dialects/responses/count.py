@@ -10,8 +10,8 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.responses.request import NAMES, Asked, conversation, encoded
 from supervisor.errors import UpstreamError
-from supervisor.proxy.counting import COUNT
-from supervisor.proxy.translation import StreamTranslation
+from supervisor.gateway.filters.counting import COUNT
+from supervisor.gateway.filters.translation import StreamTranslation
 
 
 class _Count(msgspec.Struct):

@@ -14,8 +14,8 @@ from supervisor.dialects.responses.checks import Json, a_list, count, flag, text
 from supervisor.dialects.responses.request import NAMES, Asked, conversation, encoded
 from supervisor.dialects.responses.stream import ResponseStream
 from supervisor.dialects.responses.tools import Owns
-from supervisor.proxy.filters import EVENTS
-from supervisor.proxy.translation import TargetModel, Times
+from supervisor.gateway.filters.filters import EVENTS
+from supervisor.gateway.filters.translation import TargetModel, Times
 
 _ONLY_TOLD: Final = ("safety_identifier", "prompt_cache_key", "max_tool_calls")
 """They say something to whoever runs the API, or about tools that are not called here. The answer repeats them."""

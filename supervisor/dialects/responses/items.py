@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from supervisor.dialects.responses.checks import Json, a_list, an_object, name, others, shown, text, unsupported, wrong
 from supervisor.dialects.responses.tools import arguments_of, flat_name
-from supervisor.proxy.tolerance import arguments_text
+from supervisor.gateway.body.tolerance import arguments_text
 
 _SYSTEM: Final = ("system", "developer")
 _OF_ALL: Final = ("type", "id", "status")

@@ -16,9 +16,9 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.responses.checks import Json
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.body.outline import Outline
 from supervisor.io.response_store import Kept, Part, ResponseStore
-from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.outline import Outline
 
 RUNNING: Final = frozenset({"queued", "in_progress"})
 NULL: Final = msgspec.Raw(b"null")

@@ -17,7 +17,7 @@ from supervisor.dialects.responses.state import FIELDS as STATE_FIELDS
 from supervisor.dialects.responses.state import stateless
 from supervisor.dialects.responses.tools import Tools, tools_of
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.outline import may_be_cut
+from supervisor.gateway.body.outline import may_be_cut
 
 NAMES: Final = {
     "messages": "input",

@@ -18,8 +18,8 @@ from supervisor.daemon.job import owner_of
 from supervisor.dialects.responses import background
 from supervisor.dialects.responses.kept import NULL, begin_of, full, id_of, is_running, items_of
 from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.gateway.body.outline import Outline
 from supervisor.io.response_store import Kept
-from supervisor.proxy.outline import Outline
 
 INCLUDABLE: Final = (
     "code_interpreter_call.outputs",

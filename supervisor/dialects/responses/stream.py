@@ -28,8 +28,8 @@ from supervisor.dialects.responses.answer import (
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.tools import Owns
 from supervisor.errors import UpstreamError
-from supervisor.proxy import frames
-from supervisor.proxy.upstream_error import WorkerAnswerError
+from supervisor.gateway.filters import frames
+from supervisor.gateway.upstream_error import WorkerAnswerError
 
 _EVENTS: Final[dict[Kind, str]] = {
     "reasoning": "response.reasoning_text",

@@ -22,15 +22,15 @@ from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.kept import continued, earlier, response_of
 from supervisor.dialects.responses.state import wish_of
 from supervisor.errors import InvalidRequestError, LlmuxError
+from supervisor.gateway.body.body import Body, Bytes
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.body.outline import Outline
+from supervisor.gateway.disconnect import Message, Send
+from supervisor.gateway.filters import frames
+from supervisor.gateway.filters.filters import EVENTS
+from supervisor.gateway.filters.turn import Memory, Turn
 from supervisor.io.held_body import Gathered, HeldBody
 from supervisor.io.response_store import PIECE, EventLog, Kept, Part
-from supervisor.proxy import frames
-from supervisor.proxy.body import Body, Bytes
-from supervisor.proxy.disconnect import Message, Send
-from supervisor.proxy.filters import EVENTS
-from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.outline import Outline
-from supervisor.proxy.turn import Memory, Turn
 
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data:"

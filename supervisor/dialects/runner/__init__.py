@@ -1,7 +1,7 @@
 """The API of a model runner: what it can do, loads and unloads as tasks, and its caches of prompts.
 
 For schedulers that route requests to several runners and tell each which models to load. Inference is OpenAI's; the headers
-that such clients send with it are the daemon's (`supervisor.daemon.caching`). Errors are
+that such clients send with it are the daemon's (`supervisor.gateway.route.caching`). Errors are
 `{"error": {"code", "message", …}}`.
 """
 
@@ -21,7 +21,7 @@ from supervisor.dialects.openai import OpenAI
 from supervisor.dialects.runner import flush, lifecycle
 from supervisor.dialects.runner.capabilities import FRESH_S, Descriptor
 from supervisor.errors import UnavailableError
-from supervisor.proxy.disconnect import Scope
+from supervisor.gateway.disconnect import Scope
 
 _SCOPES: Final = {
     "/v1/capabilities": "inference",

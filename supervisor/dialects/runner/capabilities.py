@@ -17,9 +17,9 @@ from supervisor.daemon.health import trouble
 from supervisor.daemon.queue_view import queue_view
 from supervisor.daemon.runner_metrics import known_estimate
 from supervisor.daemon.scrape import metrics_of, ready_workers
-from supervisor.daemon.status import ModelStatus
 from supervisor.dialects.runner.lifecycle import pull_progress
 from supervisor.dialects.runner.models import context_of, memory_of, quantization_of
+from supervisor.engine.status import ModelStatus
 from supervisor.io.distribution import version
 
 FRESH_S: Final = 5.0

@@ -22,14 +22,14 @@ from runtimes.prompt_cache import PromptCache
 from supervisor.core.events import UnloadAsked
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon import loading
-from supervisor.daemon.caching import check_tag
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.status import ModelStatus
 from supervisor.dialects.runner.lifecycle import agree, answer, unloaded
 from supervisor.dialects.runner.models import model_of
+from supervisor.engine.status import ModelStatus
 from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
+from supervisor.gateway.body.parameters import json_object
+from supervisor.gateway.route.caching import check_tag
 from supervisor.io.upstream import Upstream
-from supervisor.proxy.parameters import json_object
 
 ERASE_S: Final = 10.0
 """How long a slot may work on before the worker is restarted instead."""

@@ -38,8 +38,8 @@ from supervisor.dialects.runner.models import (
     quantization_of,
 )
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
-from supervisor.proxy.parameters import json_object
-from supervisor.proxy.translation import ignored_header
+from supervisor.gateway.body.parameters import json_object
+from supervisor.gateway.filters.translation import ignored_header
 
 TASKS: Final = "/v1/models/load/"
 _LOAD, _PULL, _MODEL = "load-", "pull-", "model-"

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import ModelId
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.status import ModelStatus
+from supervisor.engine.status import ModelStatus
 from supervisor.errors import InvalidRequestError, NotFoundError
 
 NAME_LIMIT: Final = 512

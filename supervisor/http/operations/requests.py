@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.daemon.body_log import KeptBody
 from supervisor.dialects.operation import (
     EVENTS,
     Example,
@@ -23,6 +22,7 @@ from supervisor.dialects.operation import (
     text,
     whole,
 )
+from supervisor.gateway.filters.body_log import KeptBody
 
 DECISION: Final = named(
     record(

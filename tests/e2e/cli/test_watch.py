@@ -11,7 +11,7 @@ import pytest
 
 from supervisor.cli.commands.watch import KINDS
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.daemon import events
+from supervisor.engine import events
 from tests.support.daemon import REPOSITORY, wait_until
 from tests.support.shell import LLMUX
 

@@ -18,7 +18,7 @@ from supervisor.core.device_sets import Spread, need_mib, spread
 from supervisor.core.types import DeviceId, DeviceSpec, Eviction, Footprint, FootprintSource, Limits
 from supervisor.daemon.sizes import warnings_of
 from supervisor.errors import NotFoundError
-from supervisor.proxy.json_body import open_object
+from supervisor.gateway.body.json_body import open_object
 from tests.unit.catalog.conftest import StubAdapter
 
 TWO = """\

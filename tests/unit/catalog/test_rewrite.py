@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtimes.base import CHAT_TEMPLATE, Endpoint, Thinking
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.json_body import JsonBody, open_object
+from supervisor.gateway.body.json_body import JsonBody, open_object
 from tests.support.cases import cases
 
 CHAT = "/v1/chat/completions"

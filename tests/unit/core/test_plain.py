@@ -27,7 +27,7 @@ from supervisor.core.recovery import copied
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.snapshots import outline
 from supervisor.core.types import ModelId
-from supervisor.daemon.recording import packed
+from supervisor.engine.recording import packed
 from tests.support.counts import examples
 from tests.support.simulation import GPU, World, model
 from tests.unit.core.test_scheduler_stateful import Scheduling

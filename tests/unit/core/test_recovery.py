@@ -58,7 +58,7 @@ from supervisor.core.types import (
     RejectCode,
     TicketId,
 )
-from supervisor.daemon.recording import packed
+from supervisor.engine.recording import packed
 from tests.support.counts import examples, times
 from tests.support.simulation import GPU, World, load, model, record
 from tests.unit.core.test_scheduler_stateful import Scheduling

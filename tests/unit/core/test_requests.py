@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.core.events import UnloadAsked, WorkerUnkillable, WorkerUnready
 from supervisor.core.types import Crash, CrashClass, Limits, ModelId
-from supervisor.daemon.ticket import rejection
+from supervisor.engine.ticket import rejection
 from tests.support.simulation import GPU, load, model, record
 
 HIDDEN = model("hidden", 9000)

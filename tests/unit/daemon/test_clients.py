@@ -11,11 +11,11 @@ from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.keys import Key, Keyring, Scope
 from supervisor.core.demand import Demand
 from supervisor.daemon.clients import KEPT, OTHER, Clients
-from supervisor.daemon.requests import RequestContext
-from supervisor.daemon.ticket import Ticket
 from supervisor.dialects.openai import OPENAI
+from supervisor.engine.ticket import Ticket
 from supervisor.errors import LlmuxError, NotFoundError, RateLimitError, UnavailableError
-from supervisor.proxy.forward import Usage
+from supervisor.gateway.forward import Usage
+from supervisor.gateway.requests import RequestContext
 
 
 class World:

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from supervisor.daemon import steps
-from supervisor.daemon.events import Hub
-from supervisor.daemon.requests import RequestContext
 from supervisor.daemon.steps import Steps
 from supervisor.dialects.openai import OPENAI
+from supervisor.engine.events import Hub
 from supervisor.errors import UnreachableError
 from supervisor.fleet.steps import Step
+from supervisor.gateway.requests import RequestContext
 from tests.support.cases import cases
 
 

@@ -6,8 +6,8 @@ import csv
 import io
 
 from supervisor.daemon import usage
-from supervisor.daemon.ended import Ended, RequestLine
 from supervisor.daemon.usage import as_csv, rows, summed, used
+from supervisor.gateway.ended import Ended, RequestLine
 from tests.support.cases import cases
 
 

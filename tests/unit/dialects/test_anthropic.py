@@ -16,7 +16,7 @@ from supervisor.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from supervisor.proxy.error_response import error_body
+from supervisor.gateway.error_response import error_body
 from tests.support.cases import cases
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")

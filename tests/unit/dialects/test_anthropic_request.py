@@ -15,7 +15,7 @@ from supervisor.catalog.rewrite import Rewrite
 from supervisor.dialects import chat
 from supervisor.dialects.anthropic import ANTHROPIC
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.json_body import JsonBody
+from supervisor.gateway.body.json_body import JsonBody
 from tests.support.cases import cases
 
 PATH = "/v1/messages"

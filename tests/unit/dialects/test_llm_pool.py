@@ -14,7 +14,7 @@ from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.dialects.llm_pool import LLM_POOL, LlmPool, is_llm_pool
 from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.proxy.translation import TargetModel
+from supervisor.gateway.filters.translation import TargetModel
 from tests.support.cases import cases
 from tests.support.stream_ends import ended
 

@@ -17,9 +17,9 @@ from supervisor.dialects.ollama import OLLAMA
 from supervisor.dialects.ollama.inference import TRANSLATIONS
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, UnavailableError, UpstreamError
-from supervisor.proxy.body import KEEP_ALIVE
-from supervisor.proxy.error_response import error_event
-from supervisor.proxy.json_body import JsonBody
+from supervisor.gateway.body.body import KEEP_ALIVE
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.error_response import error_event
 from tests.support.cases import cases
 from tests.support.stream_ends import ended
 

@@ -10,7 +10,7 @@ from supervisor.dialects import dialect_of
 from supervisor.dialects.responses import RESPONSES, Completion
 from supervisor.dialects.responses import completion as module
 from supervisor.errors import UnavailableError
-from supervisor.proxy.error_response import error_event
+from supervisor.gateway.error_response import error_event
 
 
 def framed(*events):

@@ -10,8 +10,8 @@ import pytest
 
 from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import UpstreamError
-from supervisor.proxy.error_response import error_event
-from supervisor.proxy.translation import TargetModel
+from supervisor.gateway.error_response import error_event
+from supervisor.gateway.filters.translation import TargetModel
 from tests.support.cases import cases
 from tests.support.stream_ends import ended
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.proxy.outline import Outline
+from supervisor.gateway.body.outline import Outline
 from tests.support.cases import cases
 
 PLAIN = {"model": "m", "input": "Hi"}

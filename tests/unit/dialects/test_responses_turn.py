@@ -10,10 +10,10 @@ import pytest
 from supervisor.dialects.responses import RESPONSES
 from supervisor.dialects.responses.turn import turn_of
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.filters.turn import Memory
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.response_store import Kept, Part, ResponseStore
-from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.turn import Memory
 
 EVENTS = [(b"content-type", b"text/event-stream")]
 JSON = [(b"content-type", b"application/json"), (b"content-length", b"1")]

@@ -26,7 +26,7 @@ from supervisor.cli.main import main
 from supervisor.cli.serve import welcome
 from supervisor.core.effects import Reject
 from supervisor.core.types import CrashClass, FootprintSource, RejectCode, TicketId
-from supervisor.daemon.ticket import rejection
+from supervisor.engine.ticket import rejection
 from supervisor.errors import LlmuxError
 from supervisor.http.openapi import sections
 from tests.support.cases import cases

@@ -8,10 +8,10 @@ import json
 import pytest
 
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.events import Subscription
-from supervisor.daemon.targets import Targets
+from supervisor.engine.events import Subscription
 from supervisor.errors import UnavailableError
-from supervisor.proxy.disconnect import ResponseBrokenError
+from supervisor.gateway.disconnect import ResponseBrokenError
+from supervisor.gateway.route.targets import Targets
 from tests.support.application import ORIGIN, ask, get
 from tests.support.wire import post, talk, until
 

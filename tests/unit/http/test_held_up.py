@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from supervisor.proxy.disconnect import EXTENSION
+from supervisor.gateway.disconnect import EXTENSION
 from tests.support.wire import front, post, until
 
 PIECE = b"x" * 65536

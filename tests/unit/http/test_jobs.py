@@ -9,10 +9,10 @@ import pytest
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.daemon.job import Job
 from supervisor.errors import LlmuxError
+from supervisor.gateway.disconnect import ResponseBrokenError
 from supervisor.http.jobs import send
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.response_store import ResponseStore
-from supervisor.proxy.disconnect import ResponseBrokenError
 
 MIB = 1 << 20
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}

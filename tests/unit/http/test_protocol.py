@@ -10,10 +10,10 @@ import pytest
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
+from supervisor.gateway.body.body import read_body
+from supervisor.gateway.error_response import error_body
 from supervisor.http import connections
 from supervisor.http.protocol import GuardedProtocol
-from supervisor.proxy.body import read_body
-from supervisor.proxy.error_response import error_body
 from tests.support.cases import cases
 from tests.support.wire import PATIENCE_S, front, post, talk, until
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from supervisor.proxy.disconnect import ResponseBrokenError
+from supervisor.gateway.disconnect import ResponseBrokenError
 from tests.support.wire import front, talk
 
 PIECES = (b"one", b"two")

@@ -1,0 +1,111 @@
+"""A request as the engine knows it: where it goes, or why it can't."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from supervisor.core.demand import Expected
+from supervisor.core.effects import AskClients, Reject
+from supervisor.core.limits import Counted, Standing
+from supervisor.core.recent_waits import QueueLoad
+from supervisor.core.types import ASKED, Devices, Generation, ModelId, RejectCode, TicketId
+from supervisor.errors import (
+    MAX_RETRY_AFTER_S,
+    BudgetError,
+    LlmuxError,
+    NotFoundError,
+    QueueTimeoutError,
+    RateLimitError,
+    UnavailableError,
+)
+from supervisor.io.upstream import Upstream
+
+_KINDS: Final[Mapping[RejectCode, type[LlmuxError]]] = {
+    RejectCode.QUEUE_TIMEOUT: QueueTimeoutError,
+    RejectCode.RATE_LIMIT_EXCEEDED: RateLimitError,
+    RejectCode.BUDGET_TOO_SMALL: BudgetError,
+    RejectCode.BUDGET_EXCEEDED: BudgetError,
+}
+
+
+class Client(Protocol):
+    """Whoever waits for the answer of a request."""
+
+    def interrupt(self, error: Exception) -> None:
+        """End its wait with `error`."""
+
+    def read_while_held_up(self) -> int | None:
+        """How many bytes of its connection it has read so far; None unless it holds the answer up now."""
+
+
+@dataclass(slots=True)
+class Ticket:
+    """An admitted request: where to send it, and whether it was cut short."""
+
+    id: TicketId
+    model: ModelId
+    arrived: float
+    generation: Generation | None = None
+    upstream: Upstream | None = None
+    devices: Devices = ()
+    admitted: float = 0.0
+    client: Client | None = None  # who waits for the answer, until it has ended
+    rejection: Reject | None = None  # no exception: that would keep the frames it passes, and they keep the ticket
+    cut_reason: str | None = None
+    waiter: asyncio.Future[None] | None = None
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds between arrival and admission."""
+        return self.admitted - self.arrived
+
+    def wake(self) -> None:
+        """Who waits for its admission goes on."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def cut(self, reason: str) -> None:
+        """Its worker is taken away, so its client gets an error."""
+        self.cut_reason = reason
+        if self.client is not None:
+            message = f"The model was stopped before the answer was complete: {reason}."
+            code = RejectCode.MODEL_UNLOADED.value
+            self.client.interrupt(UnavailableError(message, code=code, retry_after_s=5.0))
+
+
+def rejection(effect: Reject, asked: str) -> LlmuxError:
+    """The error for a core's Reject that a client gets who asked for its model by this name."""
+    message = effect.message.replace(ASKED, asked)
+    if effect.code is RejectCode.MODEL_NOT_FOUND:
+        return NotFoundError(message, code="model_not_found", param="model")
+    kind = _KINDS.get(effect.code, UnavailableError)
+    error = kind(message, code=effect.code.value, retry_after_s=effect.retry_after_s)
+    error.lasts = effect.retry_after_s is None or effect.retry_after_s > MAX_RETRY_AFTER_S
+    error.figures = _figures(effect.about)
+    return error
+
+
+def _figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float | None]:
+    """For clients that decide by them where to go, or when to come again: under the names that they look for."""
+    match about:
+        case Standing():
+            back_s = about.next_s if about.counted is Counted.CONCURRENCY else about.reset_s
+            return {"limit": about.limit, "remaining": about.remaining, "resetAt": math.ceil(time.time() + back_s)}
+        case QueueLoad(depth, mean_s):
+            return {"queueDepth": depth, "avgWaitMs": None if mean_s is None else round(mean_s * 1000)}
+        case Expected():
+            return {"expected_s": round(about.total_s, 2)}
+        case None:
+            return {}
+
+
+def held_up(tickets: Iterable[Ticket], asked: AskClients) -> dict[TicketId, int]:
+    """What the clients have read, in bytes, that hold up requests of this worker."""
+    theirs = (ticket for ticket in tickets if (ticket.model, ticket.generation) == (asked.model, asked.generation))
+    read = {ticket.id: ticket.client.read_while_held_up() for ticket in theirs if ticket.client is not None}
+    return {ticket: count for ticket, count in read.items() if count is not None}

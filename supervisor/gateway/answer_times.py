@@ -1,0 +1,45 @@
+"""How long complete answers of each model took lately, for the budgets of requests. Memory is bounded; a restart forgets.
+
+An answer counts from the moment when a worker took its request. One that failed, or whose client left, says nothing. Old
+ones are forgotten, so that a model that was slow once isn't taken for slow for ever where its requests are refused for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+from supervisor.core.demand import AnswerTimes
+from supervisor.core.types import ModelId, base_of
+from supervisor.gateway.requests import RequestContext
+
+KEPT: Final = 256
+"""Answers of one model on one path. The 99th percentile of fewer than a hundred is the longest."""
+FORGOTTEN_S: Final = 3600.0
+
+
+class AnswerLog:
+    """What is known of all models. Use from the event loop's thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._taken: dict[tuple[ModelId, str], deque[tuple[float, float]]] = {}  # when it ended, and what it took
+
+    def observe(self, context: RequestContext) -> None:
+        """A request ended. See `InFlight.observers`."""
+        ticket, outcome = context.ticket, context.outcome
+        if ticket is None or outcome.status != HTTPStatus.OK or outcome.error or context.failure:
+            return
+        kept = self._taken.setdefault((base_of(ticket.model), context.path), deque(maxlen=KEPT))
+        kept.append((context.ended_at, context.ended_at - ticket.admitted))
+
+    def of(self, model: ModelId, path: str) -> AnswerTimes | None:
+        """Of the model's answers on this path; None where none is remembered."""
+        kept, since = self._taken.get((model, path), ()), self._clock() - FORGOTTEN_S
+        taken = sorted(took_s for ended_at, took_s in kept if ended_at >= since)
+        if not taken:
+            return None
+        return AnswerTimes(sum(taken) / len(taken), taken[math.ceil(0.99 * len(taken)) - 1])

@@ -1,0 +1,178 @@
+"""Request bodies: read within limits. `json_body` and `form` open them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.base import Endpoint, TextReferences
+from runtimes.model_config import Modality
+from supervisor.catalog.rewrite import Fields, Rewrite
+from supervisor.errors import InvalidRequestError, TooLargeError
+from supervisor.gateway.disconnect import ClientDisconnectedError, Receive, Scope
+from supervisor.gateway.filters.translation import AnswerTranslation, Translation
+from supervisor.gateway.head import head_of
+from supervisor.gateway.media.media_loading import NOTHING, Loading, Wanted
+from supervisor.io.held_body import Bytes, HeldBody
+
+__all__ = [
+    "BUDGET",
+    "CLIENT",
+    "KEEP_ALIVE",
+    "PRIORITY",
+    "PRIVATE",
+    "RESPONSE_FORMAT",
+    "SAID",
+    "Body",
+    "Bytes",
+    "read_body",
+    "refuse_other_charset",
+]
+
+PRIVATE: Final = "x_"
+"""So begin the fields that clients and what stands between them and llmux agreed on. No worker gets any."""
+PRIORITY: Final = "x_priority"
+CLIENT: Final = "x_client_id"
+BUDGET: Final = "x_timeout_s"
+KEEP_ALIVE: Final = "x_keep_alive_s"
+SAID: Final = frozenset({PRIORITY, CLIENT, BUDGET, KEEP_ALIVE})
+"""Those that say something to llmux."""
+RESPONSE_FORMAT: Final = "response_format"
+"""Of a request for pictures: shall they come along (`b64_json`), or their addresses (`url`)?"""
+_UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
+
+
+class Body:
+    """What is asked of any request's body; by itself a request without one."""
+
+    __slots__ = ("name", "stream")
+
+    def __init__(self) -> None:
+        self.name: str | None = None  # None where it names no model
+        self.stream = False
+
+    @property
+    def fields(self) -> Fields:
+        """The top-level fields of a JSON object, values unparsed, to be looked at only. Empty for every other body."""
+        return {}
+
+    def nameless(self, scope: Scope) -> InvalidRequestError:
+        """The error where nothing else names the model either."""
+        if scope["method"] == "GET":
+            return InvalidRequestError(
+                f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
+            )
+        return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
+
+    def rename(self, name: str) -> None:
+        """Let the worker see this name of the model, if the body names one."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Does it say nothing to llmux by fields of `SAID`?"""
+        return True
+
+    def said(self, name: str) -> JsonValue:
+        """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""
+        return None
+
+    @property
+    def unsaid(self) -> Sequence[str]:
+        """The private fields that say nothing to llmux, and reach no worker."""
+        return ()
+
+    def raw(self, name: str) -> bytes | None:
+        """A top-level field as JSON; None where there is none."""
+        return None
+
+    def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:
+        """The canonical request, and what its answers become. Raises InvalidRequestError if there is none."""
+        raise InvalidRequestError("The request body is empty; it must be a JSON object.")
+
+    def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> Body:
+        """The same with what changes on its way to the model, so that it can be translated then. Raises InvalidRequestError."""
+        return self
+
+    def take_permission(self) -> bool:
+        """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
+        return False
+
+    async def check(
+        self,
+        name: str,
+        inputs: frozenset[Modality] | None,
+        endpoint: Endpoint,
+        loading: Loading = NOTHING,
+        texts: TextReferences | None = None,
+    ) -> Sequence[Wanted]:
+        """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there.
+
+        `texts`: those that the worker takes for references. Returns what is to be loaded before the worker gets it.
+        """
+        return ()
+
+    async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
+        """Load what `check` has found, and put it in its place. Raises LlmuxError."""
+
+    def prefix(self) -> int | None:
+        """A fingerprint of how its conversation begins, the same for all of its turns; None where it has no prompt."""
+        return None
+
+    async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
+        """What the worker gets; it may be asked for each of several. Raises InvalidRequestError where it can't be had."""
+        return b""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, held: HeldBody | None = None) -> Bytes:
+    """The whole body. The protocol disconnects a client that stalls.
+
+    `held` counts it while it arrives, and raises UnavailableError when the budget has no room for it. Raises TooLargeError
+    as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon after the answer), and
+    ClientDisconnectedError.
+    """
+    announced = head_of(scope).content_length
+    if announced is not None:
+        if announced > limit:
+            raise _too_large(limit)
+        if held is not None:
+            held.expect(announced)
+    body, more = await _next(receive)
+    if len(body) > limit:
+        raise _too_large(limit)
+    if not more:
+        return body
+    grown = bytearray(body)  # grows in place: joining pieces at the end would copy everything in one turn of the loop
+    while more:
+        body, more = await _next(receive)
+        if len(grown) + len(body) > limit:
+            raise _too_large(limit)
+        if held is not None:
+            held.grow(len(grown) + len(body))
+        grown += body
+    return grown
+
+
+def refuse_other_charset(content_type: bytes) -> None:
+    """JSON is UTF-8: a worker that follows `charset=utf-7` would find other keys than llmux does.
+
+    Raises InvalidRequestError.
+    """
+    if b"charset" in content_type.lower() and _UTF8.fullmatch(content_type) is None:
+        raise InvalidRequestError(
+            "JSON is sent as UTF-8: leave the charset out of the Content-Type.", code="charset_not_supported"
+        )
+
+
+async def _next(receive: Receive) -> tuple[bytes, bool]:
+    """The next piece, and whether more follow."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnectedError
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"The request body is larger than {limit} bytes (limits.body_mib).")

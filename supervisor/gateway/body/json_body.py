@@ -1,0 +1,401 @@
+"""A JSON request, parsed once into its top-level fields, their values unparsed.
+
+All decisions about a request use these fields: where it goes, whether it is allowed, what changes in it. Without a change
+the body is forwarded byte for byte. Of a large body only the outline is parsed, so that megabytes of pictures are skipped
+and nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+from pydantic import JsonValue
+
+from runtimes.base import Endpoint, TextReferences
+from runtimes.model_config import Modality
+from supervisor.catalog.rewrite import Fields, Rewrite
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body import permission
+from supervisor.gateway.body.body import PRIVATE, SAID, Body, Bytes, refuse_other_charset
+from supervisor.gateway.body.outline import Outline
+from supervisor.gateway.disconnect import Scope
+from supervisor.gateway.filters.translation import AnswerTranslation, Translation
+from supervisor.gateway.media.media import Texts, references
+from supervisor.gateway.media.media_address import LONGEST
+from supervisor.gateway.media.media_loading import NOTHING, Loading, Wanted
+from supervisor.gateway.media.modality import refuse_media
+
+_SMALL: Final = 64 * 1024  # parsed in a millisecond or two, whatever it consists of
+_LARGE: Final = 256 * 1024  # parsed as a whole unless it is mainly pictures, or has many values
+_FEW_STRINGS: Final = 100
+_FEW_VALUES: Final = 30_000
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+_text: Final = msgspec.json.Decoder(str).decode
+_fields: Final = msgspec.json.Decoder(Fields).decode
+_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_KEY: Final = re.compile(rb'[\s,]*("[^"\\]*+(?:\\.[^"\\]*+)*+")\s*:\s*')
+_END: Final = re.compile(rb"\s*\}\s*")
+_FIRST_HALF: Final = re.compile(rb"\\u[dD][89abAB]")
+_SLICE: Final = 1 << 20  # decoded between two turns of the loop
+_COUNTED: Final = 1 << 16
+_MOST_FIELDS: Final = 1000
+PREFIX_BYTES: Final = 1024
+"""So much of a prompt tells which conversation it continues."""
+_LIST_OR_NULL: Final = b"[n"
+_WITH_MESSAGES: Final = frozenset({"messages", "system"})  # where the system prompt is, in APIs of messages
+
+_FORM: Final = b"application/x-www-form-urlencoded"  # curl says so of JSON, too, unless it is told
+_NOT_A_FORM: Final = (
+    f"The request body is a form of the kind {_FORM.decode()}. Send a JSON object, or, where a file is needed, a form of the "
+    "kind multipart/form-data."
+)
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+
+
+_role: Final = msgspec.json.Decoder(_Message).decode
+
+
+class JsonBody(Body):
+    """One request's JSON body."""
+
+    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_private", "_raw")
+
+    def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
+        self._raw = raw
+        self._fields = fields
+        self._outline = outline
+        self._is_changed = False
+        self._decoded: dict[str, Any] = {}
+        self._look()
+        self._private: Fields = {}
+        for key in [key for key in fields if key[:2] == PRIVATE]:
+            self._private[key] = fields.pop(key)
+            self._is_changed = True
+
+    @classmethod
+    async def open(cls, raw: Bytes) -> JsonBody:
+        """Parse a body; other tasks run while a large one is scanned. Raises InvalidRequestError."""
+        if len(raw) <= _SMALL or (len(raw) <= _LARGE and _is_plain(raw)):
+            return cls(raw, open_object(raw))
+        outline = await Outline.of(raw)
+        await asyncio.sleep(0)  # other tasks run between two scans of a possibly large text, here and below
+        return cls(raw, open_object(outline.text), outline)
+
+    @property
+    def fields(self) -> Fields:
+        """See Body."""
+        return self._fields
+
+    def nameless(self, scope: Scope) -> InvalidRequestError:
+        """See Body."""
+        return InvalidRequestError(
+            'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"
+        )
+
+    def rename(self, name: str) -> None:
+        """See Body."""
+        if self.name is not None and self.name != name:
+            self.name, self._is_changed = name, True
+            self._fields["model"] = msgspec.Raw(_encode(name))
+
+    @property
+    def is_silent(self) -> bool:
+        """See Body."""
+        return not self._private
+
+    def said(self, name: str) -> JsonValue:
+        """See Body."""
+        raw = self._private.get(name)
+        if raw is None:
+            return None
+        try:
+            value: JsonValue = _decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise _refusal(raw, error) from error
+        return None if value == "" else value
+
+    @property
+    def unsaid(self) -> Sequence[str]:
+        """See Body."""
+        return [name for name in self._private if name not in SAID] if self._private else ()
+
+    async def field(self, name: str) -> Bytes | None:
+        """The value of a field as it came, as JSON; None without it."""
+        raw = self._fields.get(name)
+        if raw is None or self._outline is None:
+            return None if raw is None else bytes(raw)
+        return await self._outline.restored(bytes(raw))
+
+    @property
+    def outline(self) -> Outline:
+        """Of what it holds, and of what is added."""
+        if self._outline is None:
+            self._outline = Outline()
+        return self._outline
+
+    def changed(self, changes: Mapping[str, bytes | None]) -> JsonBody:
+        """With these top-level fields instead of its own, as JSON of its outline; None leaves one out."""
+        fields = {name: raw for name, raw in (self._fields | self._private).items() if name not in changes}
+        fields |= {name: msgspec.Raw(value) for name, value in changes.items() if value is not None}
+        body = JsonBody(self._raw, fields, self._outline)
+        body._is_changed = True  # its own
+        return body
+
+    async def whole(self) -> Bytes:
+        """All of it as JSON, for llmux itself: also the private fields."""
+        text: Bytes = _encode(self._fields | self._private)
+        return text if self._outline is None else await self._outline.restored(text)
+
+    def raw(self, name: str) -> bytes | None:
+        """See Body."""
+        found = self._fields.get(name)
+        return None if found is None else bytes(found)
+
+    def prefix(self) -> int | None:
+        """See Body: up to and with the first message of the user, or the beginning of a prompt."""
+        messages, prompt = self._fields.get("messages"), self._fields.get("prompt")
+        if messages is None:
+            return None if prompt is None else crc32(bytes(prompt)[:PREFIX_BYTES])
+        found = 0
+        try:
+            for message in _items(messages):
+                found = crc32(message, found)
+                if _role(message).role == "user":
+                    break
+        except msgspec.MsgspecError:  # the worker will say what is wrong
+            return None
+        return found
+
+    def translated(self, translation: Translation) -> tuple[JsonBody, AnswerTranslation]:
+        """See Body. The private fields stay here; those of the new body are what the translation adds."""
+        fields, answers = translation.request(dict(self._fields))
+        body = JsonBody(self._raw, fields, self._outline)
+        body._is_changed = True  # its own
+        return body, answers
+
+    def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> JsonBody:
+        """See Body."""
+        rewrite.apply(fields := dict(self._fields), endpoint)
+        return JsonBody(self._raw, fields, self._outline)
+
+    def _look(self) -> None:
+        self.name, self.stream = _name(self._fields), _flag(self._fields, "stream")
+        if self.name is None and self._fields.pop("model", None) is not None:  # null, which names none
+            self._is_changed = True
+
+    def take_permission(self) -> bool:
+        """See Body. The field goes to no model."""
+        if permission.FIELD not in self._fields:
+            return False
+        permitted = _flag(self._fields, permission.FIELD)
+        del self._fields[permission.FIELD]
+        self._is_changed = True
+        return permitted
+
+    async def check(
+        self,
+        name: str,
+        inputs: frozenset[Modality] | None,
+        endpoint: Endpoint,
+        loading: Loading = NOTHING,
+        texts: TextReferences | None = None,
+    ) -> Sequence[Wanted]:
+        """See Body: no model may get references, and only some may get media."""
+        if endpoint.meaning.prompt in _WITH_MESSAGES:
+            raw = self._fields.get("messages")
+            if raw is not None and memoryview(raw)[0] not in _LIST_OR_NULL:
+                raise InvalidRequestError('"messages" must be a list of messages.', param="messages")
+        types: set[str] = set()
+        wanted: list[Wanted] = []
+        decoded: dict[str, Any] = {}
+        for found in references(self._fields, self._value, types, decoded):
+            if found is None:
+                await asyncio.sleep(0)
+            else:
+                text = await self.whole_text(found.text) if loading.is_on else found.text
+                wanted.append(loading.wanted(found, text, len(wanted)))
+        if types:
+            refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
+        if texts is not None:
+            await self._check_texts(texts, loading, wanted, decoded)
+        if wanted:
+            self._decoded = decoded
+        return wanted
+
+    async def _check_texts(
+        self, marks: TextReferences, loading: Loading, wanted: list[Wanted], decoded: dict[str, Any]
+    ) -> None:
+        texts = Texts(marks)
+        for each in texts.of(self._fields, self._value, decoded):
+            if each is None:
+                await asyncio.sleep(0)
+                continue
+            field, place, index, key = each
+            text = await self.whole_text(place[index], sys.maxsize)
+            for found in texts.found(field, place, index, key, text):
+                if found is None:
+                    await asyncio.sleep(0)
+                else:
+                    wanted.append(loading.wanted(found, found.text, len(wanted)))
+                    place[index] = text
+
+    async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
+        """See Body."""
+        contents = await loading.load(wanted)
+        for one in wanted:
+            content = contents[one.source]
+            one.reference.replace(content.type, self.outline.mark(content.base64))
+        for field in {one.reference.field for one in wanted}:
+            self._fields[field] = msgspec.Raw(_encode(self._decoded[field]))
+        self._decoded, self._is_changed = {}, True
+
+    async def whole_text(self, text: str, most: int = 2 * LONGEST) -> str:
+        """With what an outline lacks of it; nothing, where that is too much for an address, or numbers."""
+        if self._outline is None or not text.endswith(("-", "-:")):  # as marks end
+            return text
+        whole = await self._outline.restored(_encode(text))
+        if len(whole) > most or not whole.startswith(b'"'):
+            return ""
+        parts, at, last = list[str](), 1, len(whole) - 1
+        while at < last:
+            end = last if last - at <= _SLICE else _cut(whole, at, at + _SLICE)
+            try:
+                parts.append(_text(b'"%b"' % bytes(whole[at:end])))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:  # nobody has looked at what was cut out
+                raise _refusal(b"text", error) from error
+            at = end
+            await asyncio.sleep(0)
+        return "".join(parts)
+
+    async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
+        """See Body."""
+        fields = self._fields
+        if rewrite.touches(endpoint):
+            rewrite.apply(fields := dict(fields), endpoint)
+        elif not self._is_changed:
+            return self._raw
+        if self._outline is None:
+            return _encode(fields)
+        await asyncio.sleep(0)
+        return await self._outline.restored(_encode(fields))
+
+    def _value(self, key: str) -> Any:
+        """A field's value. Raises InvalidRequestError for one that is nested too deeply."""
+        try:
+            return _decode(self._fields[key])
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
+
+
+def _cut(text: Bytes, first: int, last: int) -> int:
+    """Where to cut the inside of a JSON string, at or soon before `last`, so that no escape and no character is cut in two.
+
+    `first`, far before, is such a place.
+    """
+    escape = text.rfind(b"\\", last - 12, last)
+    if escape < 0:
+        while text[last] & 0xC0 == 0x80:
+            last -= 1
+        return last
+    begin = escape + 1 - _backslashes(text, first, escape + 1)
+    if begin == first:
+        return first + (escape + 1 - first) // 2 * 2
+    half = begin - 6  # a character's first half, perhaps
+    is_half = _FIRST_HALF.match(text, half) is not None and _backslashes(text, first, half + 1) % 2 == 1
+    return half if is_half else begin
+
+
+def _backslashes(text: Bytes, first: int, last: int) -> int:
+    """How many there are directly before `last`."""
+    return last - first - len(text[first:last].rstrip(b"\\"))
+
+
+def _is_plain(raw: Bytes) -> bool:
+    """Would an outline cost more than it saves?"""
+    return raw.count(b'"') > 2 * _FEW_STRINGS and sum(map(raw.count, (b",", b"[", b"{"))) <= _FEW_VALUES
+
+
+async def open_json(raw: Bytes, content_type: bytes) -> JsonBody:
+    """A body that is to be JSON, whatever else its type says. Raises InvalidRequestError."""
+    if b";" in content_type:
+        refuse_other_charset(content_type)
+    try:
+        return await JsonBody.open(raw)
+    except InvalidRequestError as error:
+        if error.code == "invalid_json" and content_type.lower().startswith(_FORM):
+            raise InvalidRequestError(_NOT_A_FORM, code="invalid_form") from error
+        raise
+
+
+def open_object(body: Bytes) -> Fields:
+    """The top-level fields of a JSON object, values unparsed. Raises InvalidRequestError."""
+    try:
+        fields = _fields(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _refusal(body, error) from error
+    _refuse_duplicates(body, fields)
+    return fields
+
+
+def _name(fields: Fields) -> str | None:
+    """None where it is missing, or null."""
+    raw = fields.get("model")
+    if raw is None:
+        return None
+    try:
+        return _text(raw)
+    except msgspec.ValidationError as error:
+        if bytes(raw) == b"null":
+            return None
+        raise InvalidRequestError('"model" must be a string.', param="model") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _refusal(raw, error) from error
+
+
+def _flag(fields: Fields, name: str) -> bool:
+    raw = fields.get(name)
+    if raw is None:
+        return False
+    value = bytes(raw)
+    if value not in (b"true", b"false", b"null"):
+        raise InvalidRequestError(f'"{name}" must be true or false.', param=name)
+    return value == b"true"
+
+
+def _refuse_duplicates(body: Bytes, fields: Fields) -> None:
+    """With a duplicate key, the text is longer than its parsed fields."""
+    if len(fields) > _MOST_FIELDS:
+        raise InvalidRequestError(f"The request body has more than {_MOST_FIELDS} fields.", code="too_many_values")
+    # Two braces; for each field two quotes, a colon and a comma, except after the last. Most clients write nothing else.
+    if len(body) == 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values())):
+        return
+    if len(body) < _COUNTED and body.count(b'"') == 2 * len(fields) + b"".join(fields.values()).count(b'"'):
+        return  # a second key would have two more
+    position = body.index(b"{") + 1
+    for key, value in fields.items():
+        found = _KEY.match(body, position)
+        if found is None or _text(found[1]) != key:
+            break
+        position = found.end() + len(value)
+    if _END.fullmatch(body, position) is None:
+        raise InvalidRequestError("The request body has the same key twice.", code="duplicate_key")
+
+
+def _refusal(body: Bytes | msgspec.Raw, error: Exception) -> InvalidRequestError:
+    if not bytes(body).strip():
+        return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
+    if isinstance(error, RecursionError):
+        return InvalidRequestError("The request body is nested too deeply.")
+    if not isinstance(error, msgspec.ValidationError):
+        return InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json")
+    return InvalidRequestError("The request body must be a JSON object.")

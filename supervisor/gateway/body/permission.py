@@ -1,0 +1,43 @@
+"""Whether a request may leave this machine: only if it says `allow_remote: true` in its body or `X-Allow-Remote: true`.
+
+Field and header are llmux's own and are never forwarded: a client may always send them, whichever model answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from supervisor.errors import ForbiddenError, InvalidRequestError
+from supervisor.gateway.head import ALLOW_REMOTE as HEADER
+
+FIELD: Final = "allow_remote"
+
+_WORDS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null": False, b"": False}
+
+
+def in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Does a header field allow it? Raises InvalidRequestError for what is neither yes nor no."""
+    return any(_word(value) for name, value in headers if name == HEADER)
+
+
+def in_form(value: str | None) -> bool:
+    """Does a form's field of that name allow it? Raises InvalidRequestError for what is neither yes nor no."""
+    return value is not None and _word(value.encode())
+
+
+def refuse(name: str) -> ForbiddenError:
+    """The error for a request that would leave this machine without permission."""
+    return ForbiddenError(
+        f"{name} is run by somebody else, and this request would leave this machine for it. To allow that, send "
+        '"allow_remote": true in the body, or the header X-Allow-Remote: true.',
+        code="remote_not_allowed",
+        param=FIELD,
+    )
+
+
+def _word(text: bytes) -> bool:
+    said = _WORDS.get(text.strip().lower())
+    if said is None:
+        raise InvalidRequestError('"allow_remote" must be true or false.', param=FIELD)
+    return said

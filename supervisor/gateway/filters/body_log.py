@@ -1,0 +1,174 @@
+"""Keeps the bodies of requests and answers of models for which the operator switched that on (`keep_bodies`).
+
+No header is ever kept. Values that are named like a secret are masked, and pictures and sounds are replaced by their size: in JSON,
+in streams of JSON, and in the beginning of a longer one, which is no JSON any more. All that happens in a thread, after the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+import structlog
+from pydantic import JsonValue
+
+from supervisor.catalog.masking import masked, masked_fields, masked_text
+from supervisor.errors import NotFoundError
+from supervisor.gateway.disconnect import Message, Send
+from supervisor.io.held_body import Bytes
+from supervisor.io.kept_bodies import KeptBodies
+
+log = structlog.get_logger("llmux.bodies")
+
+SHOWN_BYTES: Final = 64 * 1024
+READ_BYTES: Final = 8 * 1024 * 1024
+"""A larger request isn't read as JSON, only its beginning is kept."""
+READ_TEXT: Final = 4 * SHOWN_BYTES
+"""Characters of one text in JSON, after the picture or sound with which it may begin."""
+_LONG: Final = 512
+_BASE64: Final = re.compile(
+    r"(?:data:([\w.+/-]{1,100});base64,)?([A-Za-z0-9+/=_-]{40,}(?:(?:\\[nr/]|[\r\n])+[A-Za-z0-9+/=_-]+)*)"
+)
+"""Pictures and sounds, also in lines and as JSON writes them; with them long words, which are shorter than `_LONG`."""
+_LINE: Final = re.compile(r"(data: ?)?(.*)", re.DOTALL)
+
+
+class KeptBody(msgspec.Struct):
+    """A request's body and what its client got. `…_cut`: there was more."""
+
+    request: str
+    request_cut: bool
+    answer: str
+    answer_cut: bool
+    answer_type: str
+
+
+class Capture:
+    """What passes of one request. `send` in place of the client's own."""
+
+    def __init__(self, send: Send, body: Bytes | None) -> None:
+        self._send = send
+        self.is_cut = body is not None and len(body) > READ_BYTES
+        self.body = b"" if body is None else bytes(body[: SHOWN_BYTES + 1] if self.is_cut else body)
+        self.answer = bytearray()
+        self.answer_type = ""
+
+    async def send(self, message: Message) -> None:
+        """Pass it on, and keep its beginning."""
+        if message["type"] == "http.response.start":
+            self.answer_type = next((v for k, v in message["headers"] if k == b"content-type"), b"").decode("latin-1")
+        elif (more := message.get("body", b"")) and len(self.answer) <= SHOWN_BYTES:
+            self.answer += more[: SHOWN_BYTES + 1 - len(self.answer)]
+        await self._send(message)
+
+    def kept(self) -> KeptBody:
+        """Without secrets and media. Takes milliseconds."""
+        request, answer = (  # JSON may have halves of characters, which no file can
+            _shown(data).encode(errors="replace").decode() for data in (self.body, bytes(self.answer))
+        )
+        return KeptBody(
+            request[:SHOWN_BYTES],
+            self.is_cut or len(request) > SHOWN_BYTES,
+            answer[:SHOWN_BYTES],
+            max(len(answer), len(self.answer)) > SHOWN_BYTES,
+            self.answer_type,
+        )
+
+
+class BodyLog:
+    """One for each daemon. Use from the event loop's thread."""
+
+    def __init__(self, kept: KeptBodies, run: str) -> None:
+        """`run`: what stands before the numbers of this daemon's requests."""
+        self._kept = kept
+        self._run = run
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def keep(self, model: str, number: str, capture: Capture) -> None:
+        """Write it soon."""
+        task = asyncio.create_task(self._keep(model, f"{self._run}-{number}", capture))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep(self, model: str, number: str, capture: Capture) -> None:
+        try:
+            await asyncio.to_thread(
+                lambda: self._kept.keep(model, number, msgspec.json.encode(capture.kept()).decode())
+            )
+        except OSError as error:
+            log.warning("body.not_kept", model=model, reason=str(error))
+
+    async def find(self, number: str) -> KeptBody:
+        """By a request's id. Raises NotFoundError."""
+        text = await asyncio.to_thread(self._kept.find, number if "-" in number else f"{self._run}-{number}")
+        if text is None:
+            raise NotFoundError(
+                f"No body of the request {number[:50]!r} is kept: set keep_bodies for its model, or it is too old.",
+                code="body_not_found",
+            )
+        return msgspec.json.decode(text, type=KeptBody)
+
+    def limit_to(self, models: Collection[str]) -> None:
+        """Keep those of no other model, and delete soon what there is."""
+        if models != self._kept.models:
+            self._kept.models = models
+            task = asyncio.create_task(asyncio.to_thread(self._kept.delete_others))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+def _shown(data: bytes) -> str:
+    """As people may see it."""
+    text = data.decode("utf-8", "replace")
+    try:
+        return json.dumps(masked(_clean(json.loads(text)), ""), ensure_ascii=False, indent=1)
+    except (ValueError, RecursionError):
+        pass
+    if "\0" in text or text.count("\ufffd") > len(text) // 20:
+        return f"({len(data)} bytes that are no text)"
+    return "\n".join(_line(line) for line in text.split("\n"))
+
+
+def _line(line: str) -> str:
+    """One of a stream, or of something else."""
+    found = _LINE.fullmatch(line)
+    assert found is not None
+    try:
+        value = json.loads(found[2])
+        cleaned = masked(_clean(value), "")
+    except (ValueError, RecursionError):
+        return masked_text(_clean_text(line))
+    return line if cleaned == value else f"{found[1] or ''}{json.dumps(cleaned, ensure_ascii=False)}"
+
+
+def _clean(value: JsonValue) -> JsonValue:
+    """Pictures and sounds as their size. Texts of JSON, such as arguments of tools, without their secrets."""
+    match value:
+        case dict():
+            return {key: _clean(item) for key, item in value.items()}
+        case list():
+            return [_clean(item) for item in value]
+        case str():
+            return _clean_text(value)
+    return value
+
+
+def _clean_text(text: str) -> str:
+    """Cut first where nobody would see it: each pattern holds up the whole daemon while it looks."""
+    if len(text) > _LONG:
+        media = _BASE64.match(text)
+        rest = text if media is None else text[media.end() :]
+        cut = " (cut)" if len(rest) > READ_TEXT else ""
+        text = f"{_size(media) if media else ''}{_BASE64.sub(_size, rest[:READ_TEXT])}{cut}"
+    return masked_fields(text[: SHOWN_BYTES + 1])
+
+
+def _size(found: re.Match[str]) -> str:
+    kind, size = found[1], len(found[2])
+    if size <= _LONG:
+        return found[0]
+    return f"({kind}, {size} characters of base64)" if kind else f"({size} characters of base64)"

@@ -1,0 +1,90 @@
+"""The tokens of a chat with a model that nobody counts them for: a chat completion of one token says how many its prompt had.
+
+Such a count is no count of the worker's: it takes a turn in the queue, and costs what a short answer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import msgspec
+
+from runtimes.base import Endpoint
+from supervisor.catalog.rewrite import Fields
+from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.gateway.filters.translation import CANONICAL, StreamTranslation
+
+COUNT: Final = "/v1/chat/completions/input_tokens"
+CHAT: Final = "/v1/chat/completions"
+_LENGTHS: Final = ("max_completion_tokens", "max_tokens")
+"""OpenAI's reasoning models take the first alone, most other servers know only the second."""
+_OTHERS: Final = frozenset({"stream", "stream_options", "n", "min_tokens", "logprobs", "top_logprobs"})
+"""What would make the answer longer, or isn't allowed in so short a one."""
+_NOTHING: Final = msgspec.Raw(b"null")
+
+
+def by_answer(chat: Endpoint) -> Endpoint:
+    """The count by this endpoint's chat completions."""
+    return replace(chat, path=COUNT, upstream_path=chat.upstream_path or chat.path)
+
+
+def is_by_answer(endpoint: Endpoint) -> bool:
+    """Is this no count of the worker's?"""
+    return endpoint.path == COUNT and endpoint.meaning.role == "run"
+
+
+class Counting:
+    """The `Translation` of a chat into the shortest one with the same prompt. `name`: the model's."""
+
+    path: Final = CHAT
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def request(self, fields: Fields) -> tuple[Fields, Counts]:
+        """See Translation."""
+        length = next((one for one in _LENGTHS if bytes(fields.get(one, _NOTHING)) != b"null"), _LENGTHS[-1])
+        kept = {key: raw for key, raw in fields.items() if key not in _LENGTHS and key not in _OTHERS}
+        return kept | {length: msgspec.Raw(b"1")}, Counts(self._name)
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_answer: Final = msgspec.json.Decoder(_Answer).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What becomes of the answer: the count, as llama.cpp's server tells it."""
+
+    name: str
+    content_type = b"application/json"
+    stream_content_type = b"text/event-stream"
+    ignored = ()
+    names: ClassVar[Mapping[str, str]] = CANONICAL
+
+    def answer(self, body: bytes) -> bytes:
+        """See AnswerTranslation. Raises InvalidRequestError for an answer that says nothing of its prompt."""
+        try:
+            usage = _answer(body).usage
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise UpstreamError("The worker's answer is no chat completion.") from error
+        if usage is None or not usage.prompt_tokens:  # 0: it doesn't know; no prompt is empty
+            raise InvalidRequestError(
+                f"{self.name} doesn't count tokens, and its answers don't say how many their prompts had (usage).",
+                code="endpoint_not_supported",
+                param="model",
+            )
+        return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": usage.prompt_tokens})
+
+    def stream(self) -> StreamTranslation:
+        """Raises UpstreamError: nobody asked for one."""
+        raise UpstreamError("The worker answered with a stream where its prompt's tokens were to be counted.")

@@ -1,0 +1,314 @@
+"""A path that a worker doesn't serve: its requests become canonical, and canonical responses become its own.
+
+Canonical is OpenAI's API. A dialect gives a `Translation` for each path that it can map. It is used for the models whose
+workers don't serve the path themselves; for the others, and on every other path, the bytes stay untouched. Errors are not
+translated here: the dialect renders them, see `Dialect.error`.
+
+A `TargetedTranslation` is told which model answers, and when. It is also what a request needs whose path another API has, of
+which workers speak that one: such a request is translated whatever its worker serves, see `Dialect.required_translation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from types import MappingProxyType
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+from pydantic import JsonValue
+
+from runtimes.base import CHAT_TEMPLATE, Thinking
+from supervisor.catalog.rewrite import Fields
+from supervisor.gateway.filters.filters import EVENTS, Filter, Head, Use
+
+CANONICAL: Final[Mapping[str, str]] = MappingProxyType(
+    {}
+)  # the names of `AnswerTranslation` where they are the client's
+MOST_SHOWN: Final = 20  # of the fields without effect
+_TEMPLATE: Final = "chat_template_kwargs"
+_EFFORT: Final = "reasoning_effort"  # for models that have levels, whatever switches their reasoning
+_BEYOND: Final = frozenset({"top_k", "min_p", "typical_p", "repetition_penalty", "repeat_last_n"})
+"""Parameters that translations may give beside OpenAI's."""
+
+
+class StreamTranslation(Protocol):
+    """One stream: pieces of the canonical one in, pieces of the dialect's out."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """The output for the next piece, possibly empty. A piece may end anywhere."""
+
+    def end(self) -> bytes:
+        """The last output, after a stream that ended properly."""
+
+    @property
+    def gathered(self) -> int:
+        """About how many bytes of memory it keeps of what came."""
+
+
+class AnswerTranslation(Protocol):
+    """How the answers to one request are mapped."""
+
+    @property
+    def content_type(self) -> bytes:
+        """Of a whole answer."""
+
+    @property
+    def stream_content_type(self) -> bytes:
+        """Of a stream."""
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """The request's fields that have no effect on the canonical one: the response's `x-llmux-ignored`."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Canonical fields that the client knows by other names → these."""
+
+    def answer(self, body: bytes) -> bytes:
+        """The dialect's answer, by a whole canonical one. Raises UpstreamError for what is none."""
+
+    def stream(self) -> StreamTranslation:
+        """For a stream that begins now."""
+
+
+class Translation(Protocol):
+    """How one path of a dialect is mapped. Stateless."""
+
+    @property
+    def path(self) -> str:
+        """The canonical path."""
+
+    def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
+        """The canonical request's top-level fields, and what its answers become. Raises InvalidRequestError.
+
+        `model` names the model in both. Strings may hold marks for what was cut out of a large body: they are passed on
+        as a whole, also within JSON that becomes a string itself. What is joined to a text from behind begins with a line
+        break. A private field (`x_keep_alive_s`) that it adds counts as if the client had sent it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    """What a translation may have to know of the model that answers. By itself one of which nothing is known."""
+
+    name: str = ""  # as the client asked for it
+    thinking: Thinking | None = CHAT_TEMPLATE  # how to switch reasoning; None: it can't be
+    thinking_modes: Sequence[str] = ("default", "enabled", "disabled")  # what a request may choose
+    multi_turn: bool | None = None  # None: it can't be told
+    decoding: Mapping[str, Sequence[str]] = field(default_factory=dict)  # as `Adapter.decoding`
+    translates: bool = False  # from one language into another, and does nothing else
+
+
+class Adapted:
+    """A translation of one request to one model: `chat_template_kwargs.enable_thinking` becomes what it is switched by, and
+    parameters beyond OpenAI's get the names that its worker has for them (`Adapter.decoding`).
+
+    `ignored` has what it can't do, by the client's names, once there was a request.
+    """
+
+    def __init__(self, translation: Translation, target: TargetModel) -> None:
+        self.path = translation.path
+        self.ignored: list[str] = []
+        self._translation = translation
+        self._thinking = target.thinking
+        self._only = target.thinking_modes[0] if len(target.thinking_modes) == 1 else None
+        self._decoding = target.decoding
+
+    def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
+        """See Translation."""
+        canonical, answers = self._translation.request(fields)
+        for name in sorted(_BEYOND & canonical.keys()):
+            theirs, value = self._decoding.get(name, ()), canonical.pop(name)
+            canonical |= dict.fromkeys(theirs, value)
+            self.ignored += () if theirs else called([name], answers.names)
+        if _TEMPLATE not in canonical:
+            return canonical, answers
+        wanted = _switch(canonical[_TEMPLATE]).enable_thinking
+        if self._thinking is None:
+            del canonical[_TEMPLATE]
+            self.ignored += () if _EFFORT in canonical else called([_TEMPLATE], answers.names)
+            return canonical, answers
+        if self._only == ("disabled" if wanted else "enabled"):
+            self.ignored += called([_TEMPLATE], answers.names)
+        if self._thinking != CHAT_TEMPLATE:
+            del canonical[_TEMPLATE]
+            switch = self._thinking.enabled if wanted else self._thinking.disabled
+            canonical = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in switch.items()} | canonical
+        return canonical, answers
+
+
+class _Switch(msgspec.Struct):
+    enable_thinking: bool = True
+
+
+_switch: Final = msgspec.json.Decoder(_Switch).decode
+
+
+class Times(Protocol):
+    """When a request got where, on the clock of `time.monotonic`. It fills up while the request goes its way."""
+
+    @property
+    def arrived_at(self) -> float:
+        """At the daemon."""
+
+    @property
+    def entered_at(self) -> float | None:
+        """At the queue of its model."""
+
+    @property
+    def admitted_at(self) -> float | None:
+        """At the worker that answers."""
+
+
+@runtime_checkable
+class TargetedTranslation(Protocol):
+    """How requests to one path are mapped by what is known of their model, or with answers that say how long they took.
+
+    Stateless.
+    """
+
+    @property
+    def path(self) -> str:
+        """The canonical path."""
+
+    def of(self, target: TargetModel, times: Times) -> Translation:
+        """For one request to this model. `times` are read when the answer comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """An `AnswerTranslation` of what another one made of the worker's answer."""
+
+    first: AnswerTranslation
+    then: AnswerTranslation
+
+    @property
+    def content_type(self) -> bytes:
+        """See AnswerTranslation."""
+        return self.then.content_type
+
+    @property
+    def stream_content_type(self) -> bytes:
+        """See AnswerTranslation."""
+        return self.then.stream_content_type
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Of both, as the client calls them."""
+        return (*self.then.ignored, *called(self.first.ignored, self.names))
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """See AnswerTranslation."""
+        return self.then.names
+
+    def answer(self, body: bytes) -> bytes:
+        """See AnswerTranslation."""
+        return self.then.answer(self.first.answer(body))
+
+    def stream(self) -> StreamTranslation:
+        """See AnswerTranslation."""
+        return _ChainedStream(self.first.stream(), self.then.stream())
+
+
+class _ChainedStream:
+    def __init__(self, first: StreamTranslation, then: StreamTranslation) -> None:
+        self._first, self._then = first, then
+
+    def feed(self, piece: bytes) -> bytes:
+        """See StreamTranslation."""
+        return self._then.feed(self._first.feed(piece))
+
+    def end(self) -> bytes:
+        """See StreamTranslation."""
+        last = self._first.end()
+        return (self._then.feed(last) if last else b"") + self._then.end()
+
+    @property
+    def gathered(self) -> int:
+        """See StreamTranslation."""
+        return self._first.gathered + self._then.gathered
+
+
+def called(fields: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Canonical fields, or parts of them, as a client knows them: see `AnswerTranslation.names`."""
+    return tuple(names.get(field.partition(".")[0], field) for field in fields)
+
+
+def shown(names: Sequence[str]) -> list[JsonValue]:
+    """Fields without effect, as they may be told, each once, and how many more there are.
+
+    Clients choose the names: only plain characters of some are repeated.
+    """
+    each = dict.fromkeys(names)
+    told: list[JsonValue] = [
+        "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
+        for name in islice(each, MOST_SHOWN)
+    ]
+    return told if len(each) <= MOST_SHOWN else [*told, f"and {len(each) - MOST_SHOWN} more"]
+
+
+def ignored_header(names: Sequence[str]) -> str:
+    """`x-llmux-ignored`."""
+    return ", ".join(map(str, shown(names)))
+
+
+class Translate(Filter):
+    """Makes the dialect's answer of a canonical one."""
+
+    translates = True
+
+    def __init__(self, translation: AnswerTranslation) -> None:
+        self._translation = translation
+        self._stream: StreamTranslation | None = None
+
+    @property
+    def gathered(self) -> int:
+        """See Filter."""
+        return 0 if self._stream is None else self._stream.gathered
+
+    def head(self, head: Head) -> Use:
+        """See Filter."""
+        if head.content_type.startswith(EVENTS):
+            self._stream = self._translation.stream()
+            head.changes_body(self._translation.stream_content_type)
+            return Use.PIECES
+        head.changes_body(self._translation.content_type)
+        return Use.WHOLE
+
+    def feed(self, piece: bytes) -> bytes:
+        """See Filter."""
+        assert self._stream is not None
+        return self._stream.feed(piece)
+
+    def end(self) -> bytes:
+        """See Filter."""
+        assert self._stream is not None
+        return self._stream.end()
+
+    async def whole(self, body: bytes, head: Head) -> bytes:
+        """See Filter."""
+        return self._translation.answer(body) if self._stream is None else await super().whole(body, head)
+
+
+class Repair(Filter):
+    """Puts into an answer what its worker leaves out: see `Dialect.completion`."""
+
+    def __init__(self, stream: StreamTranslation) -> None:
+        self._stream = stream
+        self.feed = stream.feed  # type: ignore[method-assign]  # as they are
+        self.end = stream.end  # type: ignore[method-assign]
+
+    @property
+    def gathered(self) -> int:
+        """See Filter."""
+        return self._stream.gathered
+
+    def head(self, head: Head) -> Use:
+        """See Filter."""
+        if head.is_encoded:
+            return Use.NONE
+        head.changes_body()
+        return Use.PIECES

@@ -1,0 +1,48 @@
+"""Who is charged for a request: its tenant, and the key that it came with.
+
+Each limit that names one of them counts. `clients.default` is for those that nothing names: where a key has a limit of its
+own, it takes the place of the default's for the key's own tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from supervisor.catalog import Catalog
+from supervisor.catalog.keys import Key
+from supervisor.core.limits import Account, TenantLimits
+from supervisor.gateway.forward import Outcome
+
+NOBODY: Final = "all requests without a tenant"
+
+
+def accounts_of(key: Key | None, tenant: str, catalog: Catalog) -> tuple[Account, ...]:
+    """The accounts that have limits."""
+    limits = catalog.client(tenant).tenant_limits
+    if key is None or not key.limits:
+        return (Account(_name(tenant), limits),) if limits else ()
+    own = Account(f"key {key.name}", key.limits)
+    if tenant == (key.tenant or key.name) and tenant not in catalog.clients:
+        limits = _beside(limits, key.limits)
+    return (Account(_name(tenant), limits), own) if limits else (own,)
+
+
+def tokens_of(accounts: Sequence[Account], outcome: Outcome) -> int:
+    """The tokens that an answer reports, in and out; 0 where nobody counts them, or it reports none."""
+    if all(account.limits.tokens is None for account in accounts):
+        return 0
+    usage = outcome.usage()
+    return (usage.prompt or 0) + (usage.completion or 0)
+
+
+def _name(tenant: str) -> str:
+    return f"tenant {tenant}" if tenant else NOBODY
+
+
+def _beside(default: TenantLimits, own: TenantLimits) -> TenantLimits:
+    return TenantLimits(
+        default.requests if own.requests is None else None,
+        default.tokens if own.tokens is None else None,
+        default.concurrency if own.concurrency is None else None,
+    )

@@ -1,0 +1,116 @@
+"""For whom a request comes, how urgent it is, and how long its model is to stay: what its header and body say, its key, and
+its client's profile.
+
+The tenant is that of the key. Only where there are no keys, or the key may speak for others, the request may name it, unless
+`server.multi_tenant` is off. The priority is the request's, else the key's, else the client's, else normal; but never more urgent than the key's ceiling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from supervisor.catalog import Catalog
+from supervisor.catalog.clients import ClientConfig
+from supervisor.catalog.keys import Key
+from supervisor.catalog.sections import TENANT_LIMIT
+from supervisor.core.demand import ANY, NORMAL, Demand, priority_of
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.body import CLIENT, KEEP_ALIVE, PRIORITY, Body
+from supervisor.gateway.head import PRIORITY as PRIORITY_HEADER
+from supervisor.gateway.head import TENANT as TENANT_HEADER
+from supervisor.gateway.identity.accounts import accounts_of
+from supervisor.io.upstream import Headers
+
+LONGEST_KEEP_ALIVE_S: Final = 86_400
+
+
+class Identity(NamedTuple):
+    """What is known of who asks."""
+
+    demand: Demand
+    profile: ClientConfig
+    is_lowered: bool = False  # it asked for a more urgent priority than its key has
+
+
+def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) -> Identity:
+    """Who asks. A header counts before the body's field. Raises InvalidRequestError."""
+    priority: object = None
+    tenant: object = None
+    for name, value in headers:
+        if name == PRIORITY_HEADER:
+            priority = _text(value, "X-Priority", priority)
+        elif name == TENANT_HEADER:
+            tenant = _text(value, "X-Tenant-ID", tenant)
+    priority = priority or body.said(PRIORITY)
+    if catalog.server.multi_tenant and (key is None or key.for_others):
+        tenant = tenant or body.said(CLIENT)
+        own = "" if key is None else key.tenant or key.name
+        who = own if tenant is None else _tenant(tenant) or own
+    else:
+        who = "" if key is None else key.tenant or key.name
+    profile = catalog.client(who)
+    if priority is not None:
+        wanted = _priority(priority)
+    elif key is not None and key.priority is not None:
+        wanted = key.priority
+    else:
+        wanted = NORMAL if profile.priority is None else priority_of(profile.priority)
+    given = wanted if key is None else max(wanted, key.priority_ceiling)
+    accounts = accounts_of(key, who, catalog)
+    keep_alive_s = _keep_alive_s(body.said(KEEP_ALIVE))
+    is_any = given == NORMAL and not who and not accounts and keep_alive_s is None
+    demand = ANY if is_any else Demand(given, who, accounts, keep_alive_s, weight=profile.weight)
+    return Identity(demand, profile, priority is not None and given != wanted)
+
+
+def staying(demand: Demand, body: Body) -> Demand:
+    """`demand`, with how long its model is to stay by a translated body. Raises InvalidRequestError."""
+    keep_alive_s = _keep_alive_s(body.said(KEEP_ALIVE))
+    if keep_alive_s is None:
+        return demand
+    return replace(demand, keep_alive_s=max(keep_alive_s, demand.keep_alive_s or 0.0))
+
+
+def _text(value: bytes, header: str, before: object) -> object:
+    """The header's text; of a blank one, what was there `before`."""
+    value = value.strip()
+    if not value:
+        return before
+    if before is not None:
+        raise InvalidRequestError(f"The request has several {header} headers; send one.", param=header)
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{header} is not UTF-8.", param=header) from error
+
+
+def _priority(said: object) -> int:
+    try:
+        return priority_of(said)
+    except ValueError as error:
+        message = f"`X-Priority` or `{PRIORITY}` is no priority: {error}."
+        raise InvalidRequestError(message, code="invalid_priority", param=PRIORITY) from error
+
+
+def _keep_alive_s(said: object) -> float | None:
+    if isinstance(said, str):  # in a form
+        with contextlib.suppress(ValueError):
+            said = float(said)
+    if said is None:
+        return None
+    if isinstance(said, int | float) and type(said) is not bool and 0 <= said <= LONGEST_KEEP_ALIVE_S:
+        return said
+    message = f"`{KEEP_ALIVE}` must be a number of seconds from 0 to {LONGEST_KEEP_ALIVE_S}."
+    raise InvalidRequestError(message, code="invalid_keep_alive", param=KEEP_ALIVE)
+
+
+def _tenant(said: object) -> str:
+    who = said.strip() if isinstance(said, str) else None
+    if who is None or len(who) > TENANT_LIMIT or not who.isprintable():
+        message = (
+            f"`X-Tenant-ID` or `{CLIENT}` must be a text of at most {TENANT_LIMIT} characters that can be printed."
+        )
+        raise InvalidRequestError(message, code="invalid_tenant", param=CLIENT)
+    return who

@@ -1,0 +1,108 @@
+"""Keeping a streaming client's connection alive while the request waits for its model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from supervisor.errors import LlmuxError
+from supervisor.gateway.dialect import Dialect
+from supervisor.gateway.disconnect import Send
+from supervisor.gateway.error_response import error_event
+from supervisor.io.upstream import Headers
+
+INTERVAL_S: Final = 10.0
+NEWS_AFTER_S: Final = 1.0  # a loaded model has answered by then
+NEWS_INTERVAL_S: Final = 0.25
+SSE: Final = b"text/event-stream; charset=utf-8"
+
+
+class Keepalive:
+    """`async with keepalive:` sends the dialect's keep-alive bytes while the block waits for long.
+
+    After `interval_s` in the block the response starts (200, `content_type` and `headers`), and the bytes go out
+    every `interval_s`. From then on `started` is True: the headers are sent, and `fail` sends a failure.
+
+    `news` is asked for more to send, events or None, from `NEWS_AFTER_S` on; the first event starts the response as well.
+    """
+
+    __slots__ = (
+        "_beat_task",
+        "_dialect",
+        "_headers",
+        "_interval_s",
+        "_news",
+        "_send",
+        "_timer",
+        "content_type",
+        "started",
+    )
+
+    def __init__(
+        self,
+        send: Send,
+        headers: Headers,
+        dialect: Dialect,
+        *,
+        interval_s: float = INTERVAL_S,
+        content_type: bytes = SSE,
+        news: Callable[[], bytes | None] | None = None,
+    ) -> None:
+        self.started = False
+        self._send = send
+        self._headers = headers
+        self._dialect = dialect
+        self.content_type = content_type
+        self._interval_s = interval_s
+        self._news = news
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat_task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        first_s = self._interval_s if self._news is None else min(self._interval_s, NEWS_AFTER_S)
+        self._timer = asyncio.get_running_loop().call_later(first_s, self._begin, self._interval_s, first_s)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._beat_task is not None:
+            self._beat_task.cancel()
+            await asyncio.wait((self._beat_task,))
+
+    async def fail(self, error: LlmuxError) -> None:
+        """Send the error in-band, once, and end the stream. Only when `started`."""
+        assert self.started
+        event = error_event(error, self._dialect, content_type=self.content_type)
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+    def _begin(self, interval_s: float, waited_s: float) -> None:
+        self._beat_task = asyncio.get_running_loop().create_task(self._beat(interval_s, waited_s))
+
+    async def _beat(self, interval_s: float, waited_s: float) -> None:
+        """Send what is due, for as long as the block waits; it has for `waited_s`."""
+        clock = asyncio.get_running_loop().time
+        next_at = clock() + interval_s - waited_s
+        while True:
+            if self._news is not None and (event := self._news()) is not None:
+                await self._write(event)
+            if clock() >= next_at:
+                next_at = clock() + interval_s
+                await self._write(self._dialect.keepalive)
+            await asyncio.sleep(next_at - clock() if self._news is None else NEWS_INTERVAL_S)
+
+    async def _write(self, body: bytes) -> None:
+        if not self.started:
+            headers = [
+                (b"content-type", self.content_type),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+                *self._headers,
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        self.started = True  # after the send: a cancelled send may have written nothing
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,282 @@
+"""Loads the media that prompts refer to, so that workers get the content itself.
+
+Only what the configuration allows, and that strictly: https to a listed host, whose name is resolved once and must lead to
+public addresses alone; the connection goes to one of exactly these. A redirect is a new address to be checked. What comes must
+be a picture, a sound or a video, by what it is declared to be and by how it begins. All of a request together has a limit of
+references, bytes and seconds, and the daemon one of loads at once, of which a request has a quarter. `io.media` does the asking.
+
+Nothing is loaded before the request is known to be one that its model takes. It holds no place at a worker meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from binascii import b2a_base64
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from supervisor.catalog.media import MediaConfig
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.media.media import Reference, refusal
+from supervisor.gateway.media.media_address import (
+    Address,
+    Allowlist,
+    is_literal,
+    is_public,
+    read_address,
+    read_file_address,
+)
+from supervisor.gateway.media.media_type import HEAD, agreed_type
+from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.media import MediaResponse, MediaSource
+
+log = structlog.get_logger("llmux.media")
+
+REDIRECTS: Final = 3
+SHARE: Final = 4
+"""One request loads a quarter of `at_once` at the same time, so that its slow addresses leave places to others."""
+_REDIRECT: Final = frozenset({301, 302, 303, 307, 308})
+_SHOWN: Final = 100
+_CONFIGURED: Final = ", or let the operator allow it in server.media"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A reference that may be loaded, and where from."""
+
+    reference: Reference
+    source: Address | Path
+
+
+@dataclass(slots=True)
+class Content:
+    """What came: its media type, and itself in base64."""
+
+    type: str = ""
+    base64: bytearray = field(default_factory=bytearray)
+
+
+class MediaLoader:
+    """What is common to all requests."""
+
+    def __init__(self, config: MediaConfig | None, bodies: BodyBudget, source: MediaSource | None = None) -> None:
+        self.config = MediaConfig() if config is None else config
+        self.bodies = bodies
+        self.hosts = Allowlist(self.config.hosts)
+        self.source = source or MediaSource(self.config.ca_file)
+        self.places = asyncio.Semaphore(self.config.at_once)
+        self.is_on = bool(self.hosts) or self.config.folder is not None  # may anything be loaded?
+        self._idle = Loading(self)  # everybody's where nothing is ever loaded
+
+    def loading(self) -> Loading:
+        """For one request."""
+        return Loading(self) if self.is_on else self._idle
+
+
+class Loading:
+    """One request's media, loaded once, whoever is asked in turn."""
+
+    def __init__(self, loader: MediaLoader) -> None:
+        self._loader = loader
+        self._config = loader.config
+        self._contents: dict[Address | Path, Content] = {}
+        self._failed: tuple[str, str, str | None] | None = None  # an error's message, code and param
+        self._places = asyncio.Semaphore(max(1, loader.config.at_once // SHARE))
+        self._size = 0  # bytes of all contents, as often as they stand in the request
+        self.held = HeldBody(loader.bodies)
+        """Counts what is kept of them; release it when nothing is needed any more."""
+
+    @property
+    def is_on(self) -> bool:
+        """May anything be loaded?"""
+        return self._loader.is_on
+
+    def wanted(self, reference: Reference, text: str, before: int) -> Wanted:
+        """A reference as something to load, if it may be. `text` is all of it, `before` the number of others.
+
+        Raises InvalidRequestError.
+        """
+        config, scheme = self._config, text[:8].lower()
+        source: Address | Path | None = None
+        if config.folder is not None and scheme.startswith("file:"):
+            source = read_file_address(text)
+            if source is None:
+                raise _refused(reference, "is no address of a file: file:///PATH, percent-encoded")
+        elif self._loader.hosts and scheme.startswith("https:"):
+            source = read_address(text)
+            if source is None:
+                raise _refused(reference, "can't be read: https://HOST/PATH in ASCII, percent-encoded, without a user")
+            if not self._loader.hosts.allows(source):
+                raise _refused(reference, f"leads to {source.authority[:_SHOWN]}, which is not in server.media.hosts")
+        if source is None:
+            may_be = scheme.startswith(("https:", "file:"))
+            raise refusal(reference.key, reference.text, _CONFIGURED if may_be else "")
+        if before >= config.per_request:
+            raise InvalidRequestError(
+                f"The request refers to more than {config.per_request} media (server.media.per_request).",
+                code="media_too_large",
+                param=_param(reference),
+            )
+        return Wanted(reference, source)
+
+    async def load(self, wanted: Sequence[Wanted]) -> Mapping[Address | Path, Content]:
+        """The contents of all of these, by their sources. Raises InvalidRequestError, UnavailableError."""
+        if self._failed is not None:  # when somebody else was asked
+            message, code, param = self._failed
+            raise InvalidRequestError(message, code=code, param=param)
+        times = Counter(one.source for one in wanted)
+        missing = {one.source: one.reference for one in wanted if one.source not in self._contents}
+        loads = [
+            asyncio.create_task(self._load(source, reference, times[source])) for source, reference in missing.items()
+        ]
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                await asyncio.gather(*loads)  # a TaskGroup keeps its errors in a frame that they passed
+        except TimeoutError as error:
+            message = f"The request's media took longer than {self._config.timeout_s:g} s (server.media.timeout_s)."
+            self._failed = message, "media_unreachable", None
+            raise InvalidRequestError(message, code="media_unreachable") from error
+        except InvalidRequestError as error:
+            self._failed = error.message, error.code, error.param
+            raise
+        finally:
+            while loads:
+                loads.pop().cancel()
+        return self._contents
+
+    async def _load(self, source: Address | Path, reference: Reference, times: int) -> None:
+        # Who cancels it doesn't wait for it. A task that kept the error would be in a cycle: frames that it passed know the task.
+        with contextlib.suppress(asyncio.CancelledError):
+            async with self._places, self._loader.places:
+                if isinstance(source, Address):
+                    self._contents[source] = content = await self._fetched(source, reference, times)
+                else:
+                    self._contents[source] = content = await self._read(source, reference, times)
+            where = source.authority if isinstance(source, Address) else "file"
+            log.debug("media.loaded", source=where, type=content.type, base64_bytes=len(content.base64))
+
+    async def _read(self, path: Path, reference: Reference, times: int) -> Content:
+        assert self._config.folder is not None
+        try:
+            file = await self._loader.source.file(self._config.folder, path)
+            self._count(file.size * times, reference)  # before anything is read
+            return await self._content(file, None, reference, 0)
+        except PermissionError as error:
+            raise _refused(reference, "is no file below server.media.folder that llmux may read") from error
+        except OSError as error:
+            raise _unreachable(reference, "The file can't be read: check its path") from error
+
+    async def _fetched(self, address: Address, reference: Reference, times: int) -> Content:
+        for _ in range(REDIRECTS + 1):
+            try:
+                addresses = await self._addresses(address, reference)
+                answer = self._loader.source.response(
+                    address.host, address.authority, addresses, address.port, address.target
+                )
+                async with answer as response:
+                    if response.status not in _REDIRECT or response.location is None:
+                        return await self._answered(address, response, reference, times)
+                    following = address.redirected(response.location)
+            except OSError as error:
+                raise _unreachable(reference, f"{address.authority[:_SHOWN]}: {error.strerror}") from error
+            if following is None or not self._loader.hosts.allows(following):
+                raise _refused(reference, "is redirected to an address that is not in server.media.hosts")
+            address = following
+        raise _unreachable(reference, f"There are more than {REDIRECTS} redirects")
+
+    async def _addresses(self, address: Address, reference: Reference) -> Sequence[str]:
+        """The IP addresses that may be asked. Raises OSError, InvalidRequestError."""
+        if is_literal(address.host):
+            return [address.host]  # which is listed
+        try:
+            found = await self._loader.source.addresses(address.host, address.port)
+        except OSError as error:
+            raise _unreachable(reference, f"{address.host[:_SHOWN]} is not known") from error
+        if not all(map(is_public, found)):
+            raise _refused(reference, f"leads to {address.host[:_SHOWN]}, whose IP address is not public")
+        return found
+
+    async def _answered(self, address: Address, response: MediaResponse, reference: Reference, times: int) -> Content:
+        where = address.authority[:_SHOWN]
+        if response.status != 200:
+            raise _unreachable(reference, f"{where} answers HTTP {response.status}")
+        if response.content_encoding not in ("", "identity"):
+            raise _unsupported(reference, f"{where} sends it compressed, by Content-Encoding")
+        if response.content_length is not None and response.content_length > self._limit:
+            raise self._too_large(reference)
+        return await self._content(response.pieces, response.content_type, reference, times)
+
+    async def _content(
+        self, pieces: AsyncIterator[bytes], declared: str | None, reference: Reference, times: int
+    ) -> Content:
+        """`times`: so often each byte counts, which is how often it stands in the request, or 0 for what has been counted."""
+        content, rest = Content(), b""
+        async for piece in pieces:
+            self._count(len(piece) * times, reference)
+            rest += piece
+            if not content.type and len(rest) >= HEAD:
+                content.type = _type(declared, rest, reference)
+            whole = len(rest) - len(rest) % 3
+            if content.type:
+                content.base64 += b2a_base64(rest[:whole], newline=False)
+                rest = rest[whole:]
+        content.type = content.type or _type(declared, rest, reference)
+        content.base64 += b2a_base64(rest, newline=False)
+        return content
+
+    def _count(self, size: int, reference: Reference) -> None:
+        """So many bytes more. Raises InvalidRequestError, UnavailableError."""
+        self._size += size
+        if self._size > self._limit:
+            raise self._too_large(reference)
+        self.held.grow(self._size * 4 // 3)
+
+    @property
+    def _limit(self) -> int:
+        return self._config.size_mib << 20
+
+    def _too_large(self, reference: Reference) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"The request's media are larger than {self._config.size_mib} MiB together (server.media.size_mib).",
+            code="media_too_large",
+            param=_param(reference),
+        )
+
+
+NOTHING: Final = MediaLoader(None, BodyBudget()).loading()
+"""For a request whose media are in it, all of them."""
+
+
+def _type(declared: str | None, head: bytes, reference: Reference) -> str:
+    found = agreed_type(declared, head[:HEAD])
+    if found is None:
+        raise _unsupported(reference, "It is not a picture, a sound or a video, or not what its Content-Type says")
+    return found
+
+
+def _param(reference: Reference) -> str:
+    return reference.key[:50]
+
+
+def _refused(reference: Reference, why: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{_param(reference)} {why}. Send the content itself, as data:<type>;base64,<content>.",
+        code="remote_media_refused",
+        param=_param(reference),
+    )
+
+
+def _unreachable(reference: Reference, why: str) -> InvalidRequestError:
+    message = f"{_param(reference)} could not be loaded. {why}."
+    return InvalidRequestError(message, code="media_unreachable", param=_param(reference))
+
+
+def _unsupported(reference: Reference, why: str) -> InvalidRequestError:
+    message = f"{_param(reference)} can't be used. {why}."
+    return InvalidRequestError(message, code="media_type_unsupported", param=_param(reference))

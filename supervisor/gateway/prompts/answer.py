@@ -1,0 +1,158 @@
+"""Completions of texts as chat completions, whole or streamed. Whatever else a worker tells stays in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal
+
+import msgspec
+
+from runtimes.model_config import PromptFormatName
+from supervisor.catalog.prompt_format import PromptFormat
+from supervisor.errors import UpstreamError
+from supervisor.gateway.filters.filters import EVENTS
+from supervisor.gateway.filters.frames import FrameStream
+from supervisor.gateway.filters.translation import CANONICAL, StreamTranslation
+
+_encode: Final = msgspec.json.Encoder().encode
+_MARKS: Final[Mapping[PromptFormatName, tuple[str, str]]] = {
+    "qwen3_template": ("<think>", "</think>"),
+    "gemma4_template": ("<|channel>thought\n", "<channel|>"),
+}
+
+Json = dict[str, Any]
+
+
+class Thoughts:
+    """Tells a model's thoughts from its answer, as the text comes. `marks` None: there are none."""
+
+    def __init__(self, marks: tuple[str, str] | None) -> None:
+        self._opening, self._closing = marks or ("", "")
+        self._at: Literal["start", "thought", "gap", "answer"] = "answer" if marks is None else "start"
+        self._rest = ""  # may be the beginning of a mark
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """What is thought of it, and what is answered; both without a mark that may have begun."""
+        text, thought = self._rest + text, ""
+        self._rest = ""
+        if self._at == "start":  # with a thought, if there is one
+            begun = text.lstrip()
+            if self._opening.startswith(begun) and begun != self._opening:
+                self._rest = text
+                return "", ""
+            self._at = "thought" if begun.startswith(self._opening) else "answer"
+            text = begun[len(self._opening) :] if self._at == "thought" else text
+        if self._at == "thought":
+            thought, closing, text = text.partition(self._closing)
+            if not closing:
+                held = _begun(thought, self._closing)
+                self._rest = thought[len(thought) - held :]
+                return thought[: len(thought) - held], ""
+            self._at = "gap"
+        if self._at == "gap":  # blank lines between the two are no part of the answer
+            text = text.lstrip()
+            self._at = "answer" if text else "gap"
+        return thought, text
+
+    def end(self) -> tuple[str, str]:
+        """What was held back."""
+        rest, self._rest = self._rest, ""
+        return (rest, "") if self._at == "thought" else ("", rest)
+
+
+def _begun(text: str, mark: str) -> int:
+    """How much of the end of `text` may be the beginning of `mark`."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """The `AnswerTranslation` of one request. `thinking`: the format whose thoughts come first; None: none come."""
+
+    ignored: Sequence[str]
+    thinking: PromptFormat | None
+    names: ClassVar[Mapping[str, str]] = CANONICAL
+    content_type = b"application/json"
+    stream_content_type = EVENTS
+
+    def answer(self, body: bytes) -> bytes:
+        """See AnswerTranslation."""
+        fields = _object(body)
+        choices = fields.get("choices")
+        if not isinstance(choices, list) or not choices:
+            raise UpstreamError("The worker's answer is no completion.")
+        fields["choices"] = [self._chat(choice) for choice in choices]
+        return _encode({**fields, "object": "chat.completion"})
+
+    def stream(self) -> StreamTranslation:
+        """See AnswerTranslation."""
+        return Events(self)
+
+    def thoughts(self) -> Thoughts:
+        """For one answer."""
+        return Thoughts(None if self.thinking is None else _MARKS[self.thinking.name])
+
+    def _chat(self, choice: Json) -> Json:
+        thoughts = self.thoughts()
+        thought, answer = (a + b for a, b in zip(thoughts.feed(_text(choice)), thoughts.end(), strict=True))
+        message = {"role": "assistant", "content": answer}
+        if thought.strip():
+            message["reasoning_content"] = thought.strip("\n")
+        return {**_others(choice), "message": message}
+
+
+class Events(FrameStream):
+    """One stream."""
+
+    def __init__(self, chats: Chats) -> None:
+        super().__init__()
+        self._chats = chats
+        self._thoughts: dict[int, Thoughts] = {}  # of each answer that has begun
+
+    def frame(self, data: bytes) -> bytes:
+        """See FrameStream. Raises UpstreamError for what is no completion."""
+        if data == b"[DONE]":
+            return b"data: [DONE]\n\n"
+        fields = _object(data)
+        if "error" not in fields:
+            choices = fields.get("choices")
+            fields["choices"] = [self._chunk(choice) for choice in choices] if isinstance(choices, list) else []
+            fields["object"] = "chat.completion.chunk"
+        return b"data: " + _encode(fields) + b"\n\n"
+
+    def _chunk(self, choice: Json) -> Json:
+        text = _text(choice)
+        delta: Json = {}
+        index = choice.get("index", 0)
+        if index not in self._thoughts:
+            self._thoughts[index] = self._chats.thoughts()
+            delta = {"role": "assistant", "content": ""}
+        thoughts = self._thoughts[index]
+        thought, answer = thoughts.feed(text)
+        if choice.get("finish_reason") is not None:
+            thought, answer = (a + b for a, b in zip((thought, answer), thoughts.end(), strict=True))
+        if thought:
+            delta["reasoning_content"] = thought
+        if answer:
+            delta["content"] = answer
+        return {"finish_reason": None, **_others(choice), "delta": delta}
+
+
+def _others(choice: Json) -> Json:
+    return {name: value for name, value in choice.items() if name not in ("text", "logprobs")}
+
+
+def _text(choice: Any) -> str:
+    text = (choice.get("text") or "") if isinstance(choice, dict) else None
+    if not isinstance(text, str):
+        raise UpstreamError("The worker's answer is no completion.")
+    return text
+
+
+def _object(data: bytes) -> Json:
+    try:
+        found: Json = msgspec.json.decode(data, type=Json)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UpstreamError("The worker's answer is no completion.") from error
+    return found

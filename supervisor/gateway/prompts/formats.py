@@ -1,0 +1,152 @@
+"""Conversations as the prompts that models were trained with: exactly what their own chat templates make of them.
+
+No prompt begins with the token that begins a text (`<s>`, `<bos>`): workers put that before every text that they complete.
+Templates trim some texts. Of a very large one, whose middle isn't here, the end stays as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from runtimes.model_config import PromptFormatName
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.prompts.conversation import Turn, system_of
+from supervisor.gateway.prompts.languages import NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A conversation that needs a prompt. `thinks`: the model is to think first; `model`: its name, for errors."""
+
+    turns: Sequence[Turn]
+    thinks: bool
+    model: str
+
+
+Writer = Callable[[Said], str]
+
+_ALPACA: Final = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+)
+_UNKNOWN: Final = frozenset({"", "auto", "mixed"})  # source languages that are to be found out
+_SOURCES: Final = ("en", "de")  # that stand for them: the first that isn't the target
+
+
+def _generic(said: Said) -> str:
+    system = system_of(said.turns)
+    who = {"user": "User", "assistant": "Assistant"}
+    lines = "".join(f"{who[turn.role]}: {turn.text}\n" for turn in said.turns if turn.role != "system")
+    return f"{system}\n\n{lines}Assistant:" if system else f"{lines}Assistant:"
+
+
+def _mistral(said: Said) -> str:
+    """The system's words stand before the first of the user's."""
+    system, prompt = system_of(said.turns), ""
+    for turn in said.turns:
+        if turn.role == "user":
+            before = f"{system}\n\n" if system else ""
+            prompt, system = f"{prompt}[INST] {before}{turn.text} [/INST]", ""
+        elif turn.role == "assistant":
+            prompt += f" {turn.text.strip()}</s>"
+    return prompt
+
+
+def _chatml(said: Said) -> str:
+    return (
+        "".join(f"<|im_start|>{turn.role}\n{turn.text}<|im_end|>\n" for turn in said.turns) + "<|im_start|>assistant\n"
+    )
+
+
+def _qwen3(said: Said) -> str:
+    """ChatML without the thoughts of former answers. Without thinking, the answer begins after an empty thought."""
+    seen = [
+        Turn(turn.role, _after(turn.text, "</think>").lstrip("\n")) if turn.role == "assistant" else turn
+        for turn in said.turns
+    ]
+    return _chatml(replace(said, turns=seen)) + ("" if said.thinks else "<think>\n\n</think>\n\n")
+
+
+def _gemma4(said: Said) -> str:
+    prompt = ""
+    if said.thinks and said.turns[0].role != "system":
+        prompt = "<|turn>system\n<|think|>\n<turn|>\n"
+    for index, turn in enumerate(said.turns):
+        role = "model" if turn.role == "assistant" else turn.role
+        text = _without_channels(turn.text) if role == "model" else turn.text
+        switch = "<|think|>\n" if said.thinks and index == 0 and role == "system" else ""
+        prompt += f"<|turn>{role}\n{switch}{text.strip()}<turn|>\n"
+    return prompt + "<|turn>model\n" + ("" if said.thinks else "<|channel>thought\n<channel|>")
+
+
+def _translategemma(said: Said) -> str:
+    """One text, from a language into another. Where the first isn't known, the model is told to find it out."""
+    turns, name = said.turns, said.model
+    if [turn.role for turn in turns] != ["user"]:
+        what = "leave instructions out" if turns[0].role == "system" else "send one message, of the user"
+        raise InvalidRequestError(f"{name} translates one text a request: {what}.", param="messages")
+    codes, text = turns[0].languages, turns[0].text.strip()
+    if not codes.get("target_lang_code"):
+        raise InvalidRequestError(
+            f'{name} translates: say into which language with "target_lang_code", such as "en". In a chat it stands in the '
+            'one part of the message: {"type": "text", "text": …, "source_lang_code": …, "target_lang_code": …}.',
+            param="target_lang_code",
+        )
+    target, into = _language(codes["target_lang_code"], "target_lang_code")
+    asked = codes.get("source_lang_code", "")
+    if asked.lower() in _UNKNOWN:
+        text = f"(Detect the language of each segment below, and translate all of them into {into}.)\n\n{text}"
+        asked = next(code for code in _SOURCES if NAMES[code] != into)
+    source, out_of = _language(asked, "source_lang_code")
+    return (
+        f"<start_of_turn>user\nYou are a professional {out_of} ({source}) to {into} ({target}) translator. Your goal is to "
+        f"accurately convey the meaning and nuances of the original {out_of} text while adhering to {into} grammar, "
+        f"vocabulary, and cultural sensitivities.\nProduce only the {into} translation, without any additional "
+        f"explanations or commentary. Please translate the following {out_of} text into {into}:\n\n\n{text}"
+        "<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def _alpaca(said: Said) -> str:
+    prompt = system_of(said.turns) or _ALPACA
+    for turn in said.turns:
+        if turn.role == "user":
+            prompt += f"\n\n### Instruction:\n{turn.text}\n\n### Response:\n"
+        elif turn.role == "assistant":
+            prompt += turn.text.strip()
+    return prompt
+
+
+def _raw(said: Said) -> str:
+    return "\n\n".join(turn.text for turn in said.turns)
+
+
+WRITERS: Final[Mapping[PromptFormatName, Writer]] = {
+    "generic": _generic,
+    "mistral_template": _mistral,
+    "qwen3_template": _qwen3,
+    "gemma4_template": _gemma4,
+    "translategemma_template": _translategemma,
+    "chatml": _chatml,
+    "alpaca": _alpaca,
+    "raw": _raw,
+}
+
+
+def _after(text: str, mark: str) -> str:
+    return text.rpartition(mark)[2]
+
+
+def _without_channels(text: str) -> str:
+    return "".join(part.partition("<|channel>")[0] for part in text.split("<channel|>"))
+
+
+def _language(code: str, field: str) -> tuple[str, str]:
+    """As the template writes it, and its name. Raises InvalidRequestError."""
+    written = code.replace("_", "-")
+    name = NAMES.get(written.partition("-")[0].lower())
+    if name is None or not written.replace("-", "").isalnum() or len(written) > 20:
+        message = f"`{field}` is no language that the model knows: give a code such as en, nl or pt-BR."
+        raise InvalidRequestError(message, param=field)
+    return written, name

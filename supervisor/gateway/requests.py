@@ -1,0 +1,316 @@
+"""The running and queued requests: what is known of each, who observes them, and how an operator cancels one.
+
+A request is added once its body was read and its model found, and removed at its end; the pieces of its response cost
+nothing here. At its end one canonical record goes to the log, the event stream, the history, and the list of those that
+ended last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+from pydantic import JsonValue
+
+from supervisor.catalog.keys import Key
+from supervisor.core.demand import ANY, NORMAL, Demand
+from supervisor.core.types import ModelId, TicketId
+from supervisor.engine.events import Hub
+from supervisor.engine.ticket import Ticket
+from supervisor.engine.waits import Part, Wait
+from supervisor.errors import LlmuxError, RequestCancelledError
+from supervisor.fleet.steps import Step
+from supervisor.gateway.dialect import Dialect
+from supervisor.gateway.disconnect import CancelOnDisconnect
+from supervisor.gateway.ended import (
+    BODY,
+    ENDED,
+    MESSAGE_LIMIT,
+    Ended,
+    EndedBefore,
+    RequestLine,
+    demanded,
+    details,
+    milliseconds,
+)
+from supervisor.gateway.filters.translation import shown
+from supervisor.gateway.forward import NO_USAGE, Outcome, Usage
+from supervisor.gateway.identity.trace_context import TraceContext
+from supervisor.gateway.route.caching import CacheWish
+from supervisor.io.held_body import HeldBody
+from supervisor.io.upstream import Headers
+
+GROUP: Final = 64
+GROUP_S: Final = 0.025
+"""Requests are recorded so many at a time, or so late: what is done once a group is not done for each."""
+
+logger = structlog.get_logger("llmux.request")
+
+Json = dict[str, JsonValue]
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request: its client, what its response carries, and what the canonical log line contains.
+
+    What serves the request may refer to it; it refers to none of that, which has what is kept of bodies and answers.
+    """
+
+    request_id: bytes
+    arrived_at: float  # loop time
+    dialect: Dialect  # what the client speaks
+    key: Key | None = None
+    demand: Demand = ANY
+    extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
+    path: str = ""
+    response: str | None = None  # the name of the response that it generates in the background
+    waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
+    media: HeldBody | None = None  # what was loaded for its prompt
+    name: str | None = None
+    stream: bool = False
+    text_bytes: int = 0  # of what its worker got; 0: it has more than text, or nobody asks
+    ignored: Sequence[str] = ()  # fields of its body that have no effect
+    cache: CacheWish | None = None  # what it says about caches of prompts
+    budget_s: float | None = None  # from its arrival
+    ticket_id: TicketId | None = None  # once it is entered
+    entered_at: float | None = None  # loop time; as is the next
+    trace: TraceContext | None = None  # that it belongs to
+    span_id: str = ""  # of what its worker does for it; set iff spans are made
+    model: ModelId | None = None
+    ticket: Ticket | None = None  # once it is admitted
+    step: Step | None = None  # as last told by its worker, see `steps`
+    waits: list[Wait] = field(default_factory=list)  # for a worker, in order; not where one took it at once
+    begun: bytes | None = None  # the content type of the stream that its keep-alive has begun
+    outcome: Outcome = field(default_factory=Outcome)
+    ended_at: float = 0.0  # loop time; this and the usage once it has ended
+    usage: Usage = NO_USAGE
+    failure: str | None = None  # an error's code
+    failed_status: int = 0
+    failed_message: str | None = None
+
+    @property
+    def admitted_at(self) -> float | None:
+        """When a worker took it; None: not yet. With `arrived_at` and `entered_at` the `Times` of a translation."""
+        return None if self.ticket is None else self.ticket.admitted
+
+    @property
+    def answering(self) -> bool:
+        """Has the client seen the beginning of a response?"""
+        return self.outcome.started or self.begun is not None
+
+    def counted(self) -> Usage:
+        """The tokens of its answer, once it has ended: searched for once."""
+        if self.usage is NO_USAGE:
+            self.usage = self.outcome.usage()
+        return self.usage
+
+    def fail(self, error: LlmuxError) -> None:
+        """It ended with this error, which isn't kept: it would keep the frames that it passed."""
+        self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
+
+    def parts(self, now: float) -> list[Part]:
+        """What it has waited for so far."""
+        entered_at = self.waits[0].since if self.waits else self.entered_at
+        entered_at = now if entered_at is None else entered_at
+        return [(BODY, entered_at - self.arrived_at), *(part for wait in self.waits for part in wait.parts(now))]
+
+    def view(self, now: float, epoch: float) -> Json:
+        """What is known of it while it is in flight; as of one that has ended, where that is known already."""
+        return {
+            **self.line(now).view(),
+            **demanded(self.demand),
+            **details(self.ticket_id, self.arrived_at + epoch, self.parts(now), stream=self.stream),
+            "state": "queued" if self.ticket is None else "running",
+            "first_token_ms": milliseconds(self.arrived_at, self.outcome.first_byte_at),
+            "tokens_per_s": None,
+            "error_message": None,
+            "progress": None if self.step is None else self.step.view(),
+        }
+
+    def line(self, until: float) -> RequestLine:
+        """Its line in the log, as it ended at `until` (loop time), or is looked at then."""
+        ticket, outcome, key, usage = self.ticket, self.outcome, self.key, self.usage
+        first_s = outcome.first_byte_s
+        line = RequestLine(
+            self.request_id.decode("latin-1"),
+            self.path,
+            self.name,
+            None if ticket is None else f"{ticket.model}:{ticket.generation}",
+            None if key is None else key.name,
+            outcome.status or self.failed_status,
+            outcome.error or self.failure,
+            None if ticket is None else ticket.cut_reason,
+            None if ticket is None else round(ticket.queued_s * 1000, 1),
+            None if first_s is None else round(first_s * 1000, 1),
+            round((until - self.arrived_at) * 1000, 1),
+            outcome.bytes_sent,
+            usage.prompt,
+            usage.completion,
+        )
+        demand = self.demand
+        if demand is not ANY:
+            if demand.priority != NORMAL:
+                line.priority = demand.priority
+            if demand.tenant != ("" if key is None else key.name):  # which tells it
+                line.tenant = demand.tenant
+        if self.trace is not None:
+            line.trace_id = self.trace.trace_id
+        if self.ignored or outcome.ignored:
+            line.ignored = shown((*self.ignored, *outcome.ignored))
+        return line
+
+    def ended(self) -> Ended:
+        """What is kept of it once it has ended."""
+        outcome = self.outcome
+        return Ended(
+            self.ticket_id,
+            self.line(self.ended_at),
+            self.arrived_at,
+            outcome.first_byte_at,
+            self.ended_at,
+            self.stream,
+            tuple(self.parts(self.ended_at)),
+            self.model,
+            (outcome.error_message or self.failed_message or "")[:MESSAGE_LIMIT] or None,
+            self.demand,
+            "" if self.key is None else self.key.id,
+            () if self.ticket is None else self.ticket.devices,
+            self.admitted_at,
+            self.usage.cached,
+        )
+
+
+class InFlight:
+    """All requests that are queued or running. Outlives a reload."""
+
+    def __init__(self, hub: Hub, epoch: float) -> None:
+        """`epoch`: when the engine's clock was zero, in Unix seconds."""
+        self._hub = hub
+        self._epoch = epoch
+        self._calls: dict[TicketId, tuple[RequestContext, CancelOnDisconnect]] = {}
+        self._ended: list[RequestContext] = []  # not recorded yet
+        self._recording: asyncio.Handle | None = None  # set iff there are some
+        self._last: deque[Ended | EndedBefore] = deque(maxlen=ENDED)
+        self.kept: list[Ended] | None = None  # those that ended since somebody took them; None: nobody does
+        self.observers: list[Callable[[RequestContext], None]] = []  # told at once of each request that ended
+        self.listeners: list[Callable[[Sequence[RequestContext]], None]] = []  # told of each group that is recorded
+
+    def begin(self, context: RequestContext, cancelling: CancelOnDisconnect) -> None:
+        """Enter it. `finished` must follow."""
+        assert context.ticket_id is not None
+        self._calls[context.ticket_id] = (context, cancelling)
+        if self._hub.wants("request"):
+            self._hub.publish("request", {"id": context.ticket_id, "state": "started", **_about(context)})
+
+    def finished(self, context: RequestContext) -> None:
+        """Remove it now and record it soon. Also for requests that were rejected before they were added."""
+        if context.ticket_id is not None:
+            self._calls.pop(context.ticket_id, None)
+        loop = asyncio.get_running_loop()
+        context.ended_at = loop.time()
+        self._ended.append(context)
+        if len(self._ended) == GROUP:  # in the next turn of the loop, after their responses were sent
+            self._record_with(loop.call_soon(self.record))
+        elif self._recording is None:
+            self._record_with(loop.call_later(GROUP_S, self.record))
+        for observer in self.observers:
+            observer(context)
+
+    def _record_with(self, handle: asyncio.Handle | None) -> None:
+        if self._recording is not None:
+            self._recording.cancel()
+        self._recording = handle
+
+    def record(self) -> None:
+        """Record all requests that ended since the last time, in their order. Call it before looking at what follows from it."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        self._record_with(None)
+        log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
+        is_followed = self._hub.wants("request")
+        epoch = time.time() - asyncio.get_running_loop().time()  # as of all lines: clocks are set
+        for context in ended:
+            context.counted()
+            kept = context.ended()
+            self._last.append(kept)
+            if self.kept is not None:
+                self.kept.append(kept)
+            log.info("request.finished", _line=kept.line, _at=epoch + context.ended_at)
+            if is_followed:
+                self._hub.publish("request", {"state": "finished", **kept.view(self._epoch)})
+        for listener in self.listeners:
+            try:
+                listener(ended)
+            except Exception:
+                log.exception("request.mishandled", count=len(ended))
+
+    def restore(self, before: Iterable[EndedBefore]) -> None:
+        """Those that ended before this daemon began, the oldest first. Call it once, at the start."""
+        self._last.extendleft(reversed([*before]))
+
+    def find(self, wanted: str) -> RequestContext | Ended | EndedBefore | None:
+        """The request with this id, else the latest with this x-request-id, if it runs or is one of the last that ended."""
+        found = self._calls.get(TicketId(wanted))
+        if found is not None:
+            return found[0]
+        self.record()
+        ended = next((each for each in reversed(self._last) if each.id == wanted), None)
+        if ended is not None:
+            return ended
+        name = wanted.encode("latin-1", "replace")
+        running = (context for context, _ in reversed(self._calls.values()) if context.request_id == name)
+        return next(running, None) or next((e for e in reversed(self._last) if e.request_id == wanted), None)
+
+    def running(self) -> list[RequestContext]:
+        """Those that a worker answers."""
+        return [context for context, _ in self._calls.values() if context.ticket is not None]
+
+    def last(self) -> Iterator[Ended | EndedBefore]:
+        """Those that ended last, newest first."""
+        self.record()
+        return reversed(self._last)
+
+    def cancel(self, ticket_id: str) -> bool:
+        """Cancel it for an operator: its client gets an error. False: there is no such request, or no longer."""
+        found = self._calls.get(TicketId(ticket_id))
+        if found is None:
+            return False
+        found[1].interrupt(RequestCancelledError("The request was cancelled by an operator."))
+        return True
+
+    def by_tenant(self) -> Counter[str]:
+        """How many of each are queued or running."""
+        return Counter(context.demand.tenant for context, _ in self._calls.values())
+
+    def views(self) -> list[Json]:
+        """For the admin API, oldest first."""
+        now = asyncio.get_running_loop().time()
+        return [
+            {
+                "id": ticket_id,
+                "state": "queued" if context.ticket is None else "running",
+                **_about(context),
+                "worker": f"{context.ticket.model}:{context.ticket.generation}" if context.ticket is not None else None,
+                "age_s": round(now - context.arrived_at, 3),
+                "bytes": context.outcome.bytes_sent,
+                "progress": None if context.step is None else context.step.view(),
+            }
+            for ticket_id, (context, _) in self._calls.items()
+        ]
+
+
+def _about(context: RequestContext) -> Json:
+    return {
+        "request_id": context.request_id.decode("latin-1"),
+        "model": context.name,
+        "path": context.path,
+        "key": context.key.name if context.key is not None else None,
+        **demanded(context.demand),
+        "stream": context.stream,
+    }

@@ -1,0 +1,175 @@
+"""Caches of prompts: what a request says about them, and what an operator has flushed.
+
+`X-Cache-Mode` is `prefix` (use and keep prompts), `none` (use nothing that others left) or `auto` (as the worker does).
+`X-Cache-Tag` keeps a request to what others with the same tag, and of the same tenant, have left.
+
+Runtimes differ in what a request can say (`runtimes.prompt_cache`): whether kept prompts are used, or a *salt*, a text that
+only requests share which may use each other's prompts. A flush of such a worker gives new salts: what it had kept for the
+flushed requests is never found again. What can't be said to a worker has no effect and is named in `x-llmux-ignored`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final, Literal, get_args
+
+import structlog
+from pydantic import JsonValue
+
+from runtimes.prompt_cache import PromptCache
+from supervisor.core.types import ModelId
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.head import CACHE_MODE, CACHE_TAG, PRIORITY, TENANT
+from supervisor.io.store import Entry, NotSavedError, Store
+from supervisor.io.upstream import Headers
+
+log = structlog.get_logger("llmux.cache")
+
+MODE_HEADER: Final = "X-Cache-Mode"
+TAG_HEADER: Final = "X-Cache-Tag"
+HEADERS: Final = {CACHE_MODE: MODE_HEADER, CACHE_TAG: TAG_HEADER}
+_OTHERS: Final = frozenset({PRIORITY, TENANT})
+"""A runner's client sends them, and looks for what is said of caches in the answer."""
+TAG_LIMIT: Final = 64
+MOST_FLUSHED: Final = 4096
+"""So many flushed models, tenants and tags are kept apart."""
+
+Mode = Literal["prefix", "none", "auto"]
+Kind = Literal["all", "model", "tenant", "tag"]
+_COLLECTION: Final = "salts"
+_MODES: Final[tuple[str, ...]] = get_args(Mode)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWish:
+    """What a request's headers say."""
+
+    mode: Mode = "auto"
+    tag: str = ""
+
+
+def wish_of(headers: Headers) -> CacheWish | None:
+    """None where they say nothing, and have none of a runner's other headers either. Raises InvalidRequestError."""
+    found: dict[str, str] = {}
+    is_runners = False
+    for name, value in headers:
+        if (header := HEADERS.get(name)) is not None:
+            if header in found:
+                raise InvalidRequestError(f"The request has several {header} headers; send one.", param=header)
+            found[header] = value.decode("utf-8", "replace").strip()
+        elif name in _OTHERS:
+            is_runners = True
+    if found:
+        return _wish(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, ""))
+    return CacheWish() if is_runners else None
+
+
+def _wish(mode: str, tag: str) -> CacheWish:
+    mode = mode.lower() or "auto"
+    if mode not in _MODES:
+        raise InvalidRequestError(
+            f"X-Cache-Mode is {', '.join(_MODES[:-1])} or {_MODES[-1]}.", code="invalid_cache_mode", param=MODE_HEADER
+        )
+    check_tag(tag, TAG_HEADER)
+    return CacheWish(mode, tag)  # type: ignore[arg-type]
+
+
+def check_tag(tag: str, field: str) -> None:
+    """Raises InvalidRequestError for what is no tag."""
+    if len(tag) > TAG_LIMIT or not tag.isprintable():
+        raise InvalidRequestError(
+            f"{field} must be a text of at most {TAG_LIMIT} characters that can be printed.",
+            code="invalid_cache_tag",
+            param=field,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFields:
+    """What a worker is told, and the headers that it can't be told."""
+
+    fields: dict[str, JsonValue] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    reuses: bool = True  # may the worker use what it keeps?
+
+
+NO_FIELDS: Final = CacheFields()
+
+
+class Salts:
+    """What was flushed. Use from the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.are_any = False  # was anything flushed?
+        self._flushed: dict[tuple[str, str], str] = {}  # by kind and name, a text of its own for each
+        self._store: Store | None = None
+
+    def restore(self, store: Store) -> None:
+        """Go on with what is kept there: workers may outlive a daemon that is upgraded. Call it once, before any request."""
+        self._store = store
+        for key, salt in store.items(_COLLECTION).items():
+            kind, _, name = key.partition(":")
+            if isinstance(salt, str):
+                self._flushed[kind, name] = salt
+        self.are_any = bool(self._flushed)
+
+    async def rotate(self, kind: Kind, name: str = "") -> None:
+        """From now on requests of this model, tenant or tag find nothing that is kept of earlier ones. Returns when it is saved."""
+        changed: dict[Entry, JsonValue] = {}
+        if len(self._flushed) >= MOST_FLUSHED:
+            changed = {(_COLLECTION, ":".join(each)): None for each in self._flushed}
+            self._flushed.clear()  # which would bring back what was flushed, without:
+            self._flushed["all", ""] = changed[_COLLECTION, "all:"] = secrets.token_hex(8)
+        self._flushed[kind, name] = changed[_COLLECTION, f"{kind}:{name}"] = secrets.token_hex(8)
+        self.are_any = True
+        if self._store is None:
+            return
+        try:
+            async with self._store.transaction() as changes:
+                changes.update(changed)
+        except NotSavedError as error:
+            log.warning("cache.flush_not_saved", reason=error.message)
+
+    def of(self, model: ModelId, tenant: str, tag: str, theirs: bytes | None) -> str | None:
+        """The salt of a request; None: it needs none. `theirs`: what it sends itself, as JSON."""
+        if not tag and not self.are_any:
+            return None
+        asked = (("all", ""), ("model", model), ("tenant", tenant), ("tag", tag))
+        flushed = [self._flushed.get(each, "") for each in asked]
+        if not tag and not any(flushed):
+            return None
+        parts = [*flushed, *((tenant, tag) if tag else ())]
+        said = b"\0".join([*(part.encode() for part in parts), theirs or b""])
+        return sha256(said).hexdigest()
+
+    def fields(
+        self,
+        wish: CacheWish | None,
+        cache: PromptCache | None,
+        path: str,
+        model: ModelId,
+        tenant: str,
+        theirs: bytes | None,
+    ) -> CacheFields:
+        """For a request to the worker's `path`. `cache`: what the model's runtime says."""
+        mode, tag = ("auto", "") if wish is None else (wish.mode, wish.tag)
+        controls = cache if cache is not None and path in cache.paths else None
+        nothing_kept = cache is not None and not cache.is_kept
+        if controls is None:
+            asked = ((MODE_HEADER, mode == "prefix" or (mode == "none" and not nothing_kept)), (TAG_HEADER, tag))
+            return CacheFields(ignored=tuple(name for name, is_asked in asked if is_asked), reuses=not nothing_kept)
+        fields: dict[str, JsonValue] = {}
+        ignored: list[str] = []
+        if controls.reuse_field is not None:
+            if mode != "auto":
+                fields[controls.reuse_field] = mode == "prefix"
+        elif mode == "none" and controls.salt_field is not None:
+            fields[controls.salt_field] = secrets.token_hex(16)  # shared with nobody
+        if controls.salt_field is None:
+            if tag and mode != "none":
+                ignored.append(TAG_HEADER)
+        elif mode != "none" and (salt := self.of(model, tenant, tag, theirs)) is not None:
+            fields[controls.salt_field] = salt
+        return CacheFields(fields, tuple(ignored), reuses=mode != "none")

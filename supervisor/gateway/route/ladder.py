@@ -1,0 +1,150 @@
+"""A request's way down its task's ladder: who is asked first, who next when one can't answer, and what the client is told.
+
+`core.ladder` chooses. Another candidate is asked only where the first has answered nothing yet and never will: it can't be
+loaded, its queue is full or too slow for the request, its worker can't be reached, or the prompt is too long for it. Whatever
+else went wrong may have come of the request itself, or has cost its time already, and ends it as it would without a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import structlog
+
+from supervisor.catalog import Route, Task
+from supervisor.core.ladder import Rung, choose
+from supervisor.core.types import ModelId, RejectCode, WorkerState
+from supervisor.engine.engine import Engine
+from supervisor.errors import ForbiddenError, InvalidRequestError, LlmuxError, UnreachableError
+from supervisor.gateway.upstream_error import is_overflow
+from supervisor.io.upstream import Headers
+
+if TYPE_CHECKING:
+    from supervisor.gateway.route.targets import Target
+
+log = structlog.get_logger("llmux.task")
+
+FALLS_BACK: Final = frozenset(
+    {
+        RejectCode.MODEL_FAILED.value,
+        RejectCode.LOAD_FAILED.value,
+        RejectCode.RUNTIME_NOT_INSTALLED.value,
+        RejectCode.INSUFFICIENT_MEMORY.value,
+        RejectCode.DEVICE_QUARANTINED.value,
+        RejectCode.DEVICE_LOST.value,
+        RejectCode.QUEUE_FULL.value,
+        RejectCode.QUEUE_TIMEOUT.value,
+        RejectCode.BUDGET_TOO_SMALL.value,
+        RejectCode.REMOTE_UNAVAILABLE.value,
+    }
+)
+"""The codes of refusals after which the next candidate is asked."""
+
+_PRIMARY, _WARM = "primary", "warm"
+
+
+def rungs(task: Task, engine: Engine) -> tuple[Rung, ...]:
+    """The task's candidates as they are now."""
+    return tuple(_rung(candidate, engine) for candidate in task.candidates)
+
+
+def _rung(candidate: Route, engine: Engine) -> Rung:
+    status = engine.model(candidate.model.id)
+    is_ready = status is not None and status.state is WorkerState.READY and status.answering
+    return Rung(is_ready, candidate.model.adapter.remote)
+
+
+def first_reason(at: int) -> str:
+    """Why a request is to go to the candidate at this position first."""
+    return _PRIMARY if at == 0 else _WARM
+
+
+class Ladder:
+    """One request's way. `target` gives the first to ask, and `after` an error the next."""
+
+    def __init__(
+        self,
+        task: Task,
+        engine: Engine,
+        build: Callable[[Route, Ladder], Awaitable[Target]],
+        *,
+        allow_cloud_fallback: bool,
+    ) -> None:
+        """`build`: what is sent to a candidate. It raises InvalidRequestError or ForbiddenError for one that can't get it."""
+        self.task = task
+        self._engine = engine
+        self._build = build
+        self._allow_cloud_fallback = allow_cloud_fallback
+        self._tried = set[int]()
+        self._current = self._reason = ""
+        self._failed: list[str] = []  # what became of those before, for people
+
+    @property
+    def headers(self) -> Headers:
+        """What a response of the current candidate carries."""
+        return [(b"x-llmux-model", _header(self._current)), (b"x-llmux-reason", _header(self._reason))]
+
+    async def target(self) -> Target:
+        """The first to ask. Raises the last candidate's error where the request can go to none."""
+        route = self._next()
+        while True:
+            assert route is not None, "a ladder is never empty"
+            try:
+                return await self._build(route, self)
+            except (InvalidRequestError, ForbiddenError) as error:
+                route = self._after(error)
+                if route is None:
+                    raise
+
+    async def after(self, error: LlmuxError) -> Target | None:
+        """The next to ask, after one that ended with `error` before any of its answer was sent. None: there is none.
+
+        The error then tells what became of the others, too.
+        """
+        if not (error.code in FALLS_BACK or isinstance(error, UnreachableError) or is_overflow(error)):
+            return None
+        route = self._after(error)
+        while route is not None:
+            try:
+                return await self._build(route, self)
+            except (InvalidRequestError, ForbiddenError) as refused:  # which is not kept: its frames keep the body
+                route = self._after(refused)
+        return None
+
+    def has_another(self, fits: Callable[[ModelId], bool]) -> bool:
+        """Is there one that fits among those who were not asked yet?"""
+        others = (each for at, each in enumerate(self.task.candidates) if at not in self._tried)
+        return any(fits(each.model.id) for each in others)
+
+    def _next(self) -> Route | None:
+        """Whom to ask now, of those who were not asked yet."""
+        at = choose(
+            rungs(self.task, self._engine),
+            pin_primary=self.task.config.pin_primary,
+            allow_cloud_fallback=self._allow_cloud_fallback,
+            without=self._tried,
+        )
+        if at is None:
+            return None
+        self._reason = self._reason or first_reason(at)
+        self._tried.add(at)
+        self._current = self.task.candidates[at].name
+        return self.task.candidates[at]
+
+    def _after(self, error: LlmuxError) -> Route | None:
+        """The next one, and why."""
+        before = self._current
+        error.detail = (*error.detail, *self._failed)
+        self._failed.append(f"{before}: {error.code}: {error.message}")
+        self._reason = f"fallback after {error.code} of {before}"
+        route = self._next()
+        if route is not None:
+            log.info("task.fell_back", task=self.task.name, model=before, code=error.code, to=route.name)
+        return route
+
+
+def _header(text: str) -> bytes:
+    """As a header field takes it: names may have any letters."""
+    return quote(text, safe=" !#$&'()*+,/:;=?@[]{}|\"<>^`").encode()

@@ -1,0 +1,117 @@
+"""Whether a worker's stream of events is complete, judged when it ends, by what its API says at the end of each.
+
+A stream that isn't never looks so: its client gets an error instead of the end, and its request counts as failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from runtimes.endpoints import aliases_of
+from supervisor.errors import LlmuxError, UpstreamError
+from supervisor.gateway.upstream_error import WorkerAnswerError, restated, worker_error
+
+INCOMPLETE: Final = "The worker ended its answer without saying that it is complete."
+_DONE_LINE: Final = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?\[DONE\]")
+_DONE_LINES: Final = (b"data: [DONE]", b"data:[DONE]")
+_ABORTED: Final = frozenset(("abort", "error"))  # reasons of SGLang and vLLM
+_FINISHED: Final = re.compile(rb'"finish_reason"\s*:\s*"(?!"|abort"|error")')
+_FAILED: Final = re.compile(rb'"type"\s*:\s*"response\.failed"')
+_STOPPED: Final = re.compile(rb'"stop"\s*:\s*true')
+_ENDS: Final = {
+    "/v1/chat/completions": _FINISHED,
+    "/v1/completions": _FINISHED,
+    "/v1/messages": re.compile(rb'"type"\s*:\s*"message_stop"'),
+    "/v1/responses": re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete)"'),
+    "/completion": _STOPPED,
+    "/infill": _STOPPED,
+}
+END_OF: Final[Mapping[str, re.Pattern[bytes]]] = {
+    each: end for path, end in _ENDS.items() for each in (path, *aliases_of(path))
+}
+"""What says at the end of a path's stream that it is complete, where that is known."""
+TAIL_BYTES: Final = 4096
+"""So many bytes of each of a stream's last pieces are kept: see `Outcome`."""
+_OVERLAP: Final = 64  # bytes of what says that a stream is complete
+_EVENT: Final = re.compile(
+    rb"(?:\A|(?<=\n))(?P<named>event: ?error\b[^\n]*\n)?(?P<field>data|error): ?(?P<data>\{[^\n]*)"
+)
+_STATUSES: Final = {"invalid_request_error": 400, "rate_limit_error": 429, "overloaded_error": 503}  # Anthropic's
+_FIELDS: Final = msgspec.json.Decoder(dict[str, object]).decode
+
+
+class StreamFailedError(UpstreamError):
+    """A stream's client has got the error that its worker ended it with."""
+
+
+class StreamJudge:
+    """Judges one stream while it passes, piece by piece."""
+
+    __slots__ = ("_end", "_held", "_is_finished", "_tail")
+
+    def __init__(self, end: re.Pattern[bytes], tail: Callable[[], bytes]) -> None:
+        """`end`: see `END_OF`. `tail` gives the end of what has passed."""
+        self._end = end
+        self._tail = tail
+        self._is_finished = False  # a piece said so of which the tail lacks a part
+        self._held = b""  # the beginning of a line that may tell clients to stop reading
+
+    def passed(self, piece: bytes, is_last: bool) -> tuple[bytes, LlmuxError | None]:
+        """What of the next piece goes to the client, and the error that ends the stream then."""
+        if self._held:
+            piece, self._held = self._held + piece, b""
+        if len(piece) > TAIL_BYTES:
+            self._is_finished |= self._end.search(self._tail()[-_OVERLAP:] + piece) is not None
+        if is_last or b"error" in piece or b"[DONE]" in piece:
+            if (found := _error_in(piece)) is not None:
+                return found
+            done = _DONE_LINE.search(piece)
+            if is_last or done is not None:
+                error = self._judged(self._tail() + piece)
+                return (piece if error is None or done is None else piece[: done.start()]), error
+        elif not piece.endswith(b"\n"):
+            line = piece[max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1 :]
+            if line and any(done.startswith(line) for done in _DONE_LINES):
+                piece, self._held = piece[: -len(line)], line
+        return piece, None
+
+    def _judged(self, tail: bytes) -> LlmuxError | None:
+        """What is wrong with a stream that ends so."""
+        if _error_in(tail) is not None or _FAILED.search(tail) is not None:
+            return StreamFailedError("The worker ended its answer with an error.", code="upstream_error")
+        return None if self._is_finished or self._end.search(tail) is not None else UpstreamError(INCOMPLETE)
+
+
+def _error_in(piece: bytes) -> tuple[bytes, LlmuxError] | None:
+    """What comes before a worker's error that is an event of this piece, and that error, for the client's own words."""
+    if b"error" not in piece:
+        return None
+    for found in _EVENT.finditer(piece):
+        is_error = found["named"] is not None or found["field"] == b"error"
+        if not is_error and b'"error"' not in found["data"]:
+            continue
+        try:
+            fields = _FIELDS(found["data"])
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            continue
+        if error := fields.get("error") or (fields if is_error else None):
+            return piece[: found.start()], failure(error)
+    return None
+
+
+def is_reason(finish_reason: str | None) -> bool:
+    """Does a chat's choice say so that it is complete?"""
+    return bool(finish_reason) and finish_reason not in _ABORTED
+
+
+def failure(error: object) -> WorkerAnswerError:
+    """What a worker's stream says of its end, as an error answer would."""
+    code, kind = (error.get("code"), error.get("type")) if isinstance(error, dict) else (None, None)
+    status = _STATUSES.get(kind, 500) if isinstance(kind, str) else 500
+    status = code if isinstance(code, int) and 400 <= code < 600 else status  # llama.cpp and vLLM put it there
+    meant, body = restated(status, msgspec.json.encode({"error": error}))
+    return worker_error(meant, b"application/json", body)

@@ -1,0 +1,103 @@
+"""A WebSocket between a client and a worker: the handshake goes through, and from then on bytes, which nobody reads.
+
+The server protocol offers a `Client` in the scope of a request that asks for one. It counts as a request until either side
+ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Final, NoReturn, Protocol
+
+from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.gateway.disconnect import ResponseOverError, Scope
+from supervisor.gateway.forward import ERROR_LIMIT, Outcome
+from supervisor.gateway.upstream_error import worker_error
+from supervisor.io.upstream import Headers, Upstream, UpstreamPool
+
+EXTENSION: Final = "llmux.tunnel"
+PIECE: Final = 64 * 1024
+_STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9})\r\n", re.IGNORECASE)
+_ASKED: Final[Headers] = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+
+
+class Client(Protocol):
+    """The client's side."""
+
+    def begin(self, head: bytes) -> asyncio.StreamReader:
+        """Answer its handshake. Returns what it sends from now on."""
+
+    async def write(self, data: bytes) -> None:
+        """Send it something, as fast as it reads."""
+
+
+def client_of(scope: Scope) -> Client | None:
+    """Set iff the request asks for a WebSocket."""
+    found: Client | None = scope["extensions"].get(EXTENSION)
+    return found
+
+
+def refuse(path: str) -> InvalidRequestError:
+    """Of a WebSocket where there is none."""
+    return InvalidRequestError(
+        f"There is no WebSocket at {path[:200]}. A model of the runtime `command` has those that its `endpoints` list, such as "
+        '"GET /ws"; name the model with ?model=NAME.',
+        code="no_websocket",
+    )
+
+
+async def tunnel(
+    scope: Scope,
+    client: Client,
+    outcome: Outcome,
+    *,
+    upstream: Upstream,
+    target: bytes,
+    headers: Headers,
+    request_id: bytes,
+    first_byte_s: float,
+) -> NoReturn:
+    """Connect both until one of them ends it; `headers` are what the worker gets of the client's. Raises LlmuxError while the client has no answer, then ResponseOverError.
+
+    Cancellation closes the worker's connection.
+    """
+    if not isinstance(upstream, UpstreamPool):
+        raise refuse(scope["path"])
+    reader, writer = await upstream.open(target, [*headers, (b"x-request-id", request_id), *_ASKED])
+    try:
+        try:
+            async with asyncio.timeout(first_byte_s):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
+            raise UpstreamError("The worker did not answer the WebSocket's handshake.") from error
+        status = int(found[1]) if (found := _STATUS.match(head)) else 502
+        if status != 101:
+            length = _LENGTH.search(head)
+            data = b"" if length is None else await reader.read(min(int(length[1]), ERROR_LIMIT))
+            raise refuse(scope["path"]) if status < 400 else worker_error(status, b"", data)
+        outcome.status, outcome.started = status, True
+        received = client.begin(head)
+        sending = asyncio.ensure_future(_pump(received, writer))
+        try:
+            while data := await reader.read(PIECE):
+                outcome.keep(data)
+                await client.write(data)
+        except OSError:
+            pass  # as its end
+        finally:
+            sending.cancel()
+    finally:
+        writer.close()
+    raise ResponseOverError
+
+
+async def _pump(received: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await received.read(PIECE):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+    except OSError:
+        pass  # the worker has gone, which its reader notices
