@@ -8,12 +8,15 @@ import uvicorn
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
+from supervisor.gateway.attempt import Attempt
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.gateway.error_response import error_body, error_headers
-from supervisor.gateway.forward import Outcome, forward
-from supervisor.gateway.head import head_of
+from supervisor.gateway.exchange import Exchange
+from supervisor.gateway.forward import forward
+from supervisor.gateway.requests import RequestContext
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import UpstreamPool
 
 BODY_LIMIT = 64 * 1024 * 1024
@@ -33,17 +36,12 @@ class PathOnly:
         try:
             body = await read_body(scope, receive, BODY_LIMIT)
             with CancelOnDisconnect(scope):
-                await forward(
-                    scope,
-                    send,
-                    Outcome(),
-                    upstream=pool,
-                    target=scope["raw_path"],
-                    headers=head_of(scope).for_worker,
-                    body=body,
-                    dialect=OPENAI,
-                    request_id=b"bench",
+                request = RequestContext(b"bench", pool.loop.time(), OPENAI)
+                exchange = Exchange(scope, receive, send, request, HeldBody())
+                request.attempt = Attempt(
+                    path=scope["raw_path"], headers=exchange.head.for_worker, body=HeldBody(data=body)
                 )
+                await forward(exchange, pool)
         except LlmuxError as error:
             data = error_body(error, OPENAI)
             await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, data)})

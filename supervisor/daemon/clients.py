@@ -108,12 +108,14 @@ class Clients:
         client = self._known.get(context.demand.tenant)
         if client is None:
             return
-        outcome, code = context.outcome, context.outcome.error or context.failure
+        outcome, code = context.attempt.outcome, context.attempt.outcome.error or context.failure
         status = outcome.status or context.failed_status
-        if context.ticket is None and status in _REFUSED:
+        if context.attempt.ticket is None and status in _REFUSED:
             client.refused += 1
             return
-        if code in _NOT_THEIRS or (context.ticket is not None and context.ticket.cut_reason is not None):
+        if code in _NOT_THEIRS or (
+            context.attempt.ticket is not None and context.attempt.ticket.cut_reason is not None
+        ):
             return
         failed = code is not None or status >= 400
         client.errors += failed

@@ -32,7 +32,7 @@ from supervisor.engine.events import Hub
 from supervisor.fleet.fleet import Fleet
 from supervisor.gateway.answer_times import AnswerLog
 from supervisor.gateway.filters.body_log import BodyLog
-from supervisor.gateway.pipeline import Pipeline
+from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.requests import InFlight
 from supervisor.gateway.route.caching import Salts
 from supervisor.gateway.route.context_use import ContextUse
@@ -47,7 +47,7 @@ from supervisor.io.upstream import Upstream
 
 @dataclass(slots=True)
 class Daemon:
-    """`catalog`, `keyring` and `pipeline` are replaced as a whole by a reload."""
+    """`catalog`, `keyring` and `gateway` are replaced as a whole by a reload."""
 
     engine: Engine
     fleet: Fleet
@@ -60,7 +60,7 @@ class Daemon:
     bodies: BodyBudget = field(default_factory=BodyBudget)
     requests: InFlight = field(init=False)
     clients: Clients = field(init=False)
-    pipeline: Pipeline = field(init=False)
+    gateway: Gateway = field(init=False)
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
@@ -125,7 +125,7 @@ class Daemon:
             disk_limit=limits.spill_mib << 20,
             folder=catalog.server.state_dir,
         )
-        self.pipeline = Pipeline(
+        self.gateway = Gateway(
             self.engine,
             catalog,
             self.requests,

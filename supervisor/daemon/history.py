@@ -65,11 +65,13 @@ class History:
         """Add the tokens of requests that have ended."""
         quick = 0  # of responses no longer than a point: added in one step
         for context in ended:
-            if context.usage.completion is not None and context.ticket is not None:
-                if context.ended_at - context.ticket.admitted < self.interval_s:
+            if context.usage.completion is not None and context.attempt.ticket is not None:
+                if context.ended_at - context.attempt.ticket.admitted < self.interval_s:
                     quick += context.usage.completion
                 else:
-                    self.spread("tokens_per_s", context.usage.completion, context.ticket.admitted, context.ended_at)
+                    self.spread(
+                        "tokens_per_s", context.usage.completion, context.attempt.ticket.admitted, context.ended_at
+                    )
         if quick:
             now = ended[-1].ended_at
             self.spread("tokens_per_s", quick, now, now)

@@ -194,7 +194,7 @@ class Metrics:
 
 def _counted(context: RequestContext) -> tuple[str, int, str]:
     """Tenant, status and result."""
-    outcome = context.outcome
+    outcome = context.attempt.outcome
     is_success = 0 < outcome.status < 400 and not (outcome.error or context.failure)
     status = outcome.error_status or outcome.status or context.failed_status
     return context.demand.tenant, status, SUCCESS if is_success else ERROR

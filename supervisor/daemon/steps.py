@@ -34,15 +34,15 @@ class Steps:
         """Ask the workers of these requests, and write down what they tell. Returns those of which it is news."""
         by_worker: dict[_Worker, list[RequestContext]] = {}
         for context in contexts:
-            if (ticket := context.ticket) is not None and ticket.generation is not None:
+            if (ticket := context.attempt.ticket) is not None and ticket.generation is not None:
                 by_worker.setdefault((ticket.model, ticket.generation), []).append(context)
         news: list[RequestContext] = []
         for worker, asked in by_worker.items():
             steps = await self._told(worker)
             for context in asked:
                 found = steps.get(context.request_id.decode("latin-1"))
-                if found is not None and found != context.step:
-                    context.step = found
+                if found is not None and found != context.attempt.step:
+                    context.attempt.step = found
                     news.append(context)
         return news
 
@@ -58,8 +58,8 @@ class Steps:
             left = {context.ticket_id for context in daemon.requests.running()}  # the others ended while it was asked
             for context in (context for context in news if context.ticket_id in left):
                 about = {"id": context.ticket_id, "request_id": context.request_id.decode("latin-1")}
-                assert context.step is not None
-                daemon.hub.publish("progress", {**about, "model": context.name, **context.step.view()})
+                assert context.attempt.step is not None
+                daemon.hub.publish("progress", {**about, "model": context.name, **context.attempt.step.view()})
             await asyncio.sleep(INTERVAL_S)
 
     async def _told(self, worker: _Worker) -> Mapping[str, Step]:

@@ -70,7 +70,7 @@ class Tracing:
         trace = context.trace
         if trace is None or not trace.is_sampled:
             return
-        outcome = context.outcome
+        outcome = context.attempt.outcome
         failed = outcome.error or context.failure
         for name, span_id, parent_id, begin, end in spans(context, trace):
             is_request, is_forward = parent_id == trace.parent_id, name == "forward"
@@ -114,7 +114,7 @@ def spans(context: RequestContext, trace: TraceContext) -> Iterator[Span]:
     """Of a request that has ended; the request's own first."""
     own = secrets.token_hex(8)
     yield "request", own, trace.parent_id, context.arrived_at, context.ended_at
-    ticket = context.ticket
+    ticket = context.attempt.ticket
     for wait in context.waits:
         queue, at = secrets.token_hex(8), wait.since
         yield "queue", queue, own, at, context.ended_at if wait.until is None else wait.until
@@ -128,13 +128,13 @@ def spans(context: RequestContext, trace: TraceContext) -> Iterator[Span]:
 
 def _attributes(context: RequestContext) -> Mapping[str, str | int]:
     """By OpenTelemetry's conventions for HTTP and for generative AI."""
-    outcome, usage = context.outcome, context.usage
+    outcome, usage = context.attempt.outcome, context.usage
     found = {
         "url.path": context.path,
         "http.response.status_code": outcome.status or context.failed_status or None,
         "error.type": outcome.error or context.failure,
         "gen_ai.request.model": context.name,
-        "gen_ai.response.model": context.model,
+        "gen_ai.response.model": context.attempt.model,
         "gen_ai.usage.input_tokens": usage.prompt,
         "gen_ai.usage.output_tokens": usage.completion,
         "llmux.request_id": context.request_id.decode("latin-1"),

@@ -14,7 +14,7 @@ import msgspec
 
 from supervisor.errors import UpstreamError
 from supervisor.gateway.filters.frames import FrameStream
-from supervisor.gateway.stream_end import INCOMPLETE, StreamFailedError, failure, is_reason
+from supervisor.gateway.filters.stream_end import INCOMPLETE, StreamFailedError, failure, is_reason
 from supervisor.gateway.upstream_error import WorkerAnswerError
 
 PATH: Final = "/v1/chat/completions"

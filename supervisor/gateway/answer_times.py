@@ -30,7 +30,7 @@ class AnswerLog:
 
     def observe(self, context: RequestContext) -> None:
         """A request ended. See `InFlight.observers`."""
-        ticket, outcome = context.ticket, context.outcome
+        ticket, outcome = context.attempt.ticket, context.attempt.outcome
         if ticket is None or outcome.status != HTTPStatus.OK or outcome.error or context.failure:
             return
         kept = self._taken.setdefault((base_of(ticket.model), context.path), deque(maxlen=KEPT))

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from supervisor.errors import LlmuxError
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.disconnect import Send
-from supervisor.gateway.error_response import error_event
 from supervisor.io.upstream import Headers
 
 INTERVAL_S: Final = 10.0
@@ -23,7 +21,7 @@ class Keepalive:
     """`async with keepalive:` sends the dialect's keep-alive bytes while the block waits for long.
 
     After `interval_s` in the block the response starts (200, `content_type` and `headers`), and the bytes go out
-    every `interval_s`. From then on `started` is True: the headers are sent, and `fail` sends a failure.
+    every `interval_s`. From then on `started` is True: the headers are sent, and a failure is the stream's last event.
 
     `news` is asked for more to send, events or None, from `NEWS_AFTER_S` on; the first event starts the response as well.
     """
@@ -73,12 +71,6 @@ class Keepalive:
         if self._beat_task is not None:
             self._beat_task.cancel()
             await asyncio.wait((self._beat_task,))
-
-    async def fail(self, error: LlmuxError) -> None:
-        """Send the error in-band, once, and end the stream. Only when `started`."""
-        assert self.started
-        event = error_event(error, self._dialect, content_type=self.content_type)
-        await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     def _begin(self, interval_s: float, waited_s: float) -> None:
         self._beat_task = asyncio.get_running_loop().create_task(self._beat(interval_s, waited_s))

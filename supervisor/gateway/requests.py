@@ -19,12 +19,11 @@ from pydantic import JsonValue
 
 from supervisor.catalog.keys import Key
 from supervisor.core.demand import ANY, NORMAL, Demand
-from supervisor.core.types import ModelId, TicketId
+from supervisor.core.types import TicketId
 from supervisor.engine.events import Hub
-from supervisor.engine.ticket import Ticket
 from supervisor.engine.waits import Part, Wait
 from supervisor.errors import LlmuxError, RequestCancelledError
-from supervisor.fleet.steps import Step
+from supervisor.gateway.attempt import NO_USAGE, Attempt, Usage
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.disconnect import CancelOnDisconnect
 from supervisor.gateway.ended import (
@@ -39,7 +38,6 @@ from supervisor.gateway.ended import (
     milliseconds,
 )
 from supervisor.gateway.filters.translation import shown
-from supervisor.gateway.forward import NO_USAGE, Outcome, Usage
 from supervisor.gateway.identity.trace_context import TraceContext
 from supervisor.gateway.route.caching import CacheWish
 from supervisor.io.held_body import HeldBody
@@ -70,23 +68,17 @@ class RequestContext:
     path: str = ""
     response: str | None = None  # the name of the response that it generates in the background
     waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
-    media: HeldBody | None = None  # what was loaded for its prompt
     name: str | None = None
     stream: bool = False
-    text_bytes: int = 0  # of what its worker got; 0: it has more than text, or nobody asks
-    ignored: Sequence[str] = ()  # fields of its body that have no effect
     cache: CacheWish | None = None  # what it says about caches of prompts
     budget_s: float | None = None  # from its arrival
     ticket_id: TicketId | None = None  # once it is entered
     entered_at: float | None = None  # loop time; as is the next
     trace: TraceContext | None = None  # that it belongs to
     span_id: str = ""  # of what its worker does for it; set iff spans are made
-    model: ModelId | None = None
-    ticket: Ticket | None = None  # once it is admitted
-    step: Step | None = None  # as last told by its worker, see `steps`
+    attempt: Attempt = field(default_factory=Attempt)  # the last one
     waits: list[Wait] = field(default_factory=list)  # for a worker, in order; not where one took it at once
-    begun: bytes | None = None  # the content type of the stream that its keep-alive has begun
-    outcome: Outcome = field(default_factory=Outcome)
+    is_begun: bool = False  # has its client the head of a stream, though no worker has answered? Set at a hand-over
     ended_at: float = 0.0  # loop time; this and the usage once it has ended
     usage: Usage = NO_USAGE
     failure: str | None = None  # an error's code
@@ -96,17 +88,17 @@ class RequestContext:
     @property
     def admitted_at(self) -> float | None:
         """When a worker took it; None: not yet. With `arrived_at` and `entered_at` the `Times` of a translation."""
-        return None if self.ticket is None else self.ticket.admitted
+        return None if self.attempt.ticket is None else self.attempt.ticket.admitted
 
     @property
     def answering(self) -> bool:
         """Has the client seen the beginning of a response?"""
-        return self.outcome.started or self.begun is not None
+        return self.attempt.outcome.started or self.is_begun
 
     def counted(self) -> Usage:
         """The tokens of its answer, once it has ended: searched for once."""
         if self.usage is NO_USAGE:
-            self.usage = self.outcome.usage()
+            self.usage = self.attempt.outcome.usage()
         return self.usage
 
     def fail(self, error: LlmuxError) -> None:
@@ -125,16 +117,16 @@ class RequestContext:
             **self.line(now).view(),
             **demanded(self.demand),
             **details(self.ticket_id, self.arrived_at + epoch, self.parts(now), stream=self.stream),
-            "state": "queued" if self.ticket is None else "running",
-            "first_token_ms": milliseconds(self.arrived_at, self.outcome.first_byte_at),
+            "state": "queued" if self.attempt.ticket is None else "running",
+            "first_token_ms": milliseconds(self.arrived_at, self.attempt.outcome.first_byte_at),
             "tokens_per_s": None,
             "error_message": None,
-            "progress": None if self.step is None else self.step.view(),
+            "progress": None if self.attempt.step is None else self.attempt.step.view(),
         }
 
     def line(self, until: float) -> RequestLine:
         """Its line in the log, as it ended at `until` (loop time), or is looked at then."""
-        ticket, outcome, key, usage = self.ticket, self.outcome, self.key, self.usage
+        ticket, outcome, key, usage = self.attempt.ticket, self.attempt.outcome, self.key, self.usage
         first_s = outcome.first_byte_s
         line = RequestLine(
             self.request_id.decode("latin-1"),
@@ -160,13 +152,13 @@ class RequestContext:
                 line.tenant = demand.tenant
         if self.trace is not None:
             line.trace_id = self.trace.trace_id
-        if self.ignored or outcome.ignored:
-            line.ignored = shown((*self.ignored, *outcome.ignored))
+        if self.attempt.ignored or outcome.ignored:
+            line.ignored = shown((*self.attempt.ignored, *outcome.ignored))
         return line
 
     def ended(self) -> Ended:
         """What is kept of it once it has ended."""
-        outcome = self.outcome
+        outcome = self.attempt.outcome
         return Ended(
             self.ticket_id,
             self.line(self.ended_at),
@@ -175,11 +167,11 @@ class RequestContext:
             self.ended_at,
             self.stream,
             tuple(self.parts(self.ended_at)),
-            self.model,
+            self.attempt.model,
             (outcome.error_message or self.failed_message or "")[:MESSAGE_LIMIT] or None,
             self.demand,
             "" if self.key is None else self.key.id,
-            () if self.ticket is None else self.ticket.devices,
+            () if self.attempt.ticket is None else self.attempt.ticket.devices,
             self.admitted_at,
             self.usage.cached,
         )
@@ -269,7 +261,7 @@ class InFlight:
 
     def running(self) -> list[RequestContext]:
         """Those that a worker answers."""
-        return [context for context, _ in self._calls.values() if context.ticket is not None]
+        return [context for context, _ in self._calls.values() if context.attempt.ticket is not None]
 
     def last(self) -> Iterator[Ended | EndedBefore]:
         """Those that ended last, newest first."""
@@ -294,12 +286,14 @@ class InFlight:
         return [
             {
                 "id": ticket_id,
-                "state": "queued" if context.ticket is None else "running",
+                "state": "queued" if context.attempt.ticket is None else "running",
                 **_about(context),
-                "worker": f"{context.ticket.model}:{context.ticket.generation}" if context.ticket is not None else None,
+                "worker": f"{context.attempt.ticket.model}:{context.attempt.ticket.generation}"
+                if context.attempt.ticket is not None
+                else None,
                 "age_s": round(now - context.arrived_at, 3),
-                "bytes": context.outcome.bytes_sent,
-                "progress": None if context.step is None else context.step.view(),
+                "bytes": context.attempt.outcome.bytes_sent,
+                "progress": None if context.attempt.step is None else context.attempt.step.view(),
             }
             for ticket_id, (context, _) in self._calls.items()
         ]

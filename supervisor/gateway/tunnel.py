@@ -12,7 +12,8 @@ from typing import Final, NoReturn, Protocol
 
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.disconnect import ResponseOverError, Scope
-from supervisor.gateway.forward import ERROR_LIMIT, Outcome
+from supervisor.gateway.exchange import Exchange
+from supervisor.gateway.forward import ERROR_LIMIT
 from supervisor.gateway.upstream_error import worker_error
 from supervisor.io.upstream import Headers, Upstream, UpstreamPool
 
@@ -48,24 +49,18 @@ def refuse(path: str) -> InvalidRequestError:
     )
 
 
-async def tunnel(
-    scope: Scope,
-    client: Client,
-    outcome: Outcome,
-    *,
-    upstream: Upstream,
-    target: bytes,
-    headers: Headers,
-    request_id: bytes,
-    first_byte_s: float,
-) -> NoReturn:
-    """Connect both until one of them ends it; `headers` are what the worker gets of the client's. Raises LlmuxError while the client has no answer, then ResponseOverError.
+async def tunnel(exchange: Exchange, client: Client, upstream: Upstream, *, first_byte_s: float) -> NoReturn:
+    """Connect both until one of them ends it. Raises LlmuxError while the client has no answer, then ResponseOverError.
 
     Cancellation closes the worker's connection.
     """
+    request, path = exchange.request, exchange.scope["path"]
+    attempt = request.attempt
+    outcome = attempt.outcome
     if not isinstance(upstream, UpstreamPool):
-        raise refuse(scope["path"])
-    reader, writer = await upstream.open(target, [*headers, (b"x-request-id", request_id), *_ASKED])
+        raise refuse(path)
+    headers = [*attempt.headers, (b"x-request-id", request.request_id), *_ASKED]
+    reader, writer = await upstream.open(attempt.path, headers)
     try:
         try:
             async with asyncio.timeout(first_byte_s):
@@ -76,7 +71,7 @@ async def tunnel(
         if status != 101:
             length = _LENGTH.search(head)
             data = b"" if length is None else await reader.read(min(int(length[1]), ERROR_LIMIT))
-            raise refuse(scope["path"]) if status < 400 else worker_error(status, b"", data)
+            raise refuse(path) if status < 400 else worker_error(status, b"", data)
         outcome.status, outcome.started = status, True
         received = client.begin(head)
         sending = asyncio.ensure_future(_pump(received, writer))

@@ -70,6 +70,7 @@ class WorkerAnswerError(LlmuxError):
         except ValueError:  # a number of its own making
             self.status = HTTPStatus.BAD_GATEWAY
         self.type = kind
+        self.refusal: object = None  # the whole answer, where it may pass as it is: see `forward`
 
 
 def restated(status: int, data: bytes) -> tuple[int, bytes]:

@@ -147,10 +147,10 @@ class Application:
                 await Response(status_code=204)(scope, receive, _signed(send, context))
                 return
             context.key = scope["state"][KEY] = self._auth.authorize(scope, dialect)
-            pipeline = self._daemon.pipeline
+            gateway = self._daemon.gateway
             method, path = scope["method"], scope["path"]
-            is_inference = pipeline.serves(method, path, dialect)
-            if not is_inference and (pattern := pipeline.pattern(scope)) is not None:
+            is_inference = gateway.routes.serves(method, path, dialect)
+            if not is_inference and (pattern := gateway.routes.pattern(scope)) is not None:
                 is_inference = not self._has_route(scope)
                 if is_inference:
                     path = scope["path"] = pattern  # the worker gets the one that came
@@ -158,7 +158,7 @@ class Application:
                 raise refuse_tunnel(path)
             if is_inference and not dialect.is_for_daemon(method, path, scope["query_string"]):
                 try:
-                    await pipeline(scope, receive, send, context)
+                    await gateway(scope, receive, send, context)
                 except ForDaemonError as request:
                     await self._respond(request, dialect, scope, receive, _signed(send, context), context)
             else:
@@ -254,7 +254,7 @@ class Application:
         method, path = scope["method"], scope["path"][:200]
         if (instead := _NOT_OFFERED.get((method, path))) is not None:
             return NotFoundError(f"{path} is not offered. {instead}")
-        allowed = allowed or ", ".join(self._daemon.pipeline.methods(scope["path"], dialect_of(scope)))
+        allowed = allowed or ", ".join(self._daemon.gateway.routes.methods(scope["path"], dialect_of(scope)))
         if allowed:
             return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
         hint = " The client adds /v1 itself: leave it out of its base URL." if path.startswith("/v1/v1/") else ""

@@ -81,7 +81,7 @@ def _endpoint(daemon: Daemon, asked: JsonValue) -> str:
     served = [
         path
         for path in ENDPOINTS
-        if daemon.pipeline.serves("POST", path, dialect_of({"method": "POST", "path": path, "headers": []}))
+        if daemon.gateway.routes.serves("POST", path, dialect_of({"method": "POST", "path": path, "headers": []}))
     ]
     if not isinstance(asked, str) or asked not in served:
         choice = f"one of {', '.join(served)}" if served else "one that a configured model serves; there is none"

@@ -1,6 +1,6 @@
 """`/v1/jobs`: inference requests whose clients don't wait; see `daemon.jobs`.
 
-A job's request goes through the pipeline as if its client had sent it, with the headers that say who asks and how urgently.
+A job's request goes through the gateway as if its client had sent it, with the headers that say who asks and how urgently.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
             param="endpoint",
         )
     dialect = dialect_of({"method": "POST", "path": endpoint, "headers": request.scope["headers"]})
-    if not daemon.pipeline.serves("POST", endpoint, dialect):
+    if not daemon.gateway.routes.serves("POST", endpoint, dialect):
         if _NOT_OFFERED in endpoint:
             raise InvalidRequestError("Identity workloads are not offered.", code="job_not_offered", param="endpoint")
         raise InvalidRequestError(f"No configured model serves POST {endpoint[:200]}.", param="endpoint")
@@ -274,7 +274,7 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     limits = daemon.catalog.limits
     dialect, held = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
     response = _Response(body, held, is_kept=job.response is None)
-    del body  # the pipeline's from now on: it counts it, and may write it to disk
+    del body  # the gateway's from now on: it counts it, and may write it to disk
     context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
@@ -283,9 +283,9 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
             message = "The key that it came with is no longer there, or allows no inference."
             return Answer(401, "", b"", {"message": message, "code": "invalid_api_key"})
     try:
-        if not daemon.pipeline.serves("POST", job.endpoint, dialect):
+        if not daemon.gateway.routes.serves("POST", job.endpoint, dialect):
             raise InvalidRequestError(f"No configured model serves POST {job.endpoint} any more.")
-        await daemon.pipeline(scope, response.receive, response.send, context)
+        await daemon.gateway(scope, response.receive, response.send, context)
     except ForDaemonError:
         return Answer(400, "", b"", {"message": _FOR_DAEMON, "code": "invalid_request"})
     except HandedOverError as handed_over:
@@ -322,7 +322,7 @@ def _key(daemon: Daemon, key_id: str) -> Key | None:
 
 
 class _Response:
-    """Takes what the pipeline sends, of which `held` counts the body. Of an answer that isn't kept here only an error is."""
+    """Takes what the gateway sends, of which `held` counts the body. Of an answer that isn't kept here only an error is."""
 
     def __init__(self, body: bytes, held: Gathered, *, is_kept: bool) -> None:
         self._request: bytes | None = body

@@ -21,11 +21,11 @@ from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError
+from supervisor.gateway.attempt import Outcome
 from supervisor.gateway.body import form, json_body, outline
 from supervisor.gateway.body.form import read_form
 from supervisor.gateway.body.json_body import JsonBody, open_object
 from supervisor.gateway.body.parameters import json_object
-from supervisor.gateway.forward import Outcome
 from supervisor.gateway.upstream_error import error_answer, worker_error
 from tests.support.counts import times
 

@@ -1,6 +1,6 @@
 """What a translated stream ends with, also where its worker's error has ended it already."""
 
-from supervisor.gateway.stream_end import StreamFailedError
+from supervisor.gateway.filters.stream_end import StreamFailedError
 
 
 def ended(stream) -> bytes:

@@ -17,12 +17,16 @@ from uvicorn.server import ServerState
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
+from supervisor.gateway.attempt import Attempt, Outcome
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.gateway.error_response import error_body, error_headers
-from supervisor.gateway.forward import Outcome, forward
-from supervisor.gateway.head import head_of
+from supervisor.gateway.exchange import Exchange
+from supervisor.gateway.forward import break_off, forward, send_refusal
+from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.upstream_error import WorkerAnswerError
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import UpstreamPool
 
 PATIENCE_S = 30.0
@@ -285,6 +289,15 @@ async def front(app, *, seen: Front | None = None):
                 await asyncio.sleep(0.005)
 
 
+def exchange_of(scope: Scope, receive: Receive, send: Send) -> Exchange:
+    """One whose request goes to a worker as it is."""
+    path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    request = RequestContext(b"req-1", asyncio.get_running_loop().time(), OPENAI)
+    exchange = Exchange(scope, receive, send, request, HeldBody())
+    request.attempt = Attempt(path=path, headers=exchange.head.for_worker)
+    return exchange
+
+
 @asynccontextmanager
 async def proxied(script: Script, **options):
     """A scripted worker behind `forward` behind our protocol: yields (front, worker)."""
@@ -293,23 +306,19 @@ async def proxied(script: Script, **options):
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             seen.scopes.append(scope)
-            outcome = Outcome()
-            seen.outcomes.append(outcome)
+            exchange = exchange_of(scope, receive, send)
+            seen.outcomes.append(exchange.request.attempt.outcome)
             try:
-                body = await read_body(scope, receive, 1 << 26)
+                exchange.request.attempt.body = HeldBody(data=await read_body(scope, receive, 1 << 26))
                 with CancelOnDisconnect(scope):
-                    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-                    await forward(
-                        scope,
-                        send,
-                        outcome,
-                        upstream=upstream,
-                        target=target,
-                        headers=head_of(scope).for_worker,
-                        body=body,
-                        dialect=OPENAI,
-                        request_id=b"req-1",
-                    )
+                    try:
+                        await forward(exchange, upstream)
+                    except WorkerAnswerError as error:
+                        await send_refusal(exchange, error, ())
+                    except LlmuxError as error:
+                        if not exchange.request.attempt.outcome.started:
+                            raise
+                        await break_off(exchange, error, ())
             except LlmuxError as error:
                 data = error_body(error, OPENAI)
                 headers = error_headers(error, data)

@@ -15,7 +15,7 @@ from supervisor.dialects.chat import Timings
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.gateway.filters.filters import EVENTS
 from supervisor.gateway.filters.frames import FrameStream
-from supervisor.gateway.stream_end import INCOMPLETE, failure
+from supervisor.gateway.filters.stream_end import INCOMPLETE, failure
 
 PATH: Final = "/infill"
 NAMES: Final = {"n_predict": "max_tokens", "input_prefix": "prompt", "input_suffix": "suffix"}

@@ -55,7 +55,7 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
         kept = await earlier(store, wish.previous, owner, is_admin=is_admin)
         body = await continued(body, wish.previous, kept)
     data = await body.whole()
-    if not daemon.pipeline.is_served_by(body.name, "POST", ENDPOINT):
+    if not daemon.gateway.routes.is_served_by(body.name, "POST", ENDPOINT):
         _CREATE.request(dict(body.fields))  # which says what is wrong with it
     told: Json = {"background": True, "store": True, "previous_response_id": wish.previous}
     envelope = Envelope(new_id("resp"), int(time.time()), echo_of(Asked(body.fields)))

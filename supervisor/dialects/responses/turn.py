@@ -6,7 +6,6 @@ worker or the translation gives it, but for the fields that only llmux knows: `s
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from dataclasses import replace
@@ -21,16 +20,15 @@ from supervisor.dialects.llm_pool.metrics import metrics_of
 from supervisor.dialects.responses.checks import Json
 from supervisor.dialects.responses.kept import continued, earlier, response_of
 from supervisor.dialects.responses.state import wish_of
-from supervisor.errors import InvalidRequestError, LlmuxError
+from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Body, Bytes
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.outline import Outline
-from supervisor.gateway.disconnect import Message, Send
 from supervisor.gateway.filters import frames
-from supervisor.gateway.filters.filters import EVENTS
+from supervisor.gateway.filters.filters import EVENTS, Head, Use
 from supervisor.gateway.filters.turn import Memory, Turn
-from supervisor.io.held_body import Gathered, HeldBody
-from supervisor.io.response_store import PIECE, EventLog, Kept, Part
+from supervisor.io.held_body import HeldBody
+from supervisor.io.response_store import EventLog, Kept, Part
 
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data:"
@@ -88,8 +86,10 @@ def _raw(values: Json) -> Fields:
     return {key: msgspec.Raw(_encode(value)) for key, value in values.items()}
 
 
-class ResponseTurn:
+class ResponseTurn(Turn):
     """See `Turn`."""
+
+    settles = True
 
     def __init__(
         self,
@@ -121,73 +121,51 @@ class ResponseTurn:
             self._items.wait()  # for the answer
         self._first_at: float | None = None  # the first piece of a stream's text, or of what else its model says
         self._finished: tuple[str, str, Bytes] | None = None  # the response's name, status and object, once it is over
-        self._gathered = Gathered(memory.bodies, memory.most)  # the whole answer, or its log
-        self._head: Message | None = None  # of a whole answer, until it is there
-        self._whole = bytearray()
         self._is_stream = False
+        self._is_opaque = False  # a stream whose events have no end that anybody would see
         self._rest = b""
 
     def release(self) -> None:
         """See Turn."""
-        self._gathered.release()
         if self._items is not None:
             self._items.release()
 
-    def observed(self, send: Send) -> Send:
-        """See Turn."""
+    @property
+    def gathered(self) -> int:
+        """See Filter."""
+        return len(self._rest) + (0 if self._log is None else self._log.size)
 
-        async def observe(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                if self._begin(message):
-                    return
-            elif self._head is not None:
-                self._whole += message.get("body", b"")
-                is_last = not message.get("more_body", False)
-                if not is_last and self._has_room(len(self._whole)):
-                    return
-                head, self._head = self._head, None
-                data: Bytes = self._whole
-                self._whole = bytearray()
-                if is_last:
-                    data = await self._response(data)
-                    headers = [item for item in head["headers"] if item[0] != b"content-length"]
-                    head["headers"] = [*headers, (b"content-length", b"%d" % len(data))]
-                    await self._keep()
-                await send(head)
-                at = 0
-                while len(data) - at > PIECE:
-                    await send({"type": message["type"], "body": bytes(data[at : at + PIECE]), "more_body": True})
-                    await asyncio.sleep(0)
-                    at += PIECE
-                message["body"] = bytes(data[at:])
-            elif self._is_stream:
-                is_last = not message.get("more_body", False)
-                message["body"] = self._fed(message.get("body", b""), is_last=is_last)
-                if not is_last:
-                    self._gathered.grow(len(self._rest) + (0 if self._log is None else self._log.size))
-                await self._keep()
-            await send(message)
+    def head(self, head: Head) -> Use:
+        """See Filter: of an answer that is longer than what may be gathered, nothing is kept."""
+        if head.status != 200 or head.is_encoded:
+            return Use.NONE
+        self._is_stream = head.content_type.startswith(EVENTS)
+        if not self._is_stream and not head.content_type.startswith(b"application/json"):
+            return Use.NONE
+        head.changes_body()
+        return Use.PIECES if self._is_stream else Use.WHOLE_IF_SMALL
 
-        return observe
+    async def whole(self, body: bytes, head: Head) -> bytes:
+        """See Filter."""
+        if self._is_stream:
+            return await super().whole(body, head)
+        data = await self._response(body)
+        await self.settle()
+        return bytes(data)
 
-    def _has_room(self, size: int) -> bool:
-        """May so much of a whole answer be gathered? One that is longer passes as it is, and isn't kept."""
-        try:
-            self._gathered.grow(size)
-        except LlmuxError:
-            return False
-        return True
+    def feed(self, piece: bytes) -> bytes:
+        """See Filter: the events that are complete."""
+        return self._fed(piece, is_last=False)
 
-    def _begin(self, head: Message) -> bool:
-        """Look at the head of an answer. Is it to be sent with the body?"""
-        headers = dict(head["headers"])
-        if head["status"] != 200 or headers.get(b"content-encoding", b"identity") != b"identity":
-            return False
-        content_type: bytes = headers.get(b"content-type", b"")
-        self._is_stream = content_type.startswith(EVENTS)
-        is_whole = content_type.startswith(b"application/json")
-        self._head = head if is_whole else None
-        return is_whole
+    def end(self) -> bytes:
+        """See Filter."""
+        return self._fed(b"", is_last=True)
+
+    def error(self, head: Head, body: bytes) -> bytes:
+        """See Filter."""
+        if not head.content_type.startswith(EVENTS):
+            return body
+        return self._fed((_FRAME if self._rest and body else b"") + body, is_last=True)
 
     # ------------------------------------------------------------------------------------------------------------ answer
 
@@ -230,8 +208,8 @@ class ResponseTurn:
         """Remember a response that is over. Raises KeyError or MsgspecError for one that doesn't say who and how it is."""
         self._finished = _text(fields["id"]), _text(fields["status"]), data
 
-    async def _keep(self) -> None:
-        """Keep the response if it is over. It can be found before its client has the end of it."""
+    async def settle(self) -> None:
+        """See Filter: keep the response if it is over. It can be found before its client has the end of it."""
         finished, self._finished = self._finished, None
         if finished is None:
             return
@@ -250,6 +228,8 @@ class ResponseTurn:
 
     def _fed(self, piece: bytes, *, is_last: bool) -> bytes:
         """What a piece of a stream becomes: the events that are complete."""
+        if self._is_opaque:
+            return piece
         if self._first_at is None and _DELTA in piece:
             self._first_at = time.monotonic()
         if self._log is None and not self._rest and piece.endswith(_FRAME) and _RESPONSE not in piece:
@@ -258,7 +238,7 @@ class ResponseTurn:
         if b"\r" in text:  # many Python servers end lines so
             text = text.replace(b"\r\n", b"\n")
         if b"\r" in text[:-1] or len(self._rest) > frames.EVENT_LIMIT:  # no event would be seen to end
-            self._is_stream = False
+            self._is_opaque, self._rest = True, b""
             return text
         *whole, self._rest = text.split(_FRAME)
         told = b"".join([self._event(frame) + _FRAME for frame in whole])

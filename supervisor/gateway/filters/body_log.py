@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from supervisor.catalog.masking import masked, masked_fields, masked_text
 from supervisor.errors import NotFoundError
-from supervisor.gateway.disconnect import Message, Send
+from supervisor.gateway.filters.filters import Filter, Head, Use
 from supervisor.io.held_body import Bytes
 from supervisor.io.kept_bodies import KeptBodies
 
@@ -47,23 +47,32 @@ class KeptBody(msgspec.Struct):
     answer_type: str
 
 
-class Capture:
-    """What passes of one request. `send` in place of the client's own."""
+class Capture(Filter):
+    """What passes of one request."""
 
-    def __init__(self, send: Send, body: Bytes | None) -> None:
-        self._send = send
+    sees_errors = True
+
+    def __init__(self, body: Bytes | None) -> None:
         self.is_cut = body is not None and len(body) > READ_BYTES
         self.body = b"" if body is None else bytes(body[: SHOWN_BYTES + 1] if self.is_cut else body)
         self.answer = bytearray()
         self.answer_type = ""
 
-    async def send(self, message: Message) -> None:
-        """Pass it on, and keep its beginning."""
-        if message["type"] == "http.response.start":
-            self.answer_type = next((v for k, v in message["headers"] if k == b"content-type"), b"").decode("latin-1")
-        elif (more := message.get("body", b"")) and len(self.answer) <= SHOWN_BYTES:
-            self.answer += more[: SHOWN_BYTES + 1 - len(self.answer)]
-        await self._send(message)
+    def head(self, head: Head) -> Use:
+        """See Filter."""
+        self.answer_type = head.content_type.decode("latin-1")
+        return Use.PIECES
+
+    def feed(self, piece: bytes) -> bytes:
+        """See Filter: its beginning is kept."""
+        if len(self.answer) <= SHOWN_BYTES:
+            self.answer += piece[: SHOWN_BYTES + 1 - len(self.answer)]
+        return piece
+
+    def error(self, head: Head, body: bytes) -> bytes:
+        """See Filter."""
+        self.head(head)
+        return self.feed(body)
 
     def kept(self) -> KeptBody:
         """Without secrets and media. Takes milliseconds."""

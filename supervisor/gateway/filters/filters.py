@@ -1,7 +1,7 @@
 """Filters change a worker's answer on its way to the client. Each gets what the one before it made.
 
-`forward` puts them together in this order: cache report, pictures, rename, repair, translate. Errors pass unfiltered: they are
-rendered in the client's dialect instead.
+The order is the gateway's: cache report, pictures, rename, repair, translate, the response that is kept, the copy that is kept. The
+last two get errors, too, as the client does; nobody else: they are rendered in the client's dialect.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from supervisor.errors import LlmuxError
@@ -23,7 +23,8 @@ STREAMS: Final = (EVENTS, *LINES)
 
 _KEPT_PIECES: Final = 4  # of the end of what the worker sent, where its usage stands
 _KEPT_BYTES: Final = 4096
-_OF_THE_BODY: Final = frozenset((b"content-length", b"etag"))
+_LENGTH: Final = b"content-length"
+_OF_THE_BODY: Final = frozenset((_LENGTH, b"etag"))
 
 
 class Use(enum.Enum):
@@ -31,7 +32,8 @@ class Use(enum.Enum):
 
     NONE = enum.auto()
     PIECES = enum.auto()  # changes it piece by piece
-    WHOLE = enum.auto()  # has to have all of it
+    WHOLE_IF_SMALL = enum.auto()  # has to have all of it; one that has no room in memory passes as it is
+    WHOLE = enum.auto()  # has to have all of it; one that has no room in memory is an error
 
 
 class Head:
@@ -70,6 +72,10 @@ class Filter:
 
     translates = False
     """Do tokens stand elsewhere in its answers than in the worker's?"""
+    sees_errors = False
+    """Does it get error answers, too? The others are for what a model says."""
+    settles = False
+    """Has it something to wait for? See `settle`."""
 
     @property
     def gathered(self) -> int:
@@ -92,20 +98,26 @@ class Filter:
         """The output for a body that has come as a whole. Raises LlmuxError."""
         return (self.feed(body) if body else b"") + self.end()
 
+    async def settle(self) -> None:
+        """Finish what its last output needs before that goes to the client."""
+
+    def error(self, head: Head, body: bytes) -> bytes:
+        """The error that the client gets: a whole answer, or the last event of a stream. It may have got no head before."""
+        return body
+
 
 async def filtered(response: UpstreamResponse, filters: Iterable[Filter], gathered: Gathered) -> UpstreamResponse:
     """The response as these filters change it: itself where none has anything to do with it.
 
     `gathered` counts what they keep. A whole body is filtered here, before anything is sent. Raises LlmuxError.
     """
-    if response.status >= 400:
-        return response
     head = Head(response.status, response.headers)
-    uses = [(each, use) for each in filters if (use := each.head(head)) is not Use.NONE]
+    seeing = (each for each in filters if response.status < 400 or each.sees_errors)
+    uses = {each: use for each in seeing if (use := each.head(head)) is not Use.NONE}
     if not uses and head.headers is response.headers:
         return response
-    found = FilteredResponse(response, head, [each for each, _ in uses], gathered)
-    if any(use is Use.WHOLE for _, use in uses):
+    found = FilteredResponse(response, head, uses, gathered)
+    if not {Use.WHOLE, Use.WHOLE_IF_SMALL}.isdisjoint(uses.values()):
         await found.take_whole()
     return found
 
@@ -113,34 +125,52 @@ async def filtered(response: UpstreamResponse, filters: Iterable[Filter], gather
 class FilteredResponse:
     """See `io.upstream.UpstreamResponse`."""
 
-    def __init__(self, response: UpstreamResponse, head: Head, filters: Sequence[Filter], gathered: Gathered) -> None:
+    def __init__(self, response: UpstreamResponse, head: Head, uses: Mapping[Filter, Use], gathered: Gathered) -> None:
         self.status = head.status
         self.headers = head.headers
         self.drained = False
-        self.is_translated = any(each.translates for each in filters)
+        self.is_translated = any(each.translates for each in uses)
         self.worker_tail: deque[bytes] = deque(maxlen=_KEPT_PIECES)
         """The end of what the worker sent."""
         self._response = response
         self._head = head
-        self._filters = filters
+        self._uses = uses
+        self._filters = [*uses]
         self._gathered = gathered
+        self._begun = b""  # what of a body came before it had no room
         self._error: LlmuxError | None = None  # of the end, once what came before it is sent
         self._whole: bytes | None = None
         self._at = 0  # in it
 
     async def take_whole(self) -> None:
-        """Filter the body as a whole. Call it before any other method."""
-        body = await whole(self._response, self._gathered)
-        await asyncio.sleep(0)  # other tasks run: it may be large
+        """Filter the body as a whole, where it has room. Call it before any other method. Raises LlmuxError."""
+        parts: list[bytes] = []
+        size = 0
+        while not self._response.drained and (piece := await self._response.next_chunk()):
+            parts.append(piece)
+            size += len(piece)
+            try:
+                self._gathered.grow(size)
+            except LlmuxError:
+                if Use.WHOLE in self._uses.values():
+                    raise
+                self._filters = [each for each, use in self._uses.items() if use is Use.PIECES]
+                self._begun = b"".join(parts)
+                return
+        body = b"".join(parts)
+        if size > SLICE:
+            await asyncio.sleep(0)  # other tasks run
         self.worker_tail.append(body[-_KEPT_BYTES:])
         for each in self._filters:
             body = await each.whole(body, self._head)
-        self._whole, self.headers = body, self._head.headers
+        self._whole = body
+        self.headers = [*(item for item in self._head.headers if item[0] != _LENGTH), (_LENGTH, b"%d" % len(body))]
 
     async def next_chunk(self) -> bytes:
         """The next piece that is not empty, or the last one."""
         if self._whole is not None:
-            await asyncio.sleep(0)
+            if self._at:
+                await asyncio.sleep(0)
             piece, self._at = self._whole[self._at : self._at + SLICE], self._at + SLICE
             self.drained = self._at >= len(self._whole)
             return piece
@@ -148,13 +178,16 @@ class FilteredResponse:
             raise self._error
         found = b""
         while not found and not self.drained:
-            if not self._response.drained:
-                piece = await self._response.next_chunk()
+            if self._begun or not self._response.drained:
+                piece, self._begun = self._begun or await self._response.next_chunk(), b""
                 self.worker_tail.append(piece[-_KEPT_BYTES:])
                 found = self._fed(piece)
-                self._gathered.grow(sum(each.gathered for each in self._filters))
+                self._gathered.grow(sum([each.gathered for each in self._filters]))
             if self._response.drained:
                 found = self._ended(found)
+            for each in self._filters:
+                if each.settles:
+                    await each.settle()
         return found
 
     def _fed(self, piece: bytes) -> bytes:
@@ -185,14 +218,3 @@ class FilteredResponse:
     def close(self) -> None:
         """Let go of the worker's response."""
         self._response.close()
-
-
-async def whole(response: UpstreamResponse, gathered: Gathered) -> bytes:
-    """The body, which `gathered` counts. Raises UpstreamError, UnavailableError."""
-    parts: list[bytes] = []
-    size = 0
-    while not response.drained and (piece := await response.next_chunk()):
-        size += len(piece)
-        gathered.grow(size)
-        parts.append(piece)
-    return b"".join(parts)

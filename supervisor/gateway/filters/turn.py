@@ -5,10 +5,10 @@ A worker gets the whole conversation, as if the client had sent it: see `Dialect
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
-from typing import Protocol
 
-from supervisor.gateway.disconnect import Send
+from supervisor.gateway.filters.filters import Filter
 from supervisor.gateway.filters.translation import Times
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.response_store import ResponseStore
@@ -20,18 +20,15 @@ class Memory:
 
     store: ResponseStore
     bodies: BodyBudget  # for what is kept of the request until its answer is there, and of that
-    most: int  # bytes of an answer
     owner: str | None  # its key's id
     is_admin: bool  # all may be found
     response: str | None = None  # the name of the one that it generates in the background
     times: Times | None = None  # of the request
 
 
-class Turn(Protocol):
-    """One request. `release` it when it ends."""
+class Turn(Filter):
+    """Keeps one request's answer when it is complete, and tells in it what the worker can't know. `release` it when it ends."""
 
-    def observed(self, send: Send) -> Send:
-        """`send`, by which the answer is kept when it is complete, and told what the worker can't know."""
-
+    @abc.abstractmethod
     def release(self) -> None:
         """Let go of what is kept of the request."""

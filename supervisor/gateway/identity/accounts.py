@@ -12,7 +12,7 @@ from typing import Final
 from supervisor.catalog import Catalog
 from supervisor.catalog.keys import Key
 from supervisor.core.limits import Account, TenantLimits
-from supervisor.gateway.forward import Outcome
+from supervisor.gateway.attempt import Outcome
 
 NOBODY: Final = "all requests without a tenant"
 

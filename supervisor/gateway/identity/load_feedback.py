@@ -16,12 +16,12 @@ _WORDS: Final = dict.fromkeys((b"true", b"1", b"yes", b"on"), True) | dict.fromk
 )
 
 
-def is_wanted(headers: Iterable[tuple[bytes, bytes]], default: bool) -> bool:  # by the key, or else the server
-    """Does the client want it? Raises InvalidRequestError for what is neither yes nor no."""
+def wish_of(headers: Iterable[tuple[bytes, bytes]]) -> bool | None:
+    """Does the client want it? None: it doesn't say. Raises InvalidRequestError for what is neither yes nor no."""
     for name, value in headers:
         if name == HEADER:
             said = _WORDS.get(value.strip().lower())
             if said is None:
                 raise InvalidRequestError("X-Llmux-Load-Feedback must be true or false.", param="X-Llmux-Load-Feedback")
             return said
-    return default
+    return None

@@ -35,13 +35,13 @@ class ContextUse:
 
     def observe(self, context: RequestContext) -> None:
         """A request ended. See `InFlight.observers`."""
-        text_bytes = context.text_bytes
-        if not text_bytes or context.ticket is None:
+        text_bytes = context.attempt.text_bytes
+        if not text_bytes or context.attempt.ticket is None:
             return
         usage = context.counted()
         if usage.prompt is None or usage.completion is None:
             return
-        model = base_of(context.ticket.model)
+        model = base_of(context.attempt.ticket.model)
         self._answers.setdefault(model, deque(maxlen=KEPT)).append(usage.completion)
         if usage.prompt >= _LEAST:
             self._prompts.setdefault(model, deque(maxlen=KEPT)).append(text_bytes / usage.prompt)

@@ -22,7 +22,7 @@ from supervisor.gateway.upstream_error import is_overflow
 from supervisor.io.upstream import Headers
 
 if TYPE_CHECKING:
-    from supervisor.gateway.route.targets import Target
+    from supervisor.gateway.attempt import Attempt
 
 log = structlog.get_logger("llmux.task")
 
@@ -62,13 +62,13 @@ def first_reason(at: int) -> str:
 
 
 class Ladder:
-    """One request's way. `target` gives the first to ask, and `after` an error the next."""
+    """One request's way. `first` gives the first to ask, and `after` an error the next."""
 
     def __init__(
         self,
         task: Task,
         engine: Engine,
-        build: Callable[[Route, Ladder], Awaitable[Target]],
+        build: Callable[[Route], Awaitable[Attempt]],
         *,
         allow_cloud_fallback: bool,
     ) -> None:
@@ -86,19 +86,19 @@ class Ladder:
         """What a response of the current candidate carries."""
         return [(b"x-llmux-model", _header(self._current)), (b"x-llmux-reason", _header(self._reason))]
 
-    async def target(self) -> Target:
+    async def first(self) -> Attempt:
         """The first to ask. Raises the last candidate's error where the request can go to none."""
         route = self._next()
         while True:
             assert route is not None, "a ladder is never empty"
             try:
-                return await self._build(route, self)
+                return await self._build(route)
             except (InvalidRequestError, ForbiddenError) as error:
                 route = self._after(error)
                 if route is None:
                     raise
 
-    async def after(self, error: LlmuxError) -> Target | None:
+    async def after(self, error: LlmuxError) -> Attempt | None:
         """The next to ask, after one that ended with `error` before any of its answer was sent. None: there is none.
 
         The error then tells what became of the others, too.
@@ -108,7 +108,7 @@ class Ladder:
         route = self._after(error)
         while route is not None:
             try:
-                return await self._build(route, self)
+                return await self._build(route)
             except (InvalidRequestError, ForbiddenError) as refused:  # which is not kept: its frames keep the body
                 route = self._after(refused)
         return None

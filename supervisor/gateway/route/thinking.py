@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from supervisor.catalog import CatalogModel, Route
+from supervisor.catalog import CatalogModel, Rewrite
 
 
-def thinking_modes(route: Route, model: CatalogModel) -> tuple[str, ...]:
+def thinking_modes(rewrite: Rewrite, model: CatalogModel) -> tuple[str, ...]:
     """What a request may choose: the model's own way by `default`, or switched.
 
-    `model` is the one behind `route`, possibly with an operator's overrides. The first call may block on its files.
+    `rewrite` is the name's; `model` is the one behind it, possibly with an operator's overrides. The first call may block on its files.
     """
     switch = model.thinking
-    fixed = None if switch is None else route.rewrite.switches(switch)
+    fixed = None if switch is None else rewrite.switches(switch)
     if fixed is not None:
         return ("enabled",) if fixed else ("disabled",)
     known = model.known_capabilities

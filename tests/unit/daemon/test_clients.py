@@ -14,7 +14,7 @@ from supervisor.daemon.clients import KEPT, OTHER, Clients
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.ticket import Ticket
 from supervisor.errors import LlmuxError, NotFoundError, RateLimitError, UnavailableError
-from supervisor.gateway.forward import Usage
+from supervisor.gateway.attempt import Usage
 from supervisor.gateway.requests import RequestContext
 
 

@@ -9,7 +9,7 @@ import pytest
 from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.keys import Key, Scope
 from supervisor.core.limits import NO_LIMITS, Account, Rate, TenantLimits
-from supervisor.gateway.forward import Outcome
+from supervisor.gateway.attempt import Outcome
 from supervisor.gateway.identity.accounts import NOBODY, accounts_of, tokens_of
 
 FIVE, SIX, SEVEN = (Rate(count, 60.0) for count in (5, 6, 7))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervisor.core.types import ModelId
-from supervisor.gateway.forward import NO_USAGE, Usage
+from supervisor.gateway.attempt import NO_USAGE, Usage
 from supervisor.gateway.route.context_use import KEPT, PICTURE, UNKNOWN, USUAL, ContextUse, measured
 from supervisor.io.held_body import HeldBody
 from tests.support.cases import cases

@@ -14,6 +14,7 @@ import structlog
 
 from supervisor.core.types import Generation, ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
+from supervisor.daemon.history import History
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
 from supervisor.engine.ticket import Ticket

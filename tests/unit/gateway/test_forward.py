@@ -13,8 +13,8 @@ import pytest
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
+from supervisor.gateway.attempt import Outcome
 from supervisor.gateway.disconnect import ResponseOverError
-from supervisor.gateway.forward import Outcome
 from supervisor.gateway.head import RequestHead
 from supervisor.gateway.upstream_error import error_answer
 from supervisor.http import half_closed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from supervisor.gateway.forward import Outcome
-from supervisor.gateway.stream_end import END_OF, StreamJudge
+from supervisor.gateway.attempt import Outcome
+from supervisor.gateway.filters.stream_end import END_OF, StreamJudge
 from tests.support.cases import cases
 
 CHAT = "/v1/chat/completions"

@@ -1,0 +1,142 @@
+"""One try to have a model answer a request: what its worker is sent, and what came of it."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from runtimes.base import Endpoint
+from supervisor.core.types import ModelId
+from supervisor.engine.ticket import Ticket
+from supervisor.gateway.filters.model_name import Renaming
+from supervisor.gateway.filters.stream_end import TAIL_BYTES
+from supervisor.gateway.filters.translation import CANONICAL, AnswerTranslation, StreamTranslation
+from supervisor.io.held_body import HeldBody
+from supervisor.io.upstream import Headers
+
+if TYPE_CHECKING:
+    from supervisor.fleet.steps import Step
+
+TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`
+JOINED_BYTES: Final = 512  # of small pieces, which count as one: however reads split them
+
+_TOKENS: Final = b'_tokens"'
+_COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d{1,15})\b')
+# llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
+_TIMINGS: Final = b'"timings"'
+_TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d{1,15})\b')
+_CACHE: Final = b'"cache'
+_CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d{1,15})\b')
+
+
+class Usage(NamedTuple):
+    """Tokens, from the response's own usage; None without one."""
+
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int | None = None  # of the prompt's
+
+
+NO_USAGE: Final = Usage()
+
+
+def _timed(tail: bytes) -> Usage:
+    start = tail.rfind(_TIMINGS)
+    if start < 0:
+        return NO_USAGE
+    counts = {kind: int(number) for kind, number in _TIMED.findall(tail, start)}
+    prompt = counts.get(b"prompt")
+    cached = counts.get(b"cache")
+    return Usage(prompt if prompt is None else prompt + (cached or 0), counts.get(b"predicted"), cached)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of a forwarded request, updated as it runs, so it is correct after a cancellation, too."""
+
+    status: int = 0  # 0: no answer came
+    bytes_sent: int = 0  # of the body
+    first_byte_s: float | None = None  # from sending the request to the first piece of the body
+    first_byte_at: float | None = None  # loop time; as well
+    error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
+    error_status: int = 0  # of that
+    error_message: str | None = None  # of that, or of the worker's error response
+    started: bool = False  # the client has the response's head
+    stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
+    ignored: Sequence[str] = ()  # fields of the request that have no effect, as who answers says
+    canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
+    _head: bytes = b""  # of the body: Anthropic's streams begin with the prompt's tokens
+    _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
+
+    def usage(self) -> Usage:
+        """The usage at the end of the response. Each call searches for it."""
+        tail = self.tail() if self.canonical is None else b"".join(self.canonical)
+        if self.bytes_sent > len(tail) and _TOKENS in self._head:
+            tail = self._head + tail
+        start = tail.find(_TOKENS)
+        if start < 0:
+            return _timed(tail)
+        counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
+        if not counts:  # it was another field, such as `max_tokens`
+            return _timed(tail)
+        cached = _CACHED.findall(tail) if _CACHE in tail else None
+        return Usage(
+            counts.get(b"prompt", counts.get(b"input")),
+            counts.get(b"completion", counts.get(b"output")),
+            int(cached[-1]) if cached else None,
+        )
+
+    def keep(self, chunk: bytes) -> None:
+        """Count a piece of the body, and remember its end."""
+        size = len(chunk)
+        if not self.bytes_sent:
+            self._head = chunk[:TAIL_BYTES]
+        self.bytes_sent += size
+        if self._tail and size + len(self._tail[-1]) <= JOINED_BYTES:
+            self._tail[-1] += chunk
+        else:
+            self._tail.append(chunk if size <= TAIL_BYTES else chunk[-TAIL_BYTES:])
+
+    def tail(self) -> bytes:
+        """The end of what was sent."""
+        return b"".join(self._tail)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try. A request has several where a worker ended too early, or a task has further candidates."""
+
+    model: ModelId | None = None  # set iff the request's target is known, as is all that is sent
+    endpoint: Endpoint | None = None
+    path: bytes = b""  # the worker's path and query, as they go on the wire
+    headers: Headers = field(default_factory=list)  # what it gets of the client's
+    body: HeldBody = field(default_factory=HeldBody)
+    prefix: int | None = None  # a fingerprint of its conversation, where several replicas could answer
+    tokens: int = 0  # of the context that its worker's requests share
+    text_bytes: int = 0  # of its prompt; 0: it has more than text, or nobody asks
+    reuses: bool = True  # may its worker use prompts that it keeps?
+    # Of the answer:
+    is_known: bool = True  # is the form of a stream known before the worker answers?
+    translation: AnswerTranslation | None = None
+    names: Renaming | None = None
+    completion: StreamTranslation | None = None  # of what it lacks
+    end: re.Pattern[bytes] | None = None  # what says that a stream which passes untranslated is complete
+    ignored: Sequence[str] = ()  # fields and headers of the request that have no effect
+    own: Headers = field(default_factory=list)  # headers that llmux adds
+    # What came of it:
+    ticket: Ticket | None = None  # once it is admitted
+    outcome: Outcome = field(default_factory=Outcome)
+    step: Step | None = None  # as last told by its worker, see `daemon.steps`
+    was_sent_again: bool = False
+
+    @property
+    def called(self) -> Mapping[str, str]:
+        """Canonical fields that the client knows by other names → these."""
+        return CANONICAL if self.translation is None else self.translation.names
+
+    def again(self) -> Attempt:
+        """The same to be tried once more."""
+        return replace(self, ticket=None, outcome=Outcome(), step=None, was_sent_again=True)

@@ -1,0 +1,86 @@
+"""A request on its way through the gateway's stages: what each stage leaves for the next ones."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from supervisor.gateway.body.body import Body
+from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Send
+from supervisor.gateway.head import RequestHead, head_of
+from supervisor.io.held_body import HeldBody
+
+if TYPE_CHECKING:
+    from supervisor.catalog.clients import ClientConfig
+    from supervisor.gateway.filters.body_log import Capture
+    from supervisor.gateway.filters.turn import Turn
+    from supervisor.gateway.keepalive import Keepalive
+    from supervisor.gateway.media.media_loading import Loading
+    from supervisor.gateway.requests import RequestContext
+    from supervisor.gateway.route.ladder import Ladder
+    from supervisor.gateway.route.mending import Mending
+
+
+class Exchange:
+    """One for each request. Unlike the `Request`, which is shown and recorded, it ends with the last stage."""
+
+    __slots__ = (
+        "body",
+        "capture",
+        "client",
+        "head",
+        "held",
+        "is_permitted",
+        "keepalive",
+        "ladder",
+        "loading",
+        "mending",
+        "profile",
+        "receive",
+        "request",
+        "scope",
+        "send",
+        "turn",
+        "wants_news",
+    )
+
+    body: Body  # opened; from the stage `body` on, until the request waits for a worker
+    profile: ClientConfig  # of the client; from `identity` on
+    client: CancelOnDisconnect  # whoever waits for the answer; from `enter` on
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request: RequestContext, held: HeldBody) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.request = request
+        self.head: RequestHead = head_of(scope)
+        self.held = held  # the body: as it came, and what a worker gets once that is made of it
+        self.turn: Turn | None = None  # set iff the answer is kept, or has to say what only llmux knows
+        self.capture: Capture | None = None  # set iff a copy of both bodies is kept
+        self.ladder: Ladder | None = None  # set iff a task was asked: who is asked next
+        self.is_permitted = False  # by its body, to leave this machine
+        self.loading: Loading | None = None  # of the media that it refers to; set iff there are some
+        self.mending: Mending | None = None  # set iff its worker has refused it
+        self.wants_news: bool | None = None  # of loads, in its stream; None: it doesn't say
+        self.keepalive: Keepalive | None = None  # set iff its client waits for a stream
+
+    @property
+    def is_begun(self) -> bool:
+        """Does the client have the head of a stream, though no worker has answered?"""
+        return self.keepalive is not None and self.keepalive.started
+
+    def release(self) -> None:
+        """Let go of all that is kept of it."""
+        self.held.release()
+        if self.loading is not None:
+            self.loading.held.release()
+        if self.turn is not None:
+            self.turn.release()
+        if self.ladder is not None:  # else it is `held`, which may be somebody else's now
+            self.request.attempt.body.release()
+
+
+Stage = Callable[[Exchange], Awaitable[None]]
+"""A step of each request's way. Raises LlmuxError, which ends it."""
+
+Stages = Sequence[Stage]

@@ -1,0 +1,337 @@
+"""What a worker is sent: the request of one exchange, as its route's model takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from runtimes.base import Endpoint
+from runtimes.endpoints import OTHER
+from supervisor.catalog import Route as Public
+from supervisor.catalog.media import MediaConfig
+from supervisor.catalog.rewrite import NO_REWRITE, Rewrite
+from supervisor.core.types import ModelId, TicketId, WorkerState
+from supervisor.engine.engine import Engine
+from supervisor.engine.ticket import rejection
+from supervisor.errors import BudgetError, InvalidRequestError
+from supervisor.gateway.attempt import Attempt
+from supervisor.gateway.body import permission
+from supervisor.gateway.body.body import RESPONSE_FORMAT, Body, Bytes
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.body.tolerance import ordered
+from supervisor.gateway.disconnect import CancelOnDisconnect
+from supervisor.gateway.exchange import Exchange
+from supervisor.gateway.filters.counting import Counting
+from supervisor.gateway.filters.picture_links import PATHS as PICTURE_PATHS
+from supervisor.gateway.filters.picture_links import refuse_links
+from supervisor.gateway.filters.translation import (
+    Adapted,
+    AnswerTranslation,
+    Chained,
+    TargetedTranslation,
+    TargetModel,
+    called,
+)
+from supervisor.gateway.identity.identity import staying
+from supervisor.gateway.media.attachments import may_have_any, read_documents, without_pictures
+from supervisor.gateway.media.media_loading import MediaLoader, Wanted
+from supervisor.gateway.media.picture_form import BLANK, is_earlier, replaced, unreadable
+from supervisor.gateway.prompts import Completions
+from supervisor.gateway.route.caching import NO_FIELDS, CacheFields, Salts
+from supervisor.gateway.route.context_use import ContextUse, measured
+from supervisor.gateway.route.routes import Route, Routes
+from supervisor.gateway.route.thinking import thinking_modes
+from supervisor.io.convert import Converter, Kind
+from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.picture_store import PictureStore
+
+_NONE: Final[Sequence[str]] = ()
+_NOTHING: Final = (None, b"null", b'""')
+_MOST_TOKENS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+
+
+class Preparing:
+    """Of one catalog's requests."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        engine: Engine,
+        media: MediaConfig | None,
+        bodies: BodyBudget,
+        salts: Salts,
+        pictures: PictureStore,
+        contexts: ContextUse,
+    ) -> None:
+        self.strict: set[ModelId] = set()
+        """Models whose chat templates refuse what others take: see `Mending`."""
+        self._routes = routes
+        self._engine = engine
+        self._bodies = bodies
+        self._salts = salts
+        self._pictures = pictures
+        self._contexts = contexts
+        self._media = MediaLoader(media, bodies)
+        self._converter = Converter()
+
+    async def candidate(self, exchange: Exchange, public: Public) -> Attempt:
+        """For a candidate of the task that was asked. See `attempt`."""
+        return await self.attempt(exchange, self._routes.route(exchange, public))
+
+    async def attempt(self, exchange: Exchange, route: Route) -> Attempt:
+        """What is sent to a worker of the route's model. Raises InvalidRequestError, ForbiddenError, and what `_load` does."""
+        request, body, facts, name = exchange.request, exchange.body, route.facts, route.name
+        own = exchange.head.own
+        model, dialect = route.model.id, request.dialect
+        if exchange.loading is None:
+            exchange.loading = self._media.loading()
+        unsaid, unseen, unused = body.unsaid, _NONE, _NONE  # fields without effect
+        if facts.inputs is not None and may_have_any(body.fields):
+            body, unseen = await self._readable(exchange, route, body)
+        translation: AnswerTranslation | None = None
+        if route.translation is not None or route.required is not None:
+            route, body, translation, unused = await self._translated(exchange, route, body)
+        endpoint = route.endpoint
+        if endpoint is None:
+            raise self._routes.not_served(exchange, route)
+        ladder = exchange.ladder
+        request.stream = body.stream
+        if facts.is_guarded and not (
+            exchange.is_permitted
+            or (ladder is not None and ladder.task.config.allow_remote)
+            or permission.in_headers(own)
+        ):
+            raise permission.refuse(name)
+        if self.strict and model in self.strict and isinstance(body, JsonBody):
+            changes = ordered(body.fields, endpoint.meaning)
+            body = body.changed(changes) if changes else body
+        attempt = Attempt(model, endpoint, headers=exchange.head.worker_headers(dialect.credential_headers))
+        if facts.has_replicas:
+            attempt.prefix = body.prefix()
+        wanted = await body.check(name, facts.inputs, endpoint, exchange.loading, facts.texts)
+        attempt.path = self._path(exchange, route)
+        if wanted:
+            await self._load(exchange, wanted, body)
+        rewrite, cached = self._rewrite(exchange, route, endpoint, body)
+        if request.path in PICTURE_PATHS and not self._pictures.is_on:
+            refuse_links(rewrite.value(RESPONSE_FORMAT, body.raw(RESPONSE_FORMAT)))
+        if route.counts:
+            body, counts = body.applied(rewrite, endpoint).translated(Counting(name))
+            translation = counts if translation is None else Chained(counts, translation)
+            rewrite = NO_REWRITE  # it is in the body
+        if route.writes_prompts:
+            assert facts.prompts is not None
+            body, chats = body.applied(rewrite, endpoint).translated(Completions(facts.prompts, name))
+            translation = chats if translation is None else Chained(chats, translation)
+            rewrite = NO_REWRITE  # it is in the prompt
+        if translation is not None:
+            attempt.translation = translation
+        else:
+            attempt.end = route.end
+            attempt.is_known = endpoint.meaning is not OTHER
+            if route.completes:
+                attempt.completion = dialect.completion(name, body.fields, stream=body.stream)
+        attempt.names = route.names
+        data = await body.rewritten(rewrite, endpoint)
+        if facts.inputs is not None and "image" in facts.inputs:
+            data, unopened = await self._with_pictures(exchange, data, route)
+            unused = (*unused, *unopened)
+        attempt.body = self._held(exchange, data)
+        if facts.shared_context:
+            attempt.tokens = self._tokens(attempt, facts.shared_context, rewrite, body)
+        if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
+            passed = [each for each in body.fields if each in endpoint.passed_over and body.raw(each) != b"null"]
+            unused = (*unused, *called(passed, attempt.called))
+        translated = _NONE if translation is None else translation.ignored
+        attempt.ignored = (*unsaid, *unseen, *translated, *unused, *cached.ignored)
+        attempt.reuses = cached.reuses
+        return attempt
+
+    def _sees(self, model: ModelId) -> bool:
+        return "image" in (self._routes.facts[model].inputs or ())
+
+    async def _readable(self, exchange: Exchange, route: Route, body: Body) -> tuple[Body, Sequence[str]]:
+        """With text for pictures and documents of its conversation that the model can't take, and how these are named.
+
+        Raises InvalidRequestError.
+        """
+        assert isinstance(body, JsonBody)  # no other has fields
+        inputs = route.facts.inputs
+        assert inputs is not None
+        field = "messages" if "messages" in body.fields else "input"
+        try:
+            messages = msgspec.json.decode(body.fields[field])
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return body, ()  # whoever reads it says so
+        if not isinstance(messages, list):
+            return body, ()
+        whole = partial(body.whole_text, most=sys.maxsize)
+
+        async def text_of(pdf: bytes) -> str:
+            return (await self._convert(exchange, "pdf", pdf)).decode()
+
+        is_read = await read_documents(messages, field, whole, text_of)
+        named: list[str] = []
+        if "image" not in inputs:
+            others_see = exchange.ladder is not None and exchange.ladder.has_another(self._sees)
+            named = without_pictures(messages, field, self._blind(route), refused=others_see)
+        if not is_read and not named:
+            return body, ()
+        return body.changed({field: msgspec.json.encode(messages)}), named
+
+    def _blind(self, route: Route) -> str:
+        seeing = [each for each in self._routes.facts if self._sees(each)]
+        hint = f" Models that see: {', '.join(seeing[:5])}." if seeing else ""
+        return f"{route.name} takes {', '.join(sorted(route.facts.inputs or ()))}, no images.{hint}"
+
+    async def _with_pictures(self, exchange: Exchange, data: Bytes, route: Route) -> tuple[Bytes, Sequence[str]]:
+        """With pictures as its worker can open them, and how one of an earlier turn that can't be is named. Raises InvalidRequestError."""
+        found = unreadable(data, route.model.adapter.converts_pictures)
+        by: list[bytes] = []
+        unopened: Sequence[str] = ()
+        for each in found:
+            try:
+                by.append(await self._convert(exchange, "picture", each.data))
+            except InvalidRequestError:
+                if not is_earlier(data, each):
+                    raise
+                by.append(BLANK)
+                unopened = ("image",)
+        return (replaced(data, found, by) if found else data), unopened
+
+    async def _convert(self, exchange: Exchange, kind: Kind, data: bytes) -> bytes:
+        """Raises InvalidRequestError."""
+        with _watched(exchange):
+            return await self._converter.convert(kind, data)
+
+    async def _translated(
+        self, exchange: Exchange, route: Route, body: Body
+    ) -> tuple[Route, Body, AnswerTranslation | None, Sequence[str]]:
+        """Where this model is asked, what, what its answers become where that isn't what the client sent, and the fields
+        that have no effect on it, besides those that the translation names.
+        """
+        request, endpoint, mapped = exchange.request, route.endpoint, route.translation
+        if endpoint is not None and route.required is not None:
+            required = route.required.of(await _target_model(route), request)
+            translated, answers = body.translated(required)
+            return route, translated, answers, ()
+        if (
+            mapped is not None
+            and route.translated is not None
+            and (endpoint is None or _is_unheard(exchange, route, body))
+        ):
+            target = await _target_model(route)
+            if isinstance(mapped, TargetedTranslation):
+                mapped = mapped.of(target, request)
+            adapted = Adapted(mapped, target)
+            translated, answers = body.translated(adapted)
+            translated.rename(route.name)
+            request.demand = staying(request.demand, translated)
+            return route.translated, translated, answers, adapted.ignored
+        return route, body, None, ()
+
+    def _path(self, exchange: Exchange, route: Route) -> bytes:
+        """The worker's path and query."""
+        path = exchange.scope["raw_path"] if route.is_wild else route.upstream_path
+        query: bytes = exchange.scope["query_string"]
+        if not query:
+            return path
+        if b"autoload=" in query:
+            self._refuse_load(query, route)
+        return path + b"?" + query
+
+    def _refuse_load(self, query: bytes, route: Route) -> None:
+        """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""
+        found = self._engine.model(route.model.id)
+        is_coming = found is not None and (found.answering or found.state is WorkerState.STARTING)
+        if not is_coming and parse_qs(query.decode("latin-1")).get("autoload", ["true"])[0] not in {"true", "1"}:
+            raise InvalidRequestError(
+                f"{route.name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
+            )
+
+    def _rewrite(self, exchange: Exchange, route: Route, endpoint: Endpoint, body: Body) -> tuple[Rewrite, CacheFields]:
+        """What changes on the way to the model: by its configuration, the client's, and what is said of caches."""
+        request, parameters = exchange.request, exchange.profile.parameters
+        rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
+        if request.cache is None and not self._salts.are_any:  # nearly always
+            return rewrite, NO_FIELDS
+        path, tenant = endpoint.upstream_path or endpoint.path, request.demand.tenant
+        cached = self._salts.fields(
+            request.cache, route.facts.cache, path, route.model.id, tenant, body.raw("cache_salt")
+        )
+        return rewrite.with_asked(cached.fields) if cached.fields else rewrite, cached
+
+    def _held(self, exchange: Exchange, data: Bytes) -> HeldBody:
+        """What is sent. Of a task's request all stays as it came: the next candidate's is made of it."""
+        if exchange.ladder is None:
+            assert exchange.loading is not None
+            exchange.loading.held.release()
+            exchange.held = exchange.held.changed(data)
+            return exchange.held
+        held = HeldBody(self._bodies)
+        held.keep(data)
+        return held
+
+    def _tokens(self, attempt: Attempt, shared: int, rewrite: Rewrite, body: Body) -> int:
+        """What it will need of the `shared` context of its worker's requests."""
+        assert attempt.model is not None
+        text_bytes, pictures = measured(attempt.body)
+        attempt.text_bytes = 0 if pictures else text_bytes
+        said = [rewrite.value(name, body.raw(name)) for name in _MOST_TOKENS]
+        most = min([int(each) for each in said if each is not None and each.isdigit() and len(each) < 10], default=None)
+        count = body.raw("n") or b"1"
+        answers = int(count) if count.isdigit() and len(count) < 4 else 1
+        return self._contexts.needed(attempt.model, shared, text_bytes, pictures, most, answers)
+
+    async def _load(self, exchange: Exchange, wanted: Sequence[Wanted], body: Body) -> None:
+        """Let the body have the media that it refers to. Raises LlmuxError, also where it would be refused afterwards."""
+        request, loading = exchange.request, exchange.loading
+        assert loading is not None
+        if (refused := self._engine.over(TicketId(""), request.demand.accounts)) is not None:
+            raise rejection(refused, request.name or "")
+        left_s = None
+        if request.budget_s is not None:
+            left_s = request.arrived_at + request.budget_s - self._engine.clock()
+        try:
+            with _watched(exchange):
+                async with asyncio.timeout(left_s):
+                    await body.load(wanted, loading)
+        except TimeoutError as error:
+            message = f"The budget of {request.budget_s:g} s was over before the request's media were loaded."
+            raise BudgetError(message) from error
+
+
+def _watched(exchange: Exchange) -> contextlib.AbstractContextManager[object]:
+    """Cancels what takes long when the client leaves. Once the request is entered, somebody does."""
+    is_entered = exchange.request.ticket_id is not None
+    return contextlib.nullcontext() if is_entered else CancelOnDisconnect(exchange.scope)
+
+
+def _is_unheard(exchange: Exchange, route: Route, body: Body) -> bool:
+    """Would the worker pass over a part of the request, or of what the configuration adds to it?"""
+    assert route.endpoint is not None
+    settings = exchange.request.dialect.unheard_settings
+    return any((raw := body.raw(name)) not in _NOTHING and part in raw for name, part in route.endpoint.unheard) or (
+        bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(exchange.profile.parameters))
+    )
+
+
+async def _target_model(route: Route) -> TargetModel:
+    """What a translation has to know of the model."""
+    model = route.model
+
+    def known() -> TargetModel:
+        capabilities = model.capabilities  # first: the modes depend on what is known
+        modes = thinking_modes(route.rewrite, model)
+        multi_turn, translates = capabilities.multi_turn, capabilities.translates
+        return TargetModel(route.name, model.thinking, modes, multi_turn, model.adapter.decoding, translates)
+
+    is_known = model.known_capabilities is not None
+    return known() if is_known else await asyncio.to_thread(known)  # its files have to be read

@@ -1,0 +1,267 @@
+"""Which model a request means, and all that follows from the configuration for its path and that name: compiled once.
+
+A request names its model in the body's `model` (JSON or multipart) or in `?model=`. Where only one configured model serves
+the path, it may leave the name out. A task stands for several models: `ladder` says whom to ask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs
+
+from runtimes.base import Endpoint, TextReferences
+from runtimes.endpoints import aliases_of
+from runtimes.model_config import Modality
+from runtimes.path_pattern import leaves_its_folder, pattern_of
+from runtimes.prompt_cache import PromptCache
+from supervisor.catalog import Catalog, CatalogModel, Task
+from supervisor.catalog import Route as Public
+from supervisor.catalog.prompt_format import PromptFormat
+from supervisor.catalog.rewrite import Rewrite
+from supervisor.core.types import ModelId
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.dialect import Dialect
+from supervisor.gateway.disconnect import Scope
+from supervisor.gateway.exchange import Exchange
+from supervisor.gateway.filters.counting import CHAT, COUNT, by_answer, is_by_answer
+from supervisor.gateway.filters.model_name import Renaming, renaming
+from supervisor.gateway.filters.stream_end import END_OF
+from supervisor.gateway.filters.translation import TargetedTranslation, Translation
+
+Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
+
+NAME_LIMIT: Final = 512  # of the name of a model
+MOST_KEPT: Final = 4096  # compiled routes
+_NONE: Final[Mapping[ModelId, Endpoint]] = {}
+
+
+class ModelFacts(NamedTuple):
+    """What is the same for all requests to a model."""
+
+    inputs: frozenset[Modality] | None  # None: only its worker knows
+    texts: TextReferences | None
+    prompts: PromptFormat | None
+    cache: PromptCache | None
+    called: str  # its name in its worker's answers
+    is_guarded: bool  # does a request leave this machine?
+    has_replicas: bool
+    shared_context: int  # tokens that its worker's requests share; 0: they share none
+
+    @classmethod
+    def of(cls, model: CatalogModel) -> ModelFacts:
+        """May read the heads of its files."""
+        adapter, config = model.adapter, model.config
+        return cls(
+            model.inputs,
+            adapter.text_references(config),
+            model.prompts,
+            adapter.prompt_cache(config),
+            adapter.answers_as(config, model.id),
+            adapter.needs_permission(config),
+            config.most_replicas > 1,
+            adapter.shared_context(config) or 0,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """A public name on a path: nothing here depends on the request."""
+
+    name: str  # as it was asked for
+    model: CatalogModel
+    facts: ModelFacts
+    rewrite: Rewrite
+    path: str  # public
+    endpoint: Endpoint | None  # set iff the worker serves the path itself
+    translation: Translation | None  # of the dialect
+    required: TargetedTranslation | None  # for every model; then there is no other
+    translated: Route | None  # where the dialect's translation leads, if the worker serves that
+    completes: bool  # may the dialect put into answers what workers leave out?
+    names: Renaming | None  # in answers
+    end: re.Pattern[bytes] | None  # see `END_OF`
+    upstream_path: bytes  # where its worker has it
+    is_wild: bool  # has the path a pattern, so that the worker gets it as it came?
+    counts: bool  # is it a count of tokens that the worker makes by a chat?
+    writes_prompts: bool  # does llmux write its prompts?
+
+
+class Routes:
+    """Of one catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._table = endpoint_table(catalog)
+        self.facts = {model.id: ModelFacts.of(model) for model in catalog.models.values()}
+        self._kept: dict[tuple[Dialect, str, str, str], Route] = {}
+        found = ((method, path, pattern_of(path)) for method, path in self._table)
+        wild = [(method, path, pattern) for method, path, pattern in found if pattern is not None]
+        self._patterns = sorted(wild, key=lambda one: (one[1].endswith("*"), one[1].count("{"), -len(one[1])))
+        self._wild = {path for _, path, _ in wild}
+
+    def serves(self, method: str, path: str, dialect: Dialect) -> bool:
+        """Does a configured model's runtime serve this path, or the one that the dialect maps it to?"""
+        if (method, path) in self._table:
+            return True
+        translation = dialect.translation(method, path)
+        return translation is not None and (method, translation.path) in self._table
+
+    def is_served_by(self, name: str | None, method: str, path: str) -> bool:
+        """Does this model serve the path itself, or, of a request that names none, any model?"""
+        route = None if name is None else self._catalog.route(name)
+        serving = self._table.get((method, path), _NONE)
+        return bool(serving) if route is None else route.model.id in serving
+
+    def methods(self, path: str, dialect: Dialect) -> tuple[str, ...]:
+        """The methods this path is served with; for error messages."""
+        return tuple(method for method in ("GET", "POST") if self.serves(method, path, dialect))
+
+    def pattern(self, scope: Scope) -> str | None:
+        """The most particular path with a pattern that a request's path fits as it came, and that the model in its query serves."""
+        method, raw_path = scope["method"], scope["raw_path"]
+        fitting = [path for its, path, pattern in self._patterns if its == method and pattern.fullmatch(raw_path)]
+        if not fitting or leaves_its_folder(raw_path):
+            return None
+        named = parse_qs(scope["query_string"].decode("latin-1")).get("model")
+        route = self._catalog.route(named[0]) if named else None
+        served = (path for path in fitting if route is not None and route.model.id in self._table[method, path])
+        return next(served, fitting[0])
+
+    def find(self, exchange: Exchange) -> Route | Task:
+        """The one that a request means. Raises InvalidRequestError, NotFoundError."""
+        request, body, method = exchange.request, exchange.body, exchange.scope["method"]
+        dialect, path = request.dialect, request.path
+        required = dialect.required_translation(method, path, body.fields) if dialect.reads_fields else None
+        name = body.name
+        if name is not None and required is None:
+            kept = self._kept.get((dialect, method, path, name))
+            if kept is not None:
+                request.name = name
+                return kept
+        if name is None:
+            name = self._unnamed(exchange, required)
+        if name is None:
+            raise body.nameless(exchange.scope)
+        if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
+            raise InvalidRequestError("`model` is not the name of a model.", param="model")
+        public, asked = self._catalog.route(name), name
+        if public is None:
+            request.name = name = dialect.model_name(name, lambda one: self._catalog.route(one) is not None)
+            public = self._catalog.resolve(name)
+        request.name = name
+        if isinstance(public, Task):
+            return public
+        route = self.route(exchange, public)
+        if required is None and asked == name:
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[dialect, method, path, name] = route
+        return route
+
+    def route(self, exchange: Exchange, public: Public) -> Route:
+        """The request's path at this model, which may be a task's candidate."""
+        request, method, required = exchange.request, exchange.scope["method"], None
+        dialect, name = request.dialect, request.name
+        assert name is not None
+        if dialect.reads_fields:
+            required = dialect.required_translation(method, request.path, exchange.body.fields)
+        translation = dialect.translation(method, request.path) if required is None else None
+        path = request.path if required is None else required.path
+        translated = None
+        if translation is not None and (method, translation.path) in self._table:
+            translated = self._compiled(dialect, method, translation.path, name, public)
+            translated = None if translated.endpoint is None else translated
+        route = self._compiled(dialect, method, path, name, public)
+        route.translation, route.required, route.translated = translation, required, translated
+        return route
+
+    def _compiled(self, dialect: Dialect, method: str, path: str, name: str, public: Public) -> Route:
+        model, facts = public.model, self.facts[public.model.id]
+        endpoint = self._table.get((method, path), _NONE).get(model.id)
+        runs = endpoint is not None and endpoint.meaning.role == "run"
+        has_prompt = endpoint is not None and endpoint.meaning.prompt is not None
+        return Route(
+            name,
+            model,
+            facts,
+            public.rewrite,
+            path,
+            endpoint,
+            translation=None,
+            required=None,
+            translated=None,
+            completes=type(dialect).completion is not Dialect.completion,
+            names=renaming(facts.called, name) if facts.called != name and runs else None,
+            end=None if endpoint is None else END_OF.get(endpoint.path),
+            upstream_path=b"" if endpoint is None else (endpoint.upstream_path or endpoint.path).encode(),
+            is_wild=endpoint is not None and endpoint.path in self._wild,
+            counts=endpoint is not None and is_by_answer(endpoint),
+            writes_prompts=has_prompt and facts.prompts is not None,
+        )
+
+    def _unnamed(self, exchange: Exchange, required: TargetedTranslation | None) -> str | None:
+        """The model of a request whose body names none: its query's, its client's, or the only one that there is.
+
+        Those come first that need no translation.
+        """
+        query: bytes = exchange.scope["query_string"]
+        named = parse_qs(query.decode("latin-1")).get("model") if query else None
+        if named:
+            return named[0]
+        method, request, default = exchange.scope["method"], exchange.request, exchange.profile.model
+        translation = request.dialect.translation(method, request.path) if required is None else None
+        serving = self._serving(method, request.path, translation, required)
+        if default is not None and self._catalog.resolve(default).model.id in serving:
+            return default
+        own = serving if required is not None else self._table.get((method, request.path), serving)
+        if len(own) != 1:
+            return None
+        rows = (row for row in self._catalog.listing() if not isinstance(row, Task))
+        names = [row.name for row in rows if row.model.id in own]
+        return names[0] if len(names) == 1 else next(iter(own))  # itself, not one of several virtual models
+
+    def _serving(
+        self, method: str, path: str, translation: Translation | None, required: TargetedTranslation | None
+    ) -> Mapping[ModelId, Endpoint]:
+        """The models that can be asked there."""
+        serving = self._table.get((method, path if required is None else required.path), _NONE)
+        return serving if translation is None else {**self._table.get((method, translation.path), _NONE), **serving}
+
+    def not_served(self, exchange: Exchange, route: Route) -> InvalidRequestError:
+        """The error for a model that can't be asked on the request's path."""
+        method, path = exchange.scope["method"], exchange.request.path
+        serving = self._serving(method, path, route.translation, route.required)
+        config = route.model.config
+        others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
+        hint = f" Models that do: {', '.join(others[:5])}." if others else ""
+        if route.required is not None and route.required.path == "/infill":
+            message = f"{route.name} does not support insert: it knows nothing of a suffix. Leave that out.{hint}"
+            return InvalidRequestError(message, code="endpoint_not_supported", param="suffix")
+        why = ""
+        is_count = COUNT in (path, None if route.translation is None else route.translation.path)
+        if is_count and route.model.id in self._table.get(("POST", CHAT), _NONE):
+            why = ": a program answers each of its requests, in full whatever `max_tokens` says, so that none is just counted"
+        return InvalidRequestError(
+            f"{route.name} ({config.type}, {config.runtime}) does not serve {path}{why}.{hint}",
+            code="endpoint_not_supported",
+            param="model",
+        )
+
+
+def endpoint_table(catalog: Catalog) -> Table:
+    """(method, public path) → the models that serve it. Aliases stand there as well, so that they cost no request anything,
+    and chats' counts of tokens for all models that chat.
+    """
+    table: dict[tuple[str, str], dict[ModelId, Endpoint]] = {}
+    for model in catalog.models.values():
+        for endpoint in model.endpoints:
+            table.setdefault((endpoint.method, endpoint.path), {})[model.id] = endpoint
+        chat = table.get(("POST", CHAT), _NONE).get(model.id)
+        if chat is not None and model.adapter.heeds_max_tokens:
+            table.setdefault(("POST", COUNT), {}).setdefault(model.id, by_answer(chat))
+    for (method, path), serving in [*table.items()]:
+        for alias in aliases_of(path):
+            table[method, alias] = {**serving, **table.get((method, alias), {})}
+    return table
