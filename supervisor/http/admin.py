@@ -17,10 +17,10 @@ from supervisor.core.events import PinAsked
 from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.ended import ENDED
 from supervisor.daemon.handover import Handover
 from supervisor.daemon.health import health_view, trouble
 from supervisor.daemon.queue_view import queue_view
+from supervisor.daemon.record import ENDED
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.request_views import ended_views, request_view
 from supervisor.daemon.requests import RequestContext

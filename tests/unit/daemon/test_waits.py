@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.core.types import ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
-from supervisor.daemon.ended import BODY
+from supervisor.daemon.record import BODY
 from supervisor.daemon.waits import MOST_PARTS, Wait, Waits
 from tests.support.simulation import rivals
 

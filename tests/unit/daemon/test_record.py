@@ -1,27 +1,32 @@
-"""The requests that ended last: a bounded list of small values, from which the JSON is made when somebody asks."""
+"""The records of requests: of the last that ended a bounded list of small values, which outlives the daemon."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import sys
 import time
 import weakref
 from dataclasses import replace
 
+import msgspec
 import pytest
 import structlog
 
+from supervisor.catalog.keys import Key
+from supervisor.core.demand import Demand
 from supervisor.core.types import Generation, ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
-from supervisor.daemon.ended import ENDED, MESSAGE_LIMIT
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
+from supervisor.daemon.record import ENDED, MESSAGE_LIMIT, restored, written
 from supervisor.daemon.requests import GROUP, GROUP_S, InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait, _Phase
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import UnavailableError
+from supervisor.proxy.trace_context import TraceContext
 
 EPOCH = 1_700_000_000.0
 
@@ -126,7 +131,7 @@ class TestBound:
         assert (len(kept), kept[0].id, kept[-1].id) == (ENDED, str(ENDED + 199), "200")
         assert requests.find("199") is None
         assert requests.find("req_200") is kept[-1]
-        assert sum(map(sys.getsizeof, kept)) + sum(sys.getsizeof(each.line) for each in kept) < 2 * 1024 * 1024
+        assert sum(map(sys.getsizeof, kept)) < 2 * 1024 * 1024
 
     async def test_no_context_ticket_or_exception_stays(self, requests):
         big = Big([(b"x-extra", b"1")])
@@ -147,14 +152,14 @@ class TestBound:
             assert gone() is None
         finally:
             gc.enable()
-        assert requests.find("1").message == "No memory."
+        assert requests.find("1").error_message == "No memory."
 
     async def test_of_a_long_message_the_beginning(self, requests):
         request = context(1, asyncio.get_running_loop().time())
         request.fail(UnavailableError("x" * 5000))
         requests.finished(request)
         await settled()
-        assert requests.find("1").message == "x" * MESSAGE_LIMIT
+        assert requests.find("1").error_message == "x" * MESSAGE_LIMIT
 
 
 class TestView:
@@ -180,7 +185,7 @@ class TestView:
     async def test_to_look_at_one_in_flight_changes_nothing(self):
         request = context(7, 10.0, stream=True)
         before = replace(request)
-        assert [request.view(now, EPOCH)["total_ms"] for now in (11.0, 12.0)] == [1000, 2000]
+        assert [request.record(now).view(EPOCH)["total_ms"] for now in (11.0, 12.0)] == [1000, 2000]
         assert request == before
 
     async def test_the_latest_of_several_with_one_name(self, requests):
@@ -191,3 +196,102 @@ class TestView:
             requests.finished(request)
         await settled()
         assert requests.find("mine").id == "2"
+
+
+def plain() -> RequestContext:
+    """A whole answer of a loaded model."""
+    request = context(1, 1000.1234)
+    request.entered_at, request.model = 1000.124, ModelId("a-1")
+    request.ticket = Ticket(
+        TicketId("1"), ModelId("a-1"), 1000.124, Generation(3), devices=("cuda:0",), admitted=1000.2
+    )
+    request.outcome.status, request.outcome.first_byte_s, request.outcome.first_byte_at = 200, 0.0123, 1000.3
+    request.outcome.keep(b'{"usage":{"prompt_tokens":5,"completion_tokens":100}}')
+    return request
+
+
+def unusual() -> RequestContext:
+    """A stream that waited, and broke off; with all fields that a line has where they are unusual."""
+    request = context(2, 1000.1234567, stream=True, key=Key("anna", b"", frozenset()), ignored=("top_k", "x y"))
+    request.demand, request.trace = Demand(20, "team"), TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", None, True)
+    request.ticket = Ticket(
+        TicketId("2"), ModelId("a"), 1000.124, Generation(3), admitted=1004.2, cut_reason="unloaded"
+    )
+    load = _Phase(Awaited(WaitKind.LOAD, "the model to load."), 1001.33333)
+    turn = _Phase(Awaited(WaitKind.TURN, "its turn, after b", (ModelId("b"),)), 1000.0, load)
+    request.waits.append(Wait(ModelId("a"), 1000.124, turn))
+    request.waits[0].end(1004.2)
+    outcome = request.outcome
+    outcome.status, outcome.error, outcome.error_message = 200, "model_unloaded", "It was stopped."
+    outcome.first_byte_s, outcome.first_byte_at = 0.0123, 1004.3
+    outcome.keep(b'{"usage":{"prompt_tokens":5,"completion_tokens":7}}')
+    return request
+
+
+def refused() -> RequestContext:
+    request = RequestContext(b"req_3", 1002.0, OPENAI, path="/v1/x", key=Key("anna", b"", frozenset()))
+    request.fail(UnavailableError("No memory."))
+    return request
+
+
+def own() -> RequestContext:
+    """Its tenant is its key, which is as usual, but its priority isn't."""
+    request = plain()
+    request.key, request.demand = Key("anna", b"", frozenset()), Demand(80, "anna")
+    return request
+
+
+def nothing() -> RequestContext:
+    """A stream of no tokens, for a tenant without a key."""
+    request = plain()
+    request.stream, request.demand = True, Demand(tenant="team")
+    request.outcome.keep(b'{"usage":{"prompt_tokens":5,"completion_tokens":0}}')
+    return request
+
+
+def instant() -> RequestContext:
+    """A stream that took a moment: its rate has many digits."""
+    request = plain()
+    request.stream, request.outcome.first_byte_at = True, 1005.5555499
+    return request
+
+
+# As the first daemon that kept requests wrote them: `plain`, `unusual` and `refused`.
+OLD = (
+    '{"model":"a-1","view":{"request_id":"req_1","path":"/v1/chat/completions","model":"a","worker":"a-1:3","key":null,"status":200,"error":null,"cut":null,"queue_ms":76.0,"first_byte_ms":12.3,"total_ms":5432.2,"bytes":53,"prompt_tokens":5,"completion_tokens":100,"tenant":null,"priority":50,"id":"run-1","at":1700001000.123,"stream":false,"wait":[],"first_token_ms":176.6,"tokens_per_s":null,"error_message":null}}',
+    '{"model":"a-1","view":{"request_id":"req_2","path":"/v1/chat/completions","model":"a","worker":"a-1:3","key":"anna","status":200,"error":"model_unloaded","cut":"unloaded","queue_ms":4076.0,"first_byte_ms":12.3,"total_ms":5432.1,"bytes":51,"prompt_tokens":5,"completion_tokens":7,"priority":20,"tenant":"team","trace_id":"4bf92f3577b34da6a3ce929d0e0e4736","ignored":["top_k","x?y"],"id":"run-2","at":1700001000.123,"stream":true,"wait":[{"kind":"turn","what":"It waited for its turn, after b.","s":1.209},{"kind":"load","what":"It waited for the model to load.","s":2.867}],"first_token_ms":4176.5,"tokens_per_s":5.58,"error_message":"It was stopped."}}',
+    '{"model":null,"view":{"request_id":"req_3","path":"/v1/chat/completions","model":null,"worker":null,"key":"anna","status":503,"error":"unavailable","cut":null,"queue_ms":null,"first_byte_ms":null,"total_ms":3555.6,"bytes":0,"prompt_tokens":null,"completion_tokens":null,"tenant":null,"priority":50,"id":null,"at":1700001002.0,"stream":false,"wait":[{"kind":"body","what":"It waited for its body to arrive and be read.","s":3.556}],"first_token_ms":null,"tokens_per_s":null,"error_message":"No memory."}}',
+)
+
+
+class TestRestored:
+    """A later daemon shows the same: all fields, in the same order, whatever its own clock."""
+
+    EPOCHS = (EPOCH, EPOCH + 86_400.123456, EPOCH - 3.3e7, 0.0)
+
+    @pytest.mark.parametrize("epoch", EPOCHS)
+    @pytest.mark.parametrize("made", [plain, unusual, refused, own, nothing, instant])
+    def test_what_it_wrote(self, made, epoch):
+        request = made()
+        request.counted()
+        before = request.record(1005.55555)
+        after = restored(written(before, EPOCH, "run"), epoch)
+        number = None if before.id is None else f"run-{before.id}"
+        assert json.dumps(after.view(epoch)) == json.dumps({**before.view(EPOCH), "id": number})
+        assert msgspec.json.encode(after.line()) == msgspec.json.encode(before.line())
+        assert (after.id, after.key, after.demand.tenant) == (number, before.key, before.demand.tenant)
+        assert after.has_failed is before.has_failed
+        assert [after.is_about(name) for name in ("a", "a-1", "b")] == [before.is_about(n) for n in ("a", "a-1", "b")]
+        assert written(after, epoch, "x") == written(before, EPOCH, "x-run"), "nor does it change when written again"
+
+    @pytest.mark.parametrize("epoch", EPOCHS)
+    @pytest.mark.parametrize("text", OLD)
+    def test_what_an_older_one_wrote(self, text, epoch):
+        found = restored(text, epoch)
+        assert json.dumps({"model": found.model_id, "view": found.view(epoch)}) == json.dumps(json.loads(text))
+
+    @pytest.mark.parametrize(
+        "text", ["{", "[]", '{"view":5}', '{"model":null,"view":{"request_id":"x"}}', "[" * 5000, OLD[0][:-1]]
+    )
+    def test_another_text_is_none(self, text):
+        assert restored(text, EPOCH) is None
