@@ -14,7 +14,7 @@ from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Se
 from supervisor.gateway.error_response import error_body, error_headers
 from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.forward import forward
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import UpstreamPool
@@ -36,7 +36,7 @@ class PathOnly:
         try:
             body = await read_body(scope, receive, BODY_LIMIT)
             with CancelOnDisconnect(scope):
-                request = RequestContext(b"bench", pool.loop.time(), OPENAI)
+                request = Request(b"bench", pool.loop.time(), OPENAI)
                 exchange = Exchange(scope, receive, send, request, HeldBody())
                 request.attempt = Attempt(
                     path=scope["raw_path"], headers=exchange.head.for_worker, body=HeldBody(data=body)

@@ -19,7 +19,7 @@ from supervisor.errors import MAX_RETRY_AFTER_S, NotFoundError, RateLimitError
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
-    from supervisor.gateway.requests import RequestContext
+    from supervisor.gateway.requests import Request
 
 log = structlog.get_logger("llmux.clients")
 
@@ -95,7 +95,7 @@ class Clients:
             self._known.move_to_end(tenant)
         return client
 
-    def _count(self, ended: Sequence[RequestContext]) -> None:
+    def _count(self, ended: Sequence[Request]) -> None:
         """The tokens of requests that ended."""
         for context in ended:
             client = self._known.get(context.demand.tenant)
@@ -103,7 +103,7 @@ class Clients:
                 client.prompt_tokens += context.usage.prompt or 0
                 client.completion_tokens += context.usage.completion or 0
 
-    def finished(self, context: RequestContext) -> None:
+    def finished(self, context: Request) -> None:
         """A request ended: its client may have to pause."""
         client = self._known.get(context.demand.tenant)
         if client is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import JsonValue
 
 if TYPE_CHECKING:
-    from supervisor.gateway.requests import RequestContext
+    from supervisor.gateway.requests import Request
 
 INTERVAL_S: Final = 2.0
 POINTS: Final = 900
@@ -61,7 +61,7 @@ class History:
             covered_s = min(ended, start + self.interval_s) - max(began, start)
             self._add(number, name, rate * covered_s / self.interval_s)
 
-    def count_tokens(self, ended: Sequence[RequestContext]) -> None:
+    def count_tokens(self, ended: Sequence[Request]) -> None:
         """Add the tokens of requests that have ended."""
         quick = 0  # of responses no longer than a point: added in one step
         for context in ended:

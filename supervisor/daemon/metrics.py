@@ -20,7 +20,7 @@ from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.engine.ticket import Ticket
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 from supervisor.io.distribution import version
 
 if TYPE_CHECKING:
@@ -149,9 +149,9 @@ class Metrics:
             if status is not None and status.load_s is not None:
                 self._load.observe(base_of(event.model), status.load_s)
 
-    def finished(self, ended: Sequence[RequestContext]) -> None:
+    def finished(self, ended: Sequence[Request]) -> None:
         """Requests ended. Unknown model names are not counted by name: clients could make up any number of them."""
-        by_name: dict[str | None, list[RequestContext]] = {}
+        by_name: dict[str | None, list[Request]] = {}
         for context in ended:
             by_name.setdefault(context.name, []).append(context)
         for asked, contexts in by_name.items():
@@ -160,16 +160,16 @@ class Metrics:
             for (tenant, status, result), count in Counted(map(_counted, contexts)).items():
                 label = self._daemon.clients.label(tenant) if tenant else ""
                 self.requests.add((name, label, str(status or _NONE), result), count)
-            if served := [(each, each.ticket) for each in contexts if each.ticket is not None]:
+            if served := [(each, each.attempt.ticket) for each in contexts if each.attempt.ticket is not None]:
                 self._took(name, served)
 
-    def _took(self, name: str, served: Sequence[tuple[RequestContext, Ticket]]) -> None:
+    def _took(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
         """Requests by this name that workers had."""
         worked = [each.ended_at - ticket.admitted for each, ticket in served]
         self._worked.observe(name, *worked)
         self.queue_wait.observe(name, *[ticket.queued_s for _, ticket in served])
         self._duration.observe(name, *[each.ended_at - each.arrived_at for each, _ in served])
-        firsts = [each.outcome.first_byte_s for each, _ in served]
+        firsts = [each.attempt.outcome.first_byte_s for each, _ in served]
         self._first.observe(name, *[first_s for first_s in firsts if first_s is not None])
         prompts, completions = 0, 0
         for (each, _), worked_s, first_s in zip(served, worked, firsts, strict=True):
@@ -192,7 +192,7 @@ class Metrics:
             self._completion.add((name,), completions)
 
 
-def _counted(context: RequestContext) -> tuple[str, int, str]:
+def _counted(context: Request) -> tuple[str, int, str]:
     """Tenant, status and result."""
     outcome = context.attempt.outcome
     is_success = 0 < outcome.status < 400 and not (outcome.error or context.failure)

@@ -12,12 +12,10 @@ import sqlite3
 from datetime import date, timedelta
 from typing import Final
 
-import msgspec
 import structlog
 
-from supervisor.core.types import ModelId
 from supervisor.daemon.usage import Used, summed, today, used
-from supervisor.gateway.ended import ENDED, Ended, EndedBefore
+from supervisor.gateway.record import ENDED, RequestRecord, restored, written
 from supervisor.gateway.requests import InFlight
 from supervisor.io.store import NotSavedError, Store
 
@@ -55,8 +53,7 @@ class RequestLog:
         self._requests.kept = []
         with contextlib.suppress(NotSavedError):  # which `Store` has said
             texts = await self._store.run(_last)
-            found = [one for text in texts if (one := _before(text)) is not None]
-            self._requests.restore(found)
+            self._requests.restore(one for text in texts if (one := restored(text, self._epoch)) is not None)
 
     async def run(self) -> None:
         """Loops: writes what has ended."""
@@ -91,35 +88,14 @@ class RequestLog:
             ]
         )
 
-    def _write(self, file: sqlite3.Connection, ended: list[Ended]) -> None:
+    def _write(self, file: sqlite3.Connection, ended: list[RequestRecord]) -> None:
         """In the store's thread."""
-        texts = [(msgspec.json.encode(self._kept(one)).decode(),) for one in ended[-ENDED:]]
+        texts = [(written(one, self._epoch, self._run),) for one in ended[-ENDED:]]
         file.executemany("INSERT INTO requests (view) VALUES (?)", texts)
         file.execute("DELETE FROM requests WHERE number <= (SELECT max(number) FROM requests) - ?", (ENDED,))
         file.executemany(_ADD, summed(used(one, self._epoch) for one in ended))
         file.execute("DELETE FROM usage WHERE day < ?", (str(today() - timedelta(days=KEPT_DAYS)),))
 
-    def _kept(self, one: Ended) -> dict[str, object]:
-        view = one.view(self._epoch)
-        number = None if one.id is None else f"{self._run}-{one.id}"
-        return {"model": one.model, "view": {**view, "id": number}}
-
 
 def _last(file: sqlite3.Connection) -> list[str]:
     return [text for (text,) in file.execute("SELECT view FROM requests ORDER BY number")]
-
-
-def _before(text: str) -> EndedBefore | None:
-    """None for what is no request: somebody else wrote it."""
-    try:
-        found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    view = found.get("view") if isinstance(found, dict) else None
-    if (
-        not isinstance(view, dict)
-        or not isinstance(view.get("request_id"), str)
-        or not isinstance(view.get("at"), float)
-    ):
-        return None
-    return EndedBefore(view, ModelId(found["model"]) if isinstance(found.get("model"), str) else None)

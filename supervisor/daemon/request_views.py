@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from supervisor.core.types import ModelId
 from supervisor.daemon.views import Json, decision_view
-from supervisor.engine.waits import Part
 from supervisor.errors import NotFoundError
-from supervisor.gateway.ended import ENDED, Ended, EndedBefore
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.record import ENDED, RequestRecord
+from supervisor.gateway.requests import Request
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -25,21 +23,18 @@ def request_view(daemon: Daemon, wanted: str) -> Json:
     found = daemon.requests.find(wanted)
     epoch = daemon.wall_time(0.0)
     match found:
-        case Ended():
-            until = found.arrived_at + sum(took_s for _, took_s in found.waits)
-            told = {"state": "finished", **found.view(epoch), "awaits": None, "progress": None}
-            return told | {"decisions": _decisions(daemon, found.model, found.waits, found.arrived_at, until)}
-        case EndedBefore():
-            return {"state": "finished", **found.view(epoch), "awaits": None, "progress": None, "decisions": []}
-        case RequestContext():
-            now = daemon.engine.clock()
-            parts = tuple(found.parts(now))
-            until = found.arrived_at + sum(took_s for _, took_s in parts)
-            told = {**found.view(now, epoch), "awaits": _awaits(daemon, found)}
-            return told | {"decisions": _decisions(daemon, found.model, parts, found.arrived_at, until)}
+        case RequestRecord():
+            record = found
+            told = {"state": "finished", **record.view(epoch), "awaits": None, "progress": None}
+        case Request():
+            record = found.record(daemon.engine.clock())
+            state = "queued" if found.attempt.ticket is None else "running"
+            progress = None if found.attempt.step is None else found.attempt.step.view()
+            told = {**record.view(epoch, state), "progress": progress, "awaits": _awaits(daemon, found)}
         case None:
             message = f"There is no request {wanted[:50]!r} in flight or among the last {ENDED} that ended."
             raise NotFoundError(f"{message} GET /v1/admin/requests/ended lists these.", code="request_not_found")
+    return {**told, "decisions": _decisions(daemon, record)}
 
 
 def ended_views(
@@ -54,14 +49,14 @@ def ended_views(
         if (
             (model is None or ended.is_about(model))
             and (key is None or ended.key == key)
-            and (tenant is None or ended.tenant == tenant)
+            and (tenant is None or ended.demand.tenant == tenant)
             and (failed is None or ended.has_failed is failed)
         ):
             data.append(ended.view(epoch))
     return {"object": "list", "data": data}
 
 
-def _awaits(daemon: Daemon, context: RequestContext) -> Json | None:
+def _awaits(daemon: Daemon, context: Request) -> Json | None:
     """What a queued request waits for right now; None when it waits for nothing."""
     wait = context.waits[-1] if context.waits else None
     current = wait.current if wait is not None else None
@@ -74,11 +69,11 @@ def _awaits(daemon: Daemon, context: RequestContext) -> Json | None:
     return {"kind": current.kind.value, "what": what, "s": since_s, "eta_s": eta_s, "eta": forecast.told or None}
 
 
-def _decisions(
-    daemon: Daemon, model: ModelId | None, waits: tuple[Part, ...], since: float, until: float
-) -> list[JsonValue]:
+def _decisions(daemon: Daemon, record: RequestRecord) -> list[JsonValue]:
     """What was decided about its model, and those it waited for, while it waited; oldest first, as far as still kept."""
-    concerned = {model, *(other for awaited, _ in waits for other in awaited.others)} - {None}
+    since = record.arrived_at
+    until = since + sum(took_s for _, took_s in record.waits)
+    concerned = {record.model_id, *(other for awaited, _ in record.waits for other in awaited.others)} - {None}
     told = {
         decision.seq: decision
         for name in concerned

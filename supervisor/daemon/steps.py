@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from supervisor.core.types import Generation, ModelId
 from supervisor.fleet.steps import Step, told
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -30,13 +30,13 @@ class Steps:
         self._daemon = daemon
         self._watching: asyncio.Task[None] | None = None
 
-    async def look(self, contexts: Iterable[RequestContext]) -> list[RequestContext]:
+    async def look(self, contexts: Iterable[Request]) -> list[Request]:
         """Ask the workers of these requests, and write down what they tell. Returns those of which it is news."""
-        by_worker: dict[_Worker, list[RequestContext]] = {}
+        by_worker: dict[_Worker, list[Request]] = {}
         for context in contexts:
             if (ticket := context.attempt.ticket) is not None and ticket.generation is not None:
                 by_worker.setdefault((ticket.model, ticket.generation), []).append(context)
-        news: list[RequestContext] = []
+        news: list[Request] = []
         for worker, asked in by_worker.items():
             steps = await self._told(worker)
             for context in asked:

@@ -20,7 +20,7 @@ import structlog
 from supervisor.core.waiting import WaitKind
 from supervisor.errors import ConfigError
 from supervisor.gateway.identity.trace_context import TraceContext
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 
 FLUSH_S: Final = 3.0
 _NAME: Final = "OTEL_SERVICE_NAME"
@@ -58,12 +58,12 @@ class Tracing:
         self._resource = Resource.create({} if _NAME in os.environ else {"service.name": "llmux"})
         self._processor = BatchSpanProcessor(OTLPSpanExporter())
 
-    def observe(self, ended: Sequence[RequestContext]) -> None:
+    def observe(self, ended: Sequence[Request]) -> None:
         """Requests ended. See `InFlight.listeners`."""
         for context in ended:
             self._observe(context)
 
-    def _observe(self, context: RequestContext) -> None:
+    def _observe(self, context: Request) -> None:
         from opentelemetry.sdk.trace import Event, ReadableSpan  # noqa: PLC0415
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags  # noqa: PLC0415
 
@@ -110,7 +110,7 @@ class Tracing:
         return int((at + self._epoch) * 1e9)
 
 
-def spans(context: RequestContext, trace: TraceContext) -> Iterator[Span]:
+def spans(context: Request, trace: TraceContext) -> Iterator[Span]:
     """Of a request that has ended; the request's own first."""
     own = secrets.token_hex(8)
     yield "request", own, trace.parent_id, context.arrived_at, context.ended_at
@@ -126,7 +126,7 @@ def spans(context: RequestContext, trace: TraceContext) -> Iterator[Span]:
         yield "forward", context.span_id, own, ticket.admitted, context.ended_at
 
 
-def _attributes(context: RequestContext) -> Mapping[str, str | int]:
+def _attributes(context: Request) -> Mapping[str, str | int]:
     """By OpenTelemetry's conventions for HTTP and for generative AI."""
     outcome, usage = context.attempt.outcome, context.usage
     found = {

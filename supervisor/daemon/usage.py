@@ -18,7 +18,7 @@ import msgspec
 
 from runtimes.device_kind import HOST
 from supervisor.core.types import REMOTE
-from supervisor.gateway.ended import Ended
+from supervisor.gateway.record import RequestRecord
 
 NO_KEY: Final = "(no key)"
 _NO_GPU: Final = frozenset({HOST.device_id(), *REMOTE})
@@ -73,21 +73,20 @@ def _day(minute: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(minute * 60))
 
 
-def used(ended: Ended, epoch: float) -> Used:
+def used(ended: RequestRecord, epoch: float) -> Used:
     """By a request that has ended. `epoch`: when the engine's clock was zero, in Unix seconds."""
     gpus = sum(device not in _NO_GPU for device in ended.devices)
     busy_s = 0.0 if ended.admitted_at is None else max(0.0, ended.ended_at - ended.admitted_at)
-    line = ended.line
     return Used(
         _day(int(ended.ended_at + epoch) // 60),
         ended.key_id,
-        line.key or NO_KEY,
-        ended.model or "",
+        ended.key or NO_KEY,
+        ended.model_id or "",
         1,
         int(ended.has_failed),
-        line.prompt_tokens or 0,
+        ended.prompt_tokens or 0,
         ended.cached_tokens or 0,
-        line.completion_tokens or 0,
+        ended.completion_tokens or 0,
         gpus * busy_s,
     )
 

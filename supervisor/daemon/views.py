@@ -160,7 +160,7 @@ def capabilities(model: CatalogModel, route: Route) -> Json | None:
         "documents": list(documents()) if known.documents else [],
         "tools": known.tools,
         "thinking": known.thinking,
-        "thinking_modes": list(thinking_modes(route, model)),
+        "thinking_modes": list(thinking_modes(route.rewrite, model)),
         "multi_turn": known.multi_turn,
         "context": known.context,
         "endpoints": list(model.paths),

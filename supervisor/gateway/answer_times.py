@@ -14,7 +14,7 @@ from typing import Final
 
 from supervisor.core.demand import AnswerTimes
 from supervisor.core.types import ModelId, base_of
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 
 KEPT: Final = 256
 """Answers of one model on one path. The 99th percentile of fewer than a hundred is the longest."""
@@ -28,7 +28,7 @@ class AnswerLog:
         self._clock = clock
         self._taken: dict[tuple[ModelId, str], deque[tuple[float, float]]] = {}  # when it ended, and what it took
 
-    def observe(self, context: RequestContext) -> None:
+    def observe(self, context: Request) -> None:
         """A request ended. See `InFlight.observers`."""
         ticket, outcome = context.attempt.ticket, context.attempt.outcome
         if ticket is None or outcome.status != HTTPStatus.OK or outcome.error or context.failure:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from supervisor.gateway.filters.turn import Turn
     from supervisor.gateway.keepalive import Keepalive
     from supervisor.gateway.media.media_loading import Loading
-    from supervisor.gateway.requests import RequestContext
+    from supervisor.gateway.requests import Request
     from supervisor.gateway.route.ladder import Ladder
     from supervisor.gateway.route.mending import Mending
 
@@ -48,7 +48,7 @@ class Exchange:
     profile: ClientConfig  # of the client; from `identity` on
     client: CancelOnDisconnect  # whoever waits for the answer; from `enter` on
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request: RequestContext, held: HeldBody) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request: Request, held: HeldBody) -> None:
         self.scope = scope
         self.receive = receive
         self.send = send

@@ -60,7 +60,7 @@ from supervisor.gateway.identity.rate_headers import rate_headers
 from supervisor.gateway.identity.trace_context import begun, trace_of
 from supervisor.gateway.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.gateway.load_news import LoadNews
-from supervisor.gateway.requests import InFlight, RequestContext
+from supervisor.gateway.requests import InFlight, Request
 from supervisor.gateway.route.caching import CacheWish, Salts, wish_of
 from supervisor.gateway.route.context_use import ContextUse
 from supervisor.gateway.route.ladder import Ladder
@@ -126,7 +126,7 @@ class Gateway:
         self._cache_wish = CacheWish() if is_runner else None
         self._cache_headers = NOTHING_TOLD if is_runner else []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, request: RequestContext) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
         """Serve one request. Raises LlmuxError if nothing was sent yet, else ResponseBrokenError: see `break_off`.
 
         Raises ForDaemonError for one that the daemon answers itself, by its body; `request.waiting` is that.
@@ -443,7 +443,7 @@ class Gateway:
             exchange.send, headers, dialect, interval_s=self._keepalive_s, content_type=content_type, news=news
         )
 
-    def _tell_limits(self, request: RequestContext, taking: int = 0) -> None:
+    def _tell_limits(self, request: Request, taking: int = 0) -> None:
         """Let every response say what is left; a stream that waits for its model may begin before it is charged."""
         others = (header for header in request.extra if not header[0].startswith(RATE_PREFIX))
         told = rate_headers(self._engine.standings(request.demand.accounts), taking)

@@ -14,7 +14,7 @@ from supervisor.core.waiting import Awaited, WaitKind
 if TYPE_CHECKING:
     from supervisor.engine.engine import Engine
     from supervisor.gateway.dialect import ReasoningEvent
-    from supervisor.gateway.requests import RequestContext
+    from supervisor.gateway.requests import Request
 
 PROGRESS_S: Final = 5.0
 _LOADED: Final = frozenset({WaitKind.PLACE, WaitKind.HEALTH})  # the model has a worker, which has no time for it
@@ -23,7 +23,7 @@ _LOADED: Final = frozenset({WaitKind.PLACE, WaitKind.HEALTH})  # the model has a
 class LoadNews:
     """The news for one request. A call gives the next event; None: there is nothing new."""
 
-    def __init__(self, engine: Engine, context: RequestContext, event: ReasoningEvent) -> None:
+    def __init__(self, engine: Engine, context: Request, event: ReasoningEvent) -> None:
         self._engine = engine
         self._context = context
         self._event = event

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
+from msgspec import UNSET
 from pydantic import JsonValue
 
 from supervisor.catalog.keys import Key
@@ -26,19 +27,9 @@ from supervisor.errors import LlmuxError, RequestCancelledError
 from supervisor.gateway.attempt import NO_USAGE, Attempt, Usage
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.disconnect import CancelOnDisconnect
-from supervisor.gateway.ended import (
-    BODY,
-    ENDED,
-    MESSAGE_LIMIT,
-    Ended,
-    EndedBefore,
-    RequestLine,
-    demanded,
-    details,
-    milliseconds,
-)
 from supervisor.gateway.filters.translation import shown
 from supervisor.gateway.identity.trace_context import TraceContext
+from supervisor.gateway.record import BODY, ENDED, MESSAGE_LIMIT, RequestRecord, demanded
 from supervisor.gateway.route.caching import CacheWish
 from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import Headers
@@ -53,7 +44,7 @@ Json = dict[str, JsonValue]
 
 
 @dataclass(slots=True)
-class RequestContext:
+class Request:
     """One request: its client, what its response carries, and what the canonical log line contains.
 
     What serves the request may refer to it; it refers to none of that, which has what is kept of bodies and answers.
@@ -105,30 +96,22 @@ class RequestContext:
         """It ended with this error, which isn't kept: it would keep the frames that it passed."""
         self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
 
-    def parts(self, now: float) -> list[Part]:
-        """What it has waited for so far."""
-        entered_at = self.waits[0].since if self.waits else self.entered_at
-        entered_at = now if entered_at is None else entered_at
-        return [(BODY, entered_at - self.arrived_at), *(part for wait in self.waits for part in wait.parts(now))]
+    def parts(self, now: float) -> tuple[Part, ...]:
+        """Its waits so far, for its body and then for workers."""
+        waits = self.waits
+        entered_at = waits[0].since if waits else self.entered_at
+        body = BODY, (now if entered_at is None else entered_at) - self.arrived_at
+        return (body, *(part for wait in waits for part in wait.parts(now))) if waits else (body,)
 
-    def view(self, now: float, epoch: float) -> Json:
-        """What is known of it while it is in flight; as of one that has ended, where that is known already."""
-        return {
-            **self.line(now).view(),
-            **demanded(self.demand),
-            **details(self.ticket_id, self.arrived_at + epoch, self.parts(now), stream=self.stream),
-            "state": "queued" if self.attempt.ticket is None else "running",
-            "first_token_ms": milliseconds(self.arrived_at, self.attempt.outcome.first_byte_at),
-            "tokens_per_s": None,
-            "error_message": None,
-            "progress": None if self.attempt.step is None else self.attempt.step.view(),
-        }
-
-    def line(self, until: float) -> RequestLine:
-        """Its line in the log, as it ended at `until` (loop time), or is looked at then."""
-        ticket, outcome, key, usage = self.attempt.ticket, self.attempt.outcome, self.key, self.usage
-        first_s = outcome.first_byte_s
-        line = RequestLine(
+    def record(self, until: float) -> RequestRecord:
+        """Its record, as it ended at `until` (loop time), or is looked at then."""
+        attempt, key, usage, demand = self.attempt, self.key, self.usage, self.demand
+        ticket, outcome = attempt.ticket, attempt.outcome
+        first_s, first_at, count = outcome.first_byte_s, outcome.first_byte_at, usage.completion
+        rate = None
+        if self.stream and first_at is not None and count is not None and until > first_at:
+            rate = count / (until - first_at)
+        return RequestRecord(
             self.request_id.decode("latin-1"),
             self.path,
             self.name,
@@ -142,38 +125,25 @@ class RequestContext:
             round((until - self.arrived_at) * 1000, 1),
             outcome.bytes_sent,
             usage.prompt,
-            usage.completion,
-        )
-        demand = self.demand
-        if demand is not ANY:
-            if demand.priority != NORMAL:
-                line.priority = demand.priority
-            if demand.tenant != ("" if key is None else key.name):  # which tells it
-                line.tenant = demand.tenant
-        if self.trace is not None:
-            line.trace_id = self.trace.trace_id
-        if self.attempt.ignored or outcome.ignored:
-            line.ignored = shown((*self.attempt.ignored, *outcome.ignored))
-        return line
-
-    def ended(self) -> Ended:
-        """What is kept of it once it has ended."""
-        outcome = self.attempt.outcome
-        return Ended(
+            count,
+            UNSET if demand.priority == NORMAL else demand.priority,
+            UNSET if demand is ANY or demand.tenant == ("" if key is None else key.name) else demand.tenant,
+            UNSET if self.trace is None else self.trace.trace_id,
+            shown((*attempt.ignored, *outcome.ignored)) if attempt.ignored or outcome.ignored else UNSET,
             self.ticket_id,
-            self.line(self.ended_at),
             self.arrived_at,
-            outcome.first_byte_at,
-            self.ended_at,
+            until,
             self.stream,
-            tuple(self.parts(self.ended_at)),
-            self.attempt.model,
+            self.parts(until),
+            None if first_at is None else first_at - self.arrived_at,
+            rate,
             (outcome.error_message or self.failed_message or "")[:MESSAGE_LIMIT] or None,
-            self.demand,
-            "" if self.key is None else self.key.id,
-            () if self.attempt.ticket is None else self.attempt.ticket.devices,
-            self.admitted_at,
-            self.usage.cached,
+            attempt.model,
+            demand,
+            "" if key is None else key.id,
+            () if ticket is None else ticket.devices,
+            None if ticket is None else ticket.admitted,
+            usage.cached,
         )
 
 
@@ -184,22 +154,22 @@ class InFlight:
         """`epoch`: when the engine's clock was zero, in Unix seconds."""
         self._hub = hub
         self._epoch = epoch
-        self._calls: dict[TicketId, tuple[RequestContext, CancelOnDisconnect]] = {}
-        self._ended: list[RequestContext] = []  # not recorded yet
+        self._calls: dict[TicketId, tuple[Request, CancelOnDisconnect]] = {}
+        self._ended: list[Request] = []  # not recorded yet
         self._recording: asyncio.Handle | None = None  # set iff there are some
-        self._last: deque[Ended | EndedBefore] = deque(maxlen=ENDED)
-        self.kept: list[Ended] | None = None  # those that ended since somebody took them; None: nobody does
-        self.observers: list[Callable[[RequestContext], None]] = []  # told at once of each request that ended
-        self.listeners: list[Callable[[Sequence[RequestContext]], None]] = []  # told of each group that is recorded
+        self._last: deque[RequestRecord] = deque(maxlen=ENDED)
+        self.kept: list[RequestRecord] | None = None  # those that ended since somebody took them; None: nobody does
+        self.observers: list[Callable[[Request], None]] = []  # told at once of each request that ended
+        self.listeners: list[Callable[[Sequence[Request]], None]] = []  # told of each group that is recorded
 
-    def begin(self, context: RequestContext, cancelling: CancelOnDisconnect) -> None:
+    def begin(self, context: Request, cancelling: CancelOnDisconnect) -> None:
         """Enter it. `finished` must follow."""
         assert context.ticket_id is not None
         self._calls[context.ticket_id] = (context, cancelling)
         if self._hub.wants("request"):
             self._hub.publish("request", {"id": context.ticket_id, "state": "started", **_about(context)})
 
-    def finished(self, context: RequestContext) -> None:
+    def finished(self, context: Request) -> None:
         """Remove it now and record it soon. Also for requests that were rejected before they were added."""
         if context.ticket_id is not None:
             self._calls.pop(context.ticket_id, None)
@@ -229,24 +199,24 @@ class InFlight:
         epoch = time.time() - asyncio.get_running_loop().time()  # as of all lines: clocks are set
         for context in ended:
             context.counted()
-            kept = context.ended()
-            self._last.append(kept)
+            record = context.record(context.ended_at)
+            self._last.append(record)
             if self.kept is not None:
-                self.kept.append(kept)
-            log.info("request.finished", _line=kept.line, _at=epoch + context.ended_at)
+                self.kept.append(record)
+            log.info("request.finished", _line=record.line(), _at=epoch + context.ended_at)
             if is_followed:
-                self._hub.publish("request", {"state": "finished", **kept.view(self._epoch)})
+                self._hub.publish("request", {"state": "finished", **record.view(self._epoch)})
         for listener in self.listeners:
             try:
                 listener(ended)
             except Exception:
                 log.exception("request.mishandled", count=len(ended))
 
-    def restore(self, before: Iterable[EndedBefore]) -> None:
+    def restore(self, before: Iterable[RequestRecord]) -> None:
         """Those that ended before this daemon began, the oldest first. Call it once, at the start."""
         self._last.extendleft(reversed([*before]))
 
-    def find(self, wanted: str) -> RequestContext | Ended | EndedBefore | None:
+    def find(self, wanted: str) -> Request | RequestRecord | None:
         """The request with this id, else the latest with this x-request-id, if it runs or is one of the last that ended."""
         found = self._calls.get(TicketId(wanted))
         if found is not None:
@@ -259,11 +229,11 @@ class InFlight:
         running = (context for context, _ in reversed(self._calls.values()) if context.request_id == name)
         return next(running, None) or next((e for e in reversed(self._last) if e.request_id == wanted), None)
 
-    def running(self) -> list[RequestContext]:
+    def running(self) -> list[Request]:
         """Those that a worker answers."""
         return [context for context, _ in self._calls.values() if context.attempt.ticket is not None]
 
-    def last(self) -> Iterator[Ended | EndedBefore]:
+    def last(self) -> Iterator[RequestRecord]:
         """Those that ended last, newest first."""
         self.record()
         return reversed(self._last)
@@ -299,7 +269,7 @@ class InFlight:
         ]
 
 
-def _about(context: RequestContext) -> Json:
+def _about(context: Request) -> Json:
     return {
         "request_id": context.request_id.decode("latin-1"),
         "model": context.name,

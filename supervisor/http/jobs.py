@@ -37,7 +37,7 @@ from supervisor.gateway.dialect import Dialect, ForDaemonError
 from supervisor.gateway.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.gateway.error_response import error_body
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import Bytes, Gathered, HeldBody
 
@@ -207,23 +207,23 @@ def _view(daemon: Daemon, job: Job) -> dict[str, Any]:
 def _progress(daemon: Daemon, job: Job) -> dict[str, Any] | None:
     """Where its request stands now; None between two tries."""
     found = daemon.requests.find(job.request_id)
-    if not isinstance(found, RequestContext):
+    if not isinstance(found, Request):
         return None
-    model = None if found.model is None else daemon.engine.model(found.model)
+    model = None if found.attempt.model is None else daemon.engine.model(found.attempt.model)
     return {
         "request_id": job.request_id,
-        "state": "queued" if found.ticket is None else "running",
+        "state": "queued" if found.attempt.ticket is None else "running",
         "model_state": None if model is None else model.state.value,
         "eta_s": None if model is None else model.eta_s,
-        "bytes": found.outcome.bytes_sent,
-        "step": None if found.step is None else found.step.step,
-        "steps": None if found.step is None else found.step.steps,
+        "bytes": found.attempt.outcome.bytes_sent,
+        "step": None if found.attempt.step is None else found.attempt.step.step,
+        "steps": None if found.attempt.step is None else found.attempt.step.steps,
     }
 
 
 async def _look(daemon: Daemon, job: Job) -> None:
     """Let its progress be told as it is now."""
-    if isinstance(found := daemon.requests.find(job.request_id), RequestContext):
+    if isinstance(found := daemon.requests.find(job.request_id), Request):
         await daemon.steps.look([found])
 
 
@@ -275,7 +275,7 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     dialect, held = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
     response = _Response(body, held, is_kept=job.response is None)
     del body  # the gateway's from now on: it counts it, and may write it to disk
-    context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
+    context = Request(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
         context.key = _key(daemon, job.owner)

@@ -23,7 +23,7 @@ from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Se
 from supervisor.gateway.error_response import error_body, error_headers
 from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.forward import break_off, forward, send_refusal
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 from supervisor.gateway.upstream_error import WorkerAnswerError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.held_body import HeldBody
@@ -292,7 +292,7 @@ async def front(app, *, seen: Front | None = None):
 def exchange_of(scope: Scope, receive: Receive, send: Send) -> Exchange:
     """One whose request goes to a worker as it is."""
     path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    request = RequestContext(b"req-1", asyncio.get_running_loop().time(), OPENAI)
+    request = Request(b"req-1", asyncio.get_running_loop().time(), OPENAI)
     exchange = Exchange(scope, receive, send, request, HeldBody())
     request.attempt = Attempt(path=path, headers=exchange.head.for_worker)
     return exchange

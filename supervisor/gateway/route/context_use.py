@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from supervisor.core.types import ModelId, base_of
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 from supervisor.io.held_body import HeldBody
 
 KEPT: Final = 64
@@ -33,7 +33,7 @@ class ContextUse:
         self._prompts: dict[ModelId, deque[float]] = {}  # bytes of each token
         self._answers: dict[ModelId, deque[int]] = {}  # tokens
 
-    def observe(self, context: RequestContext) -> None:
+    def observe(self, context: Request) -> None:
         """A request ended. See `InFlight.observers`."""
         text_bytes = context.attempt.text_bytes
         if not text_bytes or context.attempt.ticket is None:

@@ -15,7 +15,7 @@ from supervisor.dialects.openai import OPENAI
 from supervisor.engine.ticket import Ticket
 from supervisor.errors import LlmuxError, NotFoundError, RateLimitError, UnavailableError
 from supervisor.gateway.attempt import Usage
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 
 
 class World:
@@ -38,10 +38,10 @@ class World:
 
     def ask(self, tenant, status=200, error=None, *, worker=True, **usage):
         """A request that was let through, and what came of it."""
-        context = RequestContext(b"1", self.now, OPENAI, demand=Demand(tenant=tenant))
+        context = Request(b"1", self.now, OPENAI, demand=Demand(tenant=tenant))
         self.clients.arrived(tenant)
-        context.ticket = Ticket("1", "a", self.now) if worker else None
-        context.outcome.status, context.usage = status, Usage(**usage)
+        context.attempt.ticket = Ticket("1", "a", self.now) if worker else None
+        context.attempt.outcome.status, context.usage = status, Usage(**usage)
         context.failure, context.ended_at = error, self.now
         for observer in self.requests.observers:
             observer(context)
@@ -80,7 +80,7 @@ class TestCounts:
 
     def test_who_said_nothing_is_no_client(self):
         world = World()
-        world.clients.finished(RequestContext(b"1", 0.0, OPENAI))
+        world.clients.finished(Request(b"1", 0.0, OPENAI))
         assert world.clients.views() == []
 
 
@@ -157,8 +157,9 @@ class TestPause:
         world = World({"a": self.RULE})
         for _ in range(4):
             world.clients.arrived("a")
-            context = RequestContext(b"1", world.now, OPENAI, demand=Demand(tenant="a"), ticket=Ticket("1", "a", 0.0))
-            context.ticket.cut("unloaded")
+            context = Request(b"1", world.now, OPENAI, demand=Demand(tenant="a"))
+            context.attempt.ticket = Ticket("1", "a", 0.0)
+            context.attempt.ticket.cut("unloaded")
             context.fail(UnavailableError("It was unloaded."))
             world.clients.finished(context)
         assert world.counts("a") == (4, 0, 0)

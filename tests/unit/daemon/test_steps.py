@@ -13,7 +13,7 @@ from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
 from supervisor.errors import UnreachableError
 from supervisor.fleet.steps import Step
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 from tests.support.cases import cases
 
 
@@ -41,14 +41,14 @@ def told(**by_id: tuple[int, int]) -> dict[str, object]:
     return {"requests": {name: {"step": step, "steps": count} for name, (step, count) in by_id.items()}}
 
 
-def request(name: str, generation: int | None = 1) -> RequestContext:
-    context = RequestContext(name.encode(), 0.0, OPENAI)
+def request(name: str, generation: int | None = 1) -> Request:
+    context = Request(name.encode(), 0.0, OPENAI)
     context.name, context.ticket_id = "painter", name
-    context.ticket = SimpleNamespace(model="painter", generation=generation)
+    context.attempt.ticket = SimpleNamespace(model="painter", generation=generation)
     return context
 
 
-def daemon_of(worker: Worker | None, *contexts: RequestContext) -> Any:
+def daemon_of(worker: Worker | None, *contexts: Request) -> Any:
     source = None if worker is None else (worker, "/progress")
     return SimpleNamespace(
         hub=Hub(),
@@ -61,7 +61,7 @@ async def test_a_worker_is_asked_once_for_all_its_requests():
     worker, one, other = Worker(told(a=(1, 4), b=(2, 4))), request("a"), request("b")
     looking = Steps(daemon_of(worker))
     assert await looking.look([one, other]) == [one, other]
-    assert (one.step, other.step, worker.asked) == (Step(1, 4), Step(2, 4), 1)
+    assert (one.attempt.step, other.attempt.step, worker.asked) == (Step(1, 4), Step(2, 4), 1)
     assert await looking.look([one, other]) == []  # no news
 
 
@@ -73,7 +73,7 @@ async def test_a_worker_is_asked_once_for_all_its_requests():
 async def test_of_others_nothing_is_known(worker):
     one = request("a")
     assert await Steps(daemon_of(worker)).look([one, request("b", generation=None)]) == []
-    assert one.step is None
+    assert one.attempt.step is None
 
 
 async def test_they_are_told_while_somebody_listens(monkeypatch):

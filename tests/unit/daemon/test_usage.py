@@ -5,25 +5,26 @@ from __future__ import annotations
 import csv
 import io
 
+from msgspec.structs import replace
+
 from supervisor.daemon import usage
 from supervisor.daemon.usage import as_csv, rows, summed, used
-from supervisor.gateway.ended import Ended, RequestLine
+from supervisor.gateway.record import RequestLine, RequestRecord
 from tests.support.cases import cases
 
 
-def ended(key: str | None = "anna", model: str | None = "a", **more: object) -> Ended:
+def ended(key: str | None = "anna", model: str | None = "a", **more: object) -> RequestRecord:
     said = {"key": key, "status": 200, "error": None, "prompt_tokens": 10, "completion_tokens": 4, **more}
-    line = RequestLine(**dict.fromkeys(RequestLine.__struct_fields__[:14]) | said)
+    line = dict.fromkeys(RequestLine.__struct_fields__[:14]) | said
     key_id = "" if key is None else f"key_{key}"
-    times = {"arrived_at": 0.0, "first_at": 1.0, "ended_at": 12.0, "admitted_at": 2.0}
-    return Ended("1", line, stream=False, waits=(), model=model, message=None, key_id=key_id, **times)
+    return RequestRecord(**line, id="1", ended_at=12.0, admitted_at=2.0, model_id=model, key_id=key_id)
 
 
 class TestOne:
     """A request that has ended."""
 
     def test_tokens_and_whether_it_failed(self):
-        one = used(ended(status=500, error="upstream_error")._replace(cached_tokens=7), 0.0)
+        one = used(replace(ended(status=500, error="upstream_error"), cached_tokens=7), 0.0)
         assert one[4:9] == (1, 1, 10, 7, 4)
         assert used(ended(None, None, prompt_tokens=None, completion_tokens=None), 0.0)[1:9] == (
             "",
@@ -48,10 +49,10 @@ class TestOne:
         ],
     )
     def test_seconds_of_its_gpus(self, devices, gpu_s):
-        assert used(ended()._replace(devices=devices), 0.0).gpu_s == gpu_s
+        assert used(replace(ended(), devices=devices), 0.0).gpu_s == gpu_s
 
     def test_that_no_worker_had(self):
-        assert used(ended()._replace(devices=("cuda:0",), admitted_at=None), 0.0).gpu_s == 0.0
+        assert used(replace(ended(), devices=("cuda:0",), admitted_at=None), 0.0).gpu_s == 0.0
 
     def test_counts_on_the_day_of_its_end(self, monkeypatch):
         monkeypatch.setenv("TZ", "Asia/Tokyo")

@@ -7,7 +7,7 @@ import pytest
 from supervisor.core.types import ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
 from supervisor.engine.waits import MOST_PARTS, Wait, Waits
-from supervisor.gateway.ended import BODY
+from supervisor.gateway.record import BODY
 from tests.support.simulation import rivals
 
 A, B = ModelId("a"), ModelId("b")

@@ -9,7 +9,7 @@ from supervisor.core.types import ModelId, TicketId
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.ticket import Ticket
 from supervisor.gateway.answer_times import FORGOTTEN_S, KEPT, AnswerLog
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 
 M = ModelId("m")
 CHAT = "/v1/chat/completions"
@@ -23,9 +23,9 @@ def log():
 
 
 def answered(log, took_s, *, status=200, path=CHAT, failure=None, ticket=True):
-    context = RequestContext(b"id", log.now, OPENAI, path=path)
-    context.ticket = Ticket(TicketId("1"), M, log.now, admitted=log.now) if ticket else None
-    context.outcome.status, context.failure = status, failure
+    context = Request(b"id", log.now, OPENAI, path=path)
+    context.attempt.ticket = Ticket(TicketId("1"), M, log.now, admitted=log.now) if ticket else None
+    context.attempt.outcome.status, context.failure = status, failure
     log.now += took_s
     context.ended_at = log.now
     log.observe(context)

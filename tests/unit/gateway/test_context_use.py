@@ -23,7 +23,7 @@ def use():
 
 def end(use, text_bytes, usage, model="m"):
     ticket = SimpleNamespace(model=ModelId(model))
-    use.observe(SimpleNamespace(text_bytes=text_bytes, counted=lambda: usage, ticket=ticket))
+    use.observe(SimpleNamespace(attempt=SimpleNamespace(text_bytes=text_bytes, ticket=ticket), counted=lambda: usage))
 
 
 class TestNeeded:

@@ -11,7 +11,7 @@ from supervisor.core.waiting import Awaited, Forecast, WaitKind
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.waits import Wait, _Phase
 from supervisor.gateway.load_news import PROGRESS_S, LoadNews
-from supervisor.gateway.requests import RequestContext
+from supervisor.gateway.requests import Request
 
 LOAD = Awaited(WaitKind.LOAD, "the model to load")
 
@@ -43,7 +43,7 @@ def phase():
 @pytest.fixture
 def tell(engine, phase):
     """The next line, or None."""
-    context = RequestContext(b"req_1", 100.0, OPENAI, name="a")
+    context = Request(b"req_1", 100.0, OPENAI, name="a")
     context.waits.append(Wait(ModelId("a"), 100.0, phase))
     news = LoadNews(engine, context, OPENAI.reasoning("/v1/chat/completions"))
 

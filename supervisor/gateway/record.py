@@ -1,0 +1,168 @@
+"""The record of a request: logged, counted, shown and kept at its end, and shown while it is in flight.
+
+It has small values: no body, no exception, no ticket. The JSON is made when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple
+from pydantic import JsonValue
+
+from supervisor.core.demand import ANY, NORMAL, Demand
+from supervisor.core.types import Devices, ModelId
+from supervisor.core.waiting import Awaited, WaitKind
+from supervisor.engine.waits import Part
+
+Json = dict[str, JsonValue]
+
+ENDED: Final = 1000  # so many of the requests that ended last are kept
+MESSAGE_LIMIT: Final = 300  # characters of an error's message; a worker's, about a wrong field, may quote all of it
+BODY: Final = Awaited(WaitKind.BODY, "its body to arrive and be read")
+_SHORTEST_S: Final = 0.002  # of a part that is shown; the clock of the loop, which notes an arrival, has milliseconds
+_WAITED: Final = "It waited for "
+
+
+class RequestLine(msgspec.Struct, gc=False):
+    """The part of a record that the log has. The last four fields are UNSET where they are as usual."""
+
+    request_id: str
+    path: str
+    model: str | None  # as it was asked for
+    worker: str | None
+    key: str | None
+    status: int  # 0: the client left before it got one
+    error: str | None
+    cut: str | None
+    queue_ms: float | None
+    first_byte_ms: float | None
+    total_ms: float
+    bytes: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    priority: int | UnsetType = UNSET
+    tenant: str | UnsetType = UNSET
+    trace_id: str | UnsetType = UNSET
+    ignored: Sequence[object] | UnsetType = UNSET
+
+
+class RequestRecord(RequestLine):
+    """A request that has ended, or as far as it came. Times (`…_at`) are of the engine's clock."""
+
+    id: str | None = None  # an earlier daemon's begins with its run; None: it was refused before it was entered
+    arrived_at: float = 0.0
+    ended_at: float = 0.0
+    stream: bool = False
+    waits: tuple[Part, ...] = ()
+    first_token_s: float | None = None  # from its arrival to the first piece of the answer; None: none came
+    tokens_per_s: float | None = None  # of a stream: another answer comes at once, which says nothing about its tokens
+    error_message: str | None = None
+    model_id: ModelId | None = None  # the model whose worker it waited for, or got
+    demand: Demand = ANY
+    # The rest is counted, and neither shown nor written.
+    key_id: str = ""
+    devices: Devices = ()  # of its worker
+    admitted_at: float | None = None  # when its worker got it
+    cached_tokens: int | None = None  # of the prompt's
+
+    @property
+    def has_failed(self) -> bool:
+        """Did its client get anything but a whole answer?"""
+        return self.error is not None or not 200 <= self.status < 400
+
+    def is_about(self, name: str) -> bool:
+        """Was this model asked for, by this name or another?"""
+        return name in {self.model, self.model_id}
+
+    def line(self) -> RequestLine:
+        """The part for the log."""
+        return RequestLine(*astuple(self)[:_LINE])
+
+    def view(self, epoch: float, state: str | None = None) -> Json:
+        """As JSON. `epoch`: when the engine's clock was zero, in Unix seconds; `state`: of a request in flight."""
+        first_s, rate = self.first_token_s, self.tokens_per_s
+        line: Json = msgspec.to_builtins(self.line())
+        return {
+            **line,
+            **demanded(self.demand),
+            "id": self.id,
+            "at": round(self.arrived_at + epoch, 3),
+            "stream": self.stream,
+            "wait": [
+                {"kind": awaited.kind.value, "what": f"{_WAITED}{awaited.what}.", "s": round(took_s, 3)}
+                for awaited, took_s in self.waits
+                if took_s >= _SHORTEST_S
+            ],
+            **({} if state is None else {"state": state}),
+            "first_token_ms": None if first_s is None else round(first_s * 1000, 1),
+            "tokens_per_s": None if rate is None else round(rate, 2),
+            "error_message": self.error_message,
+        }
+
+
+_LINE: Final = len(RequestLine.__struct_fields__)
+
+
+class _Written(msgspec.Struct):
+    """A record on disk."""
+
+    model: ModelId | None
+    view: dict[str, object]
+
+
+class _ShownPart(msgspec.Struct):
+    kind: WaitKind
+    what: str
+    s: float
+
+
+class _Shown(msgspec.Struct):
+    """The fields of a view that a record has in another form."""
+
+    tenant: str | None
+    priority: int
+    at: float
+    wait: list[_ShownPart]
+    first_token_ms: float | None
+
+
+_written: Final = msgspec.json.Decoder(_Written).decode
+
+
+def demanded(demand: Demand) -> Json:
+    """For whom it came, and how urgent it was."""
+    return {"tenant": demand.tenant or None, "priority": demand.priority}
+
+
+def written(record: RequestRecord, epoch: float, run: str) -> str:
+    """The text to keep on disk. `run`: what stands before this daemon's numbers."""
+    number = None if record.id is None else f"{run}-{record.id}"
+    return msgspec.json.encode(_Written(record.model_id, {**record.view(epoch), "id": number})).decode()
+
+
+def restored(text: str, epoch: float) -> RequestRecord | None:
+    """The record that was `written`, with an equal view. None for any other text: somebody else wrote it."""
+    try:
+        found = _written(text)
+        shown = msgspec.convert(found.view, _Shown)
+        del found.view["tenant"], found.view["priority"]  # a record has them where they are unusual
+        record = msgspec.convert(found.view, RequestRecord)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if shown.priority != NORMAL:
+        record.priority = shown.priority
+    if shown.tenant is not None and shown.tenant != record.key:
+        record.tenant = shown.tenant
+    record.demand = Demand(shown.priority, shown.tenant or "")
+    record.arrived_at = shown.at - epoch
+    record.ended_at = record.arrived_at + record.total_ms / 1000
+    record.waits = tuple(
+        (Awaited(part.kind, part.what.removeprefix(_WAITED).removesuffix(".")), part.s) for part in shown.wait
+    )
+    record.first_token_s = None if shown.first_token_ms is None else shown.first_token_ms / 1000
+    record.model_id = found.model
+    return record
