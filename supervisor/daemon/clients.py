@@ -19,7 +19,7 @@ from supervisor.errors import MAX_RETRY_AFTER_S, NotFoundError, RateLimitError
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
-    from supervisor.gateway.requests import Request
+    from supervisor.gateway.request import Request
 
 log = structlog.get_logger("llmux.clients")
 

@@ -33,7 +33,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.gateway.answer_times import AnswerLog
 from supervisor.gateway.filters.body_log import BodyLog
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.requests import InFlight
+from supervisor.gateway.in_flight import InFlight
 from supervisor.gateway.route.caching import Salts
 from supervisor.gateway.route.context_use import ContextUse
 from supervisor.io.held_body import BodyBudget

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import JsonValue
 
 if TYPE_CHECKING:
-    from supervisor.gateway.requests import Request
+    from supervisor.gateway.request import Request
 
 INTERVAL_S: Final = 2.0
 POINTS: Final = 900

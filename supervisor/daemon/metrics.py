@@ -20,7 +20,7 @@ from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.engine.ticket import Ticket
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 from supervisor.io.distribution import version
 
 if TYPE_CHECKING:

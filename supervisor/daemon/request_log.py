@@ -15,8 +15,8 @@ from typing import Final
 import structlog
 
 from supervisor.daemon.usage import Used, summed, today, used
+from supervisor.gateway.in_flight import InFlight
 from supervisor.gateway.record import ENDED, RequestRecord, restored, written
-from supervisor.gateway.requests import InFlight
 from supervisor.io.store import NotSavedError, Store
 
 log = structlog.get_logger("llmux.requests")

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from supervisor.daemon.views import Json, decision_view
 from supervisor.errors import NotFoundError
 from supervisor.gateway.record import ENDED, RequestRecord
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from supervisor.core.types import Generation, ModelId
 from supervisor.fleet.steps import Step, told
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon

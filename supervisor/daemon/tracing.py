@@ -20,7 +20,7 @@ import structlog
 from supervisor.core.waiting import WaitKind
 from supervisor.errors import ConfigError
 from supervisor.gateway.identity.trace_context import TraceContext
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 
 FLUSH_S: Final = 3.0
 _NAME: Final = "OTEL_SERVICE_NAME"

@@ -14,7 +14,7 @@ from typing import Final
 
 from supervisor.core.demand import AnswerTimes
 from supervisor.core.types import ModelId, base_of
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 
 KEPT: Final = 256
 """Answers of one model on one path. The 99th percentile of fewer than a hundred is the longest."""

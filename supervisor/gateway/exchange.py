@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from supervisor.gateway.filters.turn import Turn
     from supervisor.gateway.keepalive import Keepalive
     from supervisor.gateway.media.media_loading import Loading
-    from supervisor.gateway.requests import Request
+    from supervisor.gateway.request import Request
     from supervisor.gateway.route.ladder import Ladder
     from supervisor.gateway.route.mending import Mending
 

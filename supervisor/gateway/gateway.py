@@ -58,9 +58,10 @@ from supervisor.gateway.identity.identity import Identity, identify
 from supervisor.gateway.identity.rate_headers import PREFIX as RATE_PREFIX
 from supervisor.gateway.identity.rate_headers import rate_headers
 from supervisor.gateway.identity.trace_context import begun, trace_of
+from supervisor.gateway.in_flight import InFlight
 from supervisor.gateway.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.gateway.load_news import LoadNews
-from supervisor.gateway.requests import InFlight, Request
+from supervisor.gateway.request import Request
 from supervisor.gateway.route.caching import CacheWish, Salts, wish_of
 from supervisor.gateway.route.context_use import ContextUse
 from supervisor.gateway.route.ladder import Ladder

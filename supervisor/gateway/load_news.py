@@ -14,7 +14,7 @@ from supervisor.core.waiting import Awaited, WaitKind
 if TYPE_CHECKING:
     from supervisor.engine.engine import Engine
     from supervisor.gateway.dialect import ReasoningEvent
-    from supervisor.gateway.requests import Request
+    from supervisor.gateway.request import Request
 
 PROGRESS_S: Final = 5.0
 _LOADED: Final = frozenset({WaitKind.PLACE, WaitKind.HEALTH})  # the model has a worker, which has no time for it

@@ -27,7 +27,7 @@ from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.gateway.body.parameters import flag, json_object, number
 from supervisor.gateway.record import ENDED
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request as GatewayRequest
 from supervisor.http.answer import answer
 from supervisor.io.distribution import version
 
@@ -135,7 +135,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
 
     async def one_request(request: Request) -> Response:
         wanted = request.path_params["id"]
-        if isinstance(found := daemon.requests.find(wanted), Request):
+        if isinstance(found := daemon.requests.find(wanted), GatewayRequest):
             await daemon.steps.look([found])
         return JSONResponse(request_view(daemon, wanted))
 

@@ -31,7 +31,7 @@ from supervisor.gateway.dialect import Dialect, ForDaemonError
 from supervisor.gateway.disconnect import Message, Receive, Scope, Send
 from supervisor.gateway.error_response import error_body, error_event, error_headers
 from supervisor.gateway.forward import processing_ms
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request as GatewayRequest
 from supervisor.gateway.tunnel import client_of
 from supervisor.gateway.tunnel import refuse as refuse_tunnel
 from supervisor.http import (
@@ -134,7 +134,7 @@ class Application:
         dialect = dialect_of(scope)
         request_id = scope["state"][STATE_KEY]
         own = dialect.headers(request_id)
-        context = Request(request_id, asyncio.get_running_loop().time(), dialect, extra=own)
+        context = GatewayRequest(request_id, asyncio.get_running_loop().time(), dialect, extra=own)
         try:
             if self._extra_ports and (key := self._extra_ports.get(scope["server"][1])) is not None:
                 extra_ports.restrict(key, scope, dialect)
@@ -168,7 +168,7 @@ class Application:
         except LlmuxError as error:
             await error_response(error, dialect)(scope, receive, _signed(send, context))
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send, context: Request) -> None:
+    async def _relay(self, scope: Scope, receive: Receive, send: Send, context: GatewayRequest) -> None:
         """The successor answers it, from the beginning."""
         upstream, dialect, body = self._daemon.successor, context.dialect, context.waiting
         assert upstream is not None
@@ -205,7 +205,7 @@ class Application:
         scope: Scope,
         receive: Receive,
         send: Send,
-        context: Request,
+        context: GatewayRequest,
     ) -> None:
         """Do what a request on a path of inference asks of the daemon. What changes something is for the one that goes on."""
         body = context.waiting
@@ -221,7 +221,7 @@ class Application:
         response = await dialect.respond(self._daemon, scope, request.fields, body.take())
         await response(scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send, context: Request) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send, context: GatewayRequest) -> None:
         self._daemon.requests.record()  # whoever asks sees all that ended before
         await asyncio.sleep(0)  # also in the log: its lines are written at the end of a turn
         if scope["method"] not in SAFE and scope["path"] != admin.UPGRADE:
@@ -266,7 +266,7 @@ def _is_upload(scope: Scope) -> bool:
     return bool(scope["method"] == "POST" and scope["path"] == files.PATH)
 
 
-def _keeping(receive: Receive, context: Request) -> Receive:
+def _keeping(receive: Receive, context: GatewayRequest) -> Receive:
     """`receive`, which keeps the body: a successor may have to read it, too."""
     read = bytearray()
 
@@ -298,7 +298,7 @@ async def _left_to_the_server(_request: Request, error: Exception) -> Response:
     raise error
 
 
-def _signed(send: Send, context: Request) -> Send:
+def _signed(send: Send, context: GatewayRequest) -> Send:
     """`send`, which adds to every response the request's id, its duration and the other common headers."""
 
     async def signed(message: Message) -> None:

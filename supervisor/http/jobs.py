@@ -37,7 +37,7 @@ from supervisor.gateway.dialect import Dialect, ForDaemonError
 from supervisor.gateway.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.gateway.error_response import error_body
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request as GatewayRequest
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import Bytes, Gathered, HeldBody
 
@@ -207,7 +207,7 @@ def _view(daemon: Daemon, job: Job) -> dict[str, Any]:
 def _progress(daemon: Daemon, job: Job) -> dict[str, Any] | None:
     """Where its request stands now; None between two tries."""
     found = daemon.requests.find(job.request_id)
-    if not isinstance(found, Request):
+    if not isinstance(found, GatewayRequest):
         return None
     model = None if found.attempt.model is None else daemon.engine.model(found.attempt.model)
     return {
@@ -223,7 +223,7 @@ def _progress(daemon: Daemon, job: Job) -> dict[str, Any] | None:
 
 async def _look(daemon: Daemon, job: Job) -> None:
     """Let its progress be told as it is now."""
-    if isinstance(found := daemon.requests.find(job.request_id), Request):
+    if isinstance(found := daemon.requests.find(job.request_id), GatewayRequest):
         await daemon.steps.look([found])
 
 
@@ -275,7 +275,7 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     dialect, held = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
     response = _Response(body, held, is_kept=job.response is None)
     del body  # the gateway's from now on: it counts it, and may write it to disk
-    context = Request(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
+    context = GatewayRequest(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
         context.key = _key(daemon, job.owner)

@@ -132,7 +132,7 @@ TABLE: Final = (
         15,
         "The connection is reset before an answer",
         "The request is sent again, once, only if no byte of it was written.",
-        "`daemon/pipeline`: the upstream error says whether anything was sent.",
+        "`gateway/forward`: the upstream error says whether anything was sent.",
         ("tests/unit/gateway/test_forward.py::TestBroken::test_before_anything_was_sent",),
     ),
     Fault(

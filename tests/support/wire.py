@@ -23,7 +23,7 @@ from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Se
 from supervisor.gateway.error_response import error_body, error_headers
 from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.forward import break_off, forward, send_refusal
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 from supervisor.gateway.upstream_error import WorkerAnswerError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.held_body import HeldBody

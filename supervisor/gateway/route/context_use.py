@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from supervisor.core.types import ModelId, base_of
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 from supervisor.io.held_body import HeldBody
 
 KEPT: Final = 64

@@ -15,7 +15,7 @@ from supervisor.dialects.openai import OPENAI
 from supervisor.engine.ticket import Ticket
 from supervisor.errors import LlmuxError, NotFoundError, RateLimitError, UnavailableError
 from supervisor.gateway.attempt import Usage
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 
 
 class World:

@@ -13,7 +13,7 @@ from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
 from supervisor.errors import UnreachableError
 from supervisor.fleet.steps import Step
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 from tests.support.cases import cases
 
 

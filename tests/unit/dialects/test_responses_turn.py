@@ -11,8 +11,9 @@ from supervisor.dialects.responses import RESPONSES
 from supervisor.dialects.responses.turn import turn_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.filters.filters import filtered
 from supervisor.gateway.filters.turn import Memory
-from supervisor.io.held_body import BodyBudget
+from supervisor.io.held_body import BodyBudget, Gathered
 from supervisor.io.response_store import Kept, Part, ResponseStore
 
 EVENTS = [(b"content-type", b"text/event-stream")]
@@ -42,7 +43,7 @@ async def store(tmp_path):
 async def asked(store, /, owner="ann", is_counted=False, **fields):
     """A request: its body as it came, and as it goes on, and what becomes of its answer."""
     body = await JsonBody.open(json.dumps({"model": "m", **fields}).encode())
-    return body, *await turn_of(body, Memory(store, BodyBudget(), 1 << 25, owner, False), is_counted=is_counted)
+    return body, *await turn_of(body, Memory(store, BodyBudget(), owner, False), is_counted=is_counted)
 
 
 async def got(body):
@@ -50,19 +51,31 @@ async def got(body):
     return json.loads(await body.whole())
 
 
+class Worker:
+    """Its answer, in pieces."""
+
+    status = 200
+
+    def __init__(self, headers, pieces):
+        self.headers = headers
+        self._pieces = [*pieces]
+
+    @property
+    def drained(self):
+        return not self._pieces
+
+    async def next_chunk(self):
+        return self._pieces.pop(0)
+
+
 async def told(turn, headers, *pieces):
     """What the client gets."""
-    sent = []
-
-    async def send(message):
-        sent.append(dict(message))
-
-    observed = turn.observed(send)
-    await observed({"type": "http.response.start", "status": 200, "headers": [*headers]})
-    for number, piece in enumerate(pieces, 1):
-        await observed({"type": "http.response.body", "body": piece, "more_body": number < len(pieces)})
+    answer = await filtered(Worker(headers, pieces), [turn], Gathered())
+    body = b""
+    while not answer.drained:
+        body += await answer.next_chunk()
     turn.release()
-    return sent[0]["headers"], b"".join(message["body"] for message in sent[1:])
+    return answer.headers, body
 
 
 def framed(*events):
@@ -106,7 +119,7 @@ class TestRequest:
     async def test_one_that_is_not_kept_costs_nothing(self, store):
         assert (await asked(store, input="Hi", store=False))[2] is None
         other = await JsonBody.open(b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}')
-        memory = Memory(store, BodyBudget(), 1 << 25, "ann", False)
+        memory = Memory(store, BodyBudget(), "ann", False)
         assert (await RESPONSES.turn("/v1/responses", other, memory))[1] is None
 
     async def test_only_the_tokens_of_one_that_goes_on(self, store):
@@ -192,7 +205,7 @@ class TestAnswer:
     @pytest.mark.parametrize("stream", [False, True])
     async def test_metrics_stand_beside_a_workers_own_fields(self, store, stream):
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), 1 << 25, "ann", False, times=Times())
+        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = ANSWER | {"usage": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}}
         begun = {"type": "response.created", "response": answer}
@@ -223,7 +236,7 @@ class TestAnswer:
     @pytest.mark.parametrize("usage", [None, {"input_tokens": None}, {"input_tokens": 1.5}, []])
     async def test_an_odd_usage_loses_nothing_else(self, store, usage):
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), 1 << 25, "ann", False, times=Times())
+        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = ANSWER | {"usage": usage}
         _, got = await told(turn, JSON, json.dumps(answer).encode())
@@ -260,7 +273,7 @@ class TestAnswer:
         kept = Kept("ann", begun, Part(b"[]"), "queued", is_background=True, is_streamed=stream)
         await store.keep("resp_2", kept)
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), 1 << 25, "ann", False, response="resp_2")
+        memory = Memory(store, BodyBudget(), "ann", False, response="resp_2")
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = {"object": "response", "output": []}
         pieces = framed({"type": "response.completed", "response": answer})

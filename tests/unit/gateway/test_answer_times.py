@@ -9,7 +9,7 @@ from supervisor.core.types import ModelId, TicketId
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.ticket import Ticket
 from supervisor.gateway.answer_times import FORGOTTEN_S, KEPT, AnswerLog
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 
 M = ModelId("m")
 CHAT = "/v1/chat/completions"

@@ -10,15 +10,12 @@ import msgspec
 import pytest
 
 from supervisor.gateway.filters.body_log import SHOWN_BYTES, Capture
+from supervisor.gateway.filters.filters import Head, Use
 from supervisor.io import kept_bodies
 from supervisor.io.kept_bodies import MOST, KeptBodies
 from tests.support.cases import cases
 
 PNG = base64.b64encode(os.urandom(3000)).decode()
-
-
-async def nothing(_message: object) -> None:
-    pass
 
 
 def kept(body: object, *pieces: bytes, content_type: bytes = b"application/json"):
@@ -27,12 +24,9 @@ def kept(body: object, *pieces: bytes, content_type: bytes = b"application/json"
 
 
 def captured(data: bytes, pieces: tuple[bytes, ...], content_type: bytes):
-    capture = Capture(nothing, data)
-    messages = [{"type": "http.response.start", "status": 200, "headers": [(b"content-type", content_type)]}]
-    messages += [{"type": "http.response.body", "body": piece, "more_body": True} for piece in pieces]
-    for message in messages:
-        with pytest.raises(StopIteration):
-            capture.send(message).send(None)
+    capture = Capture(data)
+    assert capture.head(Head(200, [(b"content-type", content_type)])) is Use.PIECES
+    assert [capture.feed(piece) for piece in pieces] == [*pieces]
     return capture.kept()
 
 

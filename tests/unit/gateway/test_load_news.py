@@ -11,7 +11,7 @@ from supervisor.core.waiting import Awaited, Forecast, WaitKind
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.waits import Wait, _Phase
 from supervisor.gateway.load_news import PROGRESS_S, LoadNews
-from supervisor.gateway.requests import Request
+from supervisor.gateway.request import Request
 
 LOAD = Awaited(WaitKind.LOAD, "the model to load")
 

@@ -18,14 +18,16 @@ from supervisor.catalog.keys import Key
 from supervisor.core.demand import Demand
 from supervisor.core.types import Generation, ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
+from supervisor.daemon.history import History
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
 from supervisor.engine.ticket import Ticket
 from supervisor.engine.waits import Wait, _Phase
 from supervisor.errors import UnavailableError
 from supervisor.gateway.identity.trace_context import TraceContext
+from supervisor.gateway.in_flight import GROUP, GROUP_S, InFlight
 from supervisor.gateway.record import ENDED, MESSAGE_LIMIT, restored, written
-from supervisor.gateway.requests import GROUP, GROUP_S, InFlight, Request
+from supervisor.gateway.request import Request
 
 EPOCH = 1_700_000_000.0
 
@@ -215,7 +217,8 @@ def plain() -> Request:
 
 def unusual() -> Request:
     """A stream that waited, and broke off; with all fields that a line has where they are unusual."""
-    request = context(2, 1000.1234567, stream=True, key=Key("anna", b"", frozenset()), ignored=("top_k", "x y"))
+    request = context(2, 1000.1234567, stream=True, key=Key("anna", b"", frozenset()))
+    request.attempt.ignored = ("top_k", "x y")
     request.demand, request.trace = Demand(20, "team"), TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", None, True)
     request.attempt.ticket = Ticket(
         TicketId("2"), ModelId("a"), 1000.124, Generation(3), admitted=1004.2, cut_reason="unloaded"

@@ -11,7 +11,7 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.engine.events import Subscription
 from supervisor.errors import UnavailableError
 from supervisor.gateway.disconnect import ResponseBrokenError
-from supervisor.gateway.route.targets import Targets
+from supervisor.gateway.route.routes import Routes
 from tests.support.application import ORIGIN, ask, get
 from tests.support.wire import post, talk, until
 
@@ -111,7 +111,7 @@ class TestBugs:
         assert not any(capfd.readouterr())
 
     async def test_in_inference(self, served, monkeypatch):
-        monkeypatch.setattr(Targets, "find", lambda *_: 1 / 0)
+        monkeypatch.setattr(Routes, "find", lambda *_: 1 / 0)
         status, headers, body = await ask(served.port, post(path=b"/v1/chat/completions"))
         assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
         [event] = bugs(served)

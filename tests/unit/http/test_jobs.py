@@ -1,4 +1,4 @@
-"""A job's request on its way through a scripted pipeline: what is kept of it and of its answer counts, and goes."""
+"""A job's request on its way through a scripted gateway: what is kept of it and of its answer counts, and goes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def job() -> Job:
 
 
 class Scripted:
-    """A daemon whose pipeline takes the request and answers with so many MiB."""
+    """A daemon whose gateway takes the request and answers with so many MiB."""
 
     def __init__(self, mib: int, *, limit_mib: int = 1024) -> None:
         self.catalog = SimpleNamespace(limits=LimitsConfig())
         self.keyring = ()
         self.bodies = BodyBudget()
         self.bodies.limit = limit_mib * MIB
-        self.pipeline = self
+        self.gateway = self.routes = self
         self.responses = ResponseStore()
         self.used: list[int] = []
         self._mib = mib
@@ -81,7 +81,7 @@ class TestAnswer:
         answer = await send(daemon, one, b"{}")
         assert (answer.status, answer.body, daemon.bodies.used) == (200, b"", 0)
 
-    async def test_a_pipeline_that_breaks_leaves_nothing(self):
+    async def test_a_gateway_that_breaks_leaves_nothing(self):
         class Broken(Scripted):
             """Answers, and breaks all the same."""
 
@@ -95,7 +95,7 @@ class TestAnswer:
         assert daemon.bodies.used == 0
 
 
-async def test_the_request_is_the_pipelines_alone():
+async def test_the_request_is_the_gateways_alone():
     class Tracked(bytes):
         """Says when it goes."""
 

@@ -11,28 +11,17 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
-from msgspec import UNSET
 from pydantic import JsonValue
 
-from supervisor.catalog.keys import Key
-from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import TicketId
 from supervisor.engine.events import Hub
-from supervisor.engine.waits import Part, Wait
-from supervisor.errors import LlmuxError, RequestCancelledError
-from supervisor.gateway.attempt import NO_USAGE, Attempt, Usage
-from supervisor.gateway.dialect import Dialect
+from supervisor.errors import RequestCancelledError
 from supervisor.gateway.disconnect import CancelOnDisconnect
-from supervisor.gateway.filters.translation import shown
-from supervisor.gateway.identity.trace_context import TraceContext
-from supervisor.gateway.record import BODY, ENDED, MESSAGE_LIMIT, RequestRecord, demanded
-from supervisor.gateway.route.caching import CacheWish
-from supervisor.io.held_body import HeldBody
-from supervisor.io.upstream import Headers
+from supervisor.gateway.record import ENDED, RequestRecord, demanded
+from supervisor.gateway.request import Request
 
 GROUP: Final = 64
 GROUP_S: Final = 0.025
@@ -41,110 +30,6 @@ GROUP_S: Final = 0.025
 logger = structlog.get_logger("llmux.request")
 
 Json = dict[str, JsonValue]
-
-
-@dataclass(slots=True)
-class Request:
-    """One request: its client, what its response carries, and what the canonical log line contains.
-
-    What serves the request may refer to it; it refers to none of that, which has what is kept of bodies and answers.
-    """
-
-    request_id: bytes
-    arrived_at: float  # loop time
-    dialect: Dialect  # what the client speaks
-    key: Key | None = None
-    demand: Demand = ANY
-    extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
-    path: str = ""
-    response: str | None = None  # the name of the response that it generates in the background
-    waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
-    name: str | None = None
-    stream: bool = False
-    cache: CacheWish | None = None  # what it says about caches of prompts
-    budget_s: float | None = None  # from its arrival
-    ticket_id: TicketId | None = None  # once it is entered
-    entered_at: float | None = None  # loop time; as is the next
-    trace: TraceContext | None = None  # that it belongs to
-    span_id: str = ""  # of what its worker does for it; set iff spans are made
-    attempt: Attempt = field(default_factory=Attempt)  # the last one
-    waits: list[Wait] = field(default_factory=list)  # for a worker, in order; not where one took it at once
-    is_begun: bool = False  # has its client the head of a stream, though no worker has answered? Set at a hand-over
-    ended_at: float = 0.0  # loop time; this and the usage once it has ended
-    usage: Usage = NO_USAGE
-    failure: str | None = None  # an error's code
-    failed_status: int = 0
-    failed_message: str | None = None
-
-    @property
-    def admitted_at(self) -> float | None:
-        """When a worker took it; None: not yet. With `arrived_at` and `entered_at` the `Times` of a translation."""
-        return None if self.attempt.ticket is None else self.attempt.ticket.admitted
-
-    @property
-    def answering(self) -> bool:
-        """Has the client seen the beginning of a response?"""
-        return self.attempt.outcome.started or self.is_begun
-
-    def counted(self) -> Usage:
-        """The tokens of its answer, once it has ended: searched for once."""
-        if self.usage is NO_USAGE:
-            self.usage = self.attempt.outcome.usage()
-        return self.usage
-
-    def fail(self, error: LlmuxError) -> None:
-        """It ended with this error, which isn't kept: it would keep the frames that it passed."""
-        self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
-
-    def parts(self, now: float) -> tuple[Part, ...]:
-        """Its waits so far, for its body and then for workers."""
-        waits = self.waits
-        entered_at = waits[0].since if waits else self.entered_at
-        body = BODY, (now if entered_at is None else entered_at) - self.arrived_at
-        return (body, *(part for wait in waits for part in wait.parts(now))) if waits else (body,)
-
-    def record(self, until: float) -> RequestRecord:
-        """Its record, as it ended at `until` (loop time), or is looked at then."""
-        attempt, key, usage, demand = self.attempt, self.key, self.usage, self.demand
-        ticket, outcome = attempt.ticket, attempt.outcome
-        first_s, first_at, count = outcome.first_byte_s, outcome.first_byte_at, usage.completion
-        rate = None
-        if self.stream and first_at is not None and count is not None and until > first_at:
-            rate = count / (until - first_at)
-        return RequestRecord(
-            self.request_id.decode("latin-1"),
-            self.path,
-            self.name,
-            None if ticket is None else f"{ticket.model}:{ticket.generation}",
-            None if key is None else key.name,
-            outcome.status or self.failed_status,
-            outcome.error or self.failure,
-            None if ticket is None else ticket.cut_reason,
-            None if ticket is None else round(ticket.queued_s * 1000, 1),
-            None if first_s is None else round(first_s * 1000, 1),
-            round((until - self.arrived_at) * 1000, 1),
-            outcome.bytes_sent,
-            usage.prompt,
-            count,
-            UNSET if demand.priority == NORMAL else demand.priority,
-            UNSET if demand is ANY or demand.tenant == ("" if key is None else key.name) else demand.tenant,
-            UNSET if self.trace is None else self.trace.trace_id,
-            shown((*attempt.ignored, *outcome.ignored)) if attempt.ignored or outcome.ignored else UNSET,
-            self.ticket_id,
-            self.arrived_at,
-            until,
-            self.stream,
-            self.parts(until),
-            None if first_at is None else first_at - self.arrived_at,
-            rate,
-            (outcome.error_message or self.failed_message or "")[:MESSAGE_LIMIT] or None,
-            attempt.model,
-            demand,
-            "" if key is None else key.id,
-            () if ticket is None else ticket.devices,
-            None if ticket is None else ticket.admitted,
-            usage.cached,
-        )
 
 
 class InFlight:
