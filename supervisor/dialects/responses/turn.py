@@ -151,6 +151,7 @@ class ResponseTurn(Turn):
             return await super().whole(body, head)
         data = await self._response(body)
         await self.settle()
+        head.headers.append((b"content-length", b"%d" % len(data)))
         return bytes(data)
 
     def feed(self, piece: bytes) -> bytes:

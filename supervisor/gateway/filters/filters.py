@@ -23,8 +23,7 @@ STREAMS: Final = (EVENTS, *LINES)
 
 _KEPT_PIECES: Final = 4  # of the end of what the worker sent, where its usage stands
 _KEPT_BYTES: Final = 4096
-_LENGTH: Final = b"content-length"
-_OF_THE_BODY: Final = frozenset((_LENGTH, b"etag"))
+_OF_THE_BODY: Final = frozenset((b"content-length", b"etag"))
 
 
 class Use(enum.Enum):
@@ -163,8 +162,7 @@ class FilteredResponse:
         self.worker_tail.append(body[-_KEPT_BYTES:])
         for each in self._filters:
             body = await each.whole(body, self._head)
-        self._whole = body
-        self.headers = [*(item for item in self._head.headers if item[0] != _LENGTH), (_LENGTH, b"%d" % len(body))]
+        self._whole, self.headers = body, self._head.headers
 
     async def next_chunk(self) -> bytes:
         """The next piece that is not empty, or the last one."""
