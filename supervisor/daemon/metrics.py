@@ -165,11 +165,15 @@ class Metrics:
 
     def _took(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
         """Requests by this name that workers had."""
-        worked = [each.ended_at - ticket.admitted for each, ticket in served]
+        worked, waited, took, firsts = list[float](), list[float](), list[float](), list[float | None]()
+        for each, ticket in served:
+            worked.append(each.ended_at - ticket.admitted)
+            waited.append(ticket.admitted - ticket.arrived)
+            took.append(each.ended_at - each.arrived_at)
+            firsts.append(each.attempt.outcome.first_byte_s)
         self._worked.observe(name, *worked)
-        self.queue_wait.observe(name, *[ticket.queued_s for _, ticket in served])
-        self._duration.observe(name, *[each.ended_at - each.arrived_at for each, _ in served])
-        firsts = [each.attempt.outcome.first_byte_s for each, _ in served]
+        self.queue_wait.observe(name, *waited)
+        self._duration.observe(name, *took)
         self._first.observe(name, *[first_s for first_s in firsts if first_s is not None])
         prompts, completions = 0, 0
         for (each, _), worked_s, first_s in zip(served, worked, firsts, strict=True):

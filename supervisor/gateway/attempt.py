@@ -105,6 +105,9 @@ class Outcome:
         return b"".join(self._tail)
 
 
+_NO_BODY: Final = HeldBody()
+
+
 @dataclass(slots=True)
 class Attempt:
     """One try. A request has several where a worker ended too early, or a task has further candidates."""
@@ -113,7 +116,8 @@ class Attempt:
     endpoint: Endpoint | None = None
     path: bytes = b""  # the worker's path and query, as they go on the wire
     headers: Headers = field(default_factory=list)  # what it gets of the client's
-    body: HeldBody = field(default_factory=HeldBody)
+    body: HeldBody = _NO_BODY
+    only_looks: bool = False  # does it only say what a worker does now? Nobody counts it
     prefix: int | None = None  # a fingerprint of its conversation, where several replicas could answer
     tokens: int = 0  # of the context that its worker's requests share
     text_bytes: int = 0  # of its prompt; 0: it has more than text, or nobody asks

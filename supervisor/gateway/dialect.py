@@ -48,6 +48,9 @@ class Dialect(abc.ABC):
     reads_fields: bool = False
     """Do the fields of a request decide what becomes of it? See `daemon_scope`, `turn` and `required_translation`."""
 
+    shares_paths: bool = False
+    """Do clients of others speak on its paths, too? See `is_spoken_by`."""
+
     @abc.abstractmethod
     def owns(self, path: str) -> bool:
         """Do clients of this path speak it, at least some of them?"""

@@ -74,21 +74,20 @@ async def forward(
         if response.status < 400:
             body.release()
         is_begun = exchange.is_begun
-        content_type = _header(response.headers, b"content-type")
+        content_type, encoding, theirs = _told(response.headers)
         has_events = content_type.startswith(EVENTS)
-        theirs = _header(response.headers, _IGNORED)
         if attempt.ignored or theirs:
             names = [name.decode("latin-1") for part in theirs.split(b",") if (name := part.strip())]
             outcome.ignored = called(names, attempt.called)
             own.append((_IGNORED, ignored_header((*attempt.ignored, *outcome.ignored)).encode()))
         if filters and (has_events or not is_begun):
             response = await filtered(response, filters, gathered or Gathered())
-            content_type = _header(response.headers, b"content-type")
+            content_type, encoding, _ = _told(response.headers)
             if isinstance(response, FilteredResponse) and response.is_translated:
                 outcome.canonical = response.worker_tail
         outcome.status = response.status
         own.append(processing_ms(request.arrived_at, loop_time()))
-        is_encoded = _encoded(response.headers)
+        is_encoded = encoding not in (b"", b"identity")
         if (is_begun and not has_events) or (
             response.status >= 400 and (is_begun or not (has_events or is_encoded or method == "HEAD"))
         ):
@@ -192,18 +191,20 @@ def response_headers(headers: Headers, own: Headers, *, is_stream: bool, is_bodi
     kept = [item for item in headers if item[0] not in dropped and not item[0].startswith(_CORS)]
     if is_stream:
         kept.append((b"x-accel-buffering", b"no"))
-        if not _header(headers, b"cache-control"):
+        if not any(name == b"cache-control" for name, _ in headers):
             kept.append((b"cache-control", b"no-cache"))
     kept += own
     return kept
 
 
-def _header(headers: Headers, name: bytes) -> bytes:
-    for key, value in headers:
-        if key == name:
-            return value
-    return b""
-
-
-def _encoded(headers: Headers) -> bool:
-    return _header(headers, b"content-encoding") not in (b"", b"identity")
+def _told(headers: Headers) -> tuple[bytes, bytes, bytes]:
+    """The worker's Content-Type, Content-Encoding and `x-llmux-ignored`; empty without one. Of several the first counts."""
+    content_type = encoding = ignored = b""
+    for name, value in headers:
+        if name == b"content-type":
+            content_type = content_type or value
+        elif name == b"content-encoding":
+            encoding = encoding or value
+        elif name == _IGNORED:
+            ignored = ignored or value
+    return content_type, encoding, ignored

@@ -104,7 +104,7 @@ class Gateway:
         """`arrived` counts a tenant's request, and raises RateLimitError in a pause. `may_fall_back`: may tasks, to remotes?"""
         server, limits = catalog.server, catalog.limits
         self.routes = Routes(catalog)
-        self.arrival: Stages = (self._body, self._conversation, self._identity, self._target, self._copy)
+        self.arrival: Stages = (self._body, self._conversation, self._identity, self._target)
         self.attempt: Stages = (self._admit, self._forward)
         self._engine = engine
         self._catalog = catalog
@@ -119,6 +119,8 @@ class Gateway:
         self._body_log = body_log
         keeping = () if body_log is None else (m.id for m in catalog.models.values() if m.config.keep_bodies)
         self._kept_models = frozenset(keeping)
+        if self._kept_models:
+            self.arrival = (*self.arrival, self._copy)
         self._body_limit = limits.body_mib * 1024 * 1024
         self._keepalive_s = limits.keepalive_s
         self._first_byte_s = limits.first_byte_s
@@ -214,7 +216,6 @@ class Gateway:
                     request.trace = trace_of(value)
             request.cache = wish_of(own) or self._cache_wish
             request.budget_s = budget.budget_s(own, body.said(BUDGET))
-            exchange.wants_news = load_feedback.wish_of(own)
             if is_lowered:
                 request.extra.append((PRIORITY, b"%d" % request.demand.priority))
         else:
@@ -247,7 +248,7 @@ class Gateway:
 
     async def _copy(self, exchange: Exchange) -> None:
         attempt = exchange.request.attempt
-        if self._kept_models and (attempt.model in self._kept_models or exchange.ladder is not None):
+        if attempt.model in self._kept_models or exchange.ladder is not None:
             exchange.capture = Capture((attempt.body.source or attempt.body).data)
 
     def _entered(self, exchange: Exchange) -> CancelOnDisconnect:
@@ -261,6 +262,9 @@ class Gateway:
         self._requests.begin(request, exchange.client)
         if request.demand.accounts:
             self._tell_limits(request, taking=1)
+        may_wait = request.stream and request.attempt.is_known and exchange.head.own
+        if may_wait and request.dialect.reasoning(request.path) is not None:
+            exchange.wants_news = load_feedback.wish_of(exchange.head.own)
         return exchange.client
 
     # ------------------------------------------------------------------------------------------------------------ attempt
@@ -271,7 +275,7 @@ class Gateway:
         attempt = request.attempt
         assert request.ticket_id is not None
         assert attempt.model is not None
-        if _only_looks(exchange):
+        if attempt.only_looks:
             attempt.ticket = self._engine.look(request.ticket_id, attempt.model)
             if attempt.ticket is None:
                 name = request.name
@@ -281,7 +285,14 @@ class Gateway:
                 raise InvalidRequestError(message, code="model_not_loaded")
             return
         try:
-            demand = self._demand(exchange)
+            demand = request.demand
+            if (
+                attempt.tokens
+                or attempt.prefix is not None
+                or request.budget_s is not None
+                or exchange.ladder is not None
+            ):
+                demand = self._demand(exchange)
             ticket = self._engine.ask(request.ticket_id, attempt.model, demand, exchange.client)
             if ticket.upstream is None:
                 await self._wait(exchange, ticket)
@@ -357,8 +368,9 @@ class Gateway:
             if exchange.mending is not None:
                 exchange.mending.end(attempt)
                 exchange.mending = None
-            if not _only_looks(exchange):
-                self._engine.finish(ticket, tokens_of(request.demand.accounts, outcome), served=is_served)
+            if not attempt.only_looks:
+                accounts = request.demand.accounts
+                self._engine.finish(ticket, tokens_of(accounts, outcome) if accounts else 0, served=is_served)
 
     async def _may_try_again(self, exchange: Exchange, error: LlmuxError) -> bool:
         """Is it to be tried once more? Then the request has another attempt."""
@@ -418,7 +430,8 @@ class Gateway:
             filters.append(Repair(attempt.completion))
         if attempt.translation is not None:
             filters.append(Translate(attempt.translation))
-        filters += self._last_filters(exchange)
+        if exchange.turn is not None or exchange.capture is not None:
+            filters += self._last_filters(exchange)
         return filters
 
     def _last_filters(self, exchange: Exchange) -> Sequence[Filter]:
@@ -469,9 +482,3 @@ class Gateway:
             raise BudgetError(f"The budget of {request.budget_s:g} s was over before {request.name} could answer.")
         assert attempt.model is not None
         return replace(demand, budget_s=left_s, answers=self._answers.of(attempt.model, request.path))
-
-
-def _only_looks(exchange: Exchange) -> bool:
-    """Does it only say what a worker does now? Nobody counts it."""
-    endpoint = exchange.request.attempt.endpoint
-    return endpoint is not None and endpoint.only_looks and client_of(exchange.scope) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping
+from typing import Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,6 +32,7 @@ from supervisor.gateway.dialect import Dialect, ForDaemonError
 from supervisor.gateway.disconnect import Message, Receive, Scope, Send
 from supervisor.gateway.error_response import error_body, error_event, error_headers
 from supervisor.gateway.forward import processing_ms
+from supervisor.gateway.head import head_of
 from supervisor.gateway.request import Request as GatewayRequest
 from supervisor.gateway.tunnel import client_of
 from supervisor.gateway.tunnel import refuse as refuse_tunnel
@@ -52,12 +54,13 @@ from supervisor.http import (
     usage,
     watch,
 )
-from supervisor.http.auth import Auth
+from supervisor.http.auth import Auth, scope_for
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import Bytes, HeldBody
 
+MOST_PLACES: Final = 1024
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 _BASE = re.compile("^/+((?:(?:v1|v2|api)(?=/))?)(?:/+(?=/))?")
@@ -65,6 +68,13 @@ _NOT_OFFERED = {
     ("POST", "/v1/responses/compact"): "Send the conversation again with a summary in place of its older items.",
     ("POST", "/v1/complete"): "Ask /v1/messages.",
 }
+
+
+class _Place(NamedTuple):
+    """What a method and path are to the clients of a dialect, by the configuration."""
+
+    scope: str | None  # that a key needs
+    is_inference: bool
 
 
 class Application:
@@ -110,6 +120,7 @@ class Application:
 
     def _configure(self) -> None:
         catalog = self._daemon.catalog
+        self._places: dict[tuple[OpenAI, str, str], _Place] = {}
         self._auth = Auth(self._daemon.keyring, catalog.server, self._daemon.local_key)
         GuardedProtocol.configure(catalog.limits)
 
@@ -141,15 +152,16 @@ class Application:
             if self._daemon.successor is not None:
                 await self._relay(scope, receive, send, context)
                 return
-            cors = self._auth.cors(scope, dialect)
-            context.extra = own + cors
-            if scope["method"] == "OPTIONS" and cors:
-                await Response(status_code=204)(scope, receive, _signed(send, context))
-                return
-            context.key = scope["state"][KEY] = self._auth.authorize(scope, dialect)
-            gateway = self._daemon.gateway
+            head, gateway = head_of(scope), self._daemon.gateway
             method, path = scope["method"], scope["path"]
-            is_inference = gateway.routes.serves(method, path, dialect)
+            place = self._places.get((dialect, method, path)) or self._place(dialect, method, path)
+            if head.origin is not None and (cors := self._auth.cors(scope, place.scope)):
+                context.extra = own + cors
+                if method == "OPTIONS":
+                    await Response(status_code=204)(scope, receive, _signed(send, context))
+                    return
+            context.key = scope["state"][KEY] = self._auth.authorize(head, dialect, place.scope)
+            is_inference = place.is_inference
             if not is_inference and (pattern := gateway.routes.pattern(scope)) is not None:
                 is_inference = not self._has_route(scope)
                 if is_inference:
@@ -167,6 +179,13 @@ class Application:
             await self._relay(scope, receive, send, context)
         except LlmuxError as error:
             await error_response(error, dialect)(scope, receive, _signed(send, context))
+
+    def _place(self, dialect: OpenAI, method: str, path: str) -> _Place:
+        if len(self._places) >= MOST_PLACES:  # clients choose the paths, but few make sense
+            self._places.clear()
+        found = _Place(scope_for(path, dialect), self._daemon.gateway.routes.serves(method, path, dialect))
+        self._places[dialect, method, path] = found
+        return found
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, context: GatewayRequest) -> None:
         """The successor answers it, from the beginning."""
@@ -211,7 +230,7 @@ class Application:
         body = context.waiting
         assert body is not None
         try:
-            self._auth.authorize(scope, dialect, request.scope)
+            self._auth.authorize(head_of(scope), dialect, request.scope)
             await self._daemon.settled.wait()
         except BaseException:
             body.release()

@@ -91,18 +91,16 @@ class Auth:
         self._served_hosts: set[bytes] = set()  # fields that were found to be good
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.allowed_origins)
 
-    def authorize(self, scope: Scope, dialect: Dialect, wanted: str | None = None) -> Key | None:
+    def authorize(self, head: RequestHead, dialect: Dialect, wanted: str | None) -> Key | None:
         """The request's key (None: an open path, or no keys are configured). Raises the client's error.
 
-        `wanted`: the scope that it needs by its body; None: that of its path.
+        `wanted`: the scope that it needs, see `scope_for`.
         """
-        head = head_of(scope)
-        wanted = scope_for(scope["path"], dialect) if wanted is None else wanted
         if head.host is not None and head.host not in self._served_hosts:
             self._check_host(head.host)
         if head.origin is not None or head.site is not None:
             self._check_origin(head, wanted)
-        if wanted is None or not self._keyring:
+        if wanted is None or not self._keyring.keys:
             return None
         secret = credential(head.keys(dialect.credential_headers))
         if secret is None:
@@ -118,10 +116,10 @@ class Auth:
             raise ForbiddenError(message, code="insufficient_scope")
         return key
 
-    def cors(self, scope: Scope, dialect: Dialect) -> list[tuple[bytes, bytes]]:
-        """Headers that let a page of an allowed origin read the answer; none for the admin API."""
+    def cors(self, scope: Scope, wanted: str | None) -> list[tuple[bytes, bytes]]:
+        """Headers that let a page of an allowed origin read the answer; none for the admin API. `wanted`: as above."""
         origin = head_of(scope).origin
-        if origin is None or scope_for(scope["path"], dialect) != "inference":
+        if origin is None or wanted != "inference":
             return []
         if not self._is_allowed(origin.decode("latin-1").lower().rstrip("/")):
             return []

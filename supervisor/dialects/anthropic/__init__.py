@@ -46,6 +46,7 @@ class Anthropic(OpenAI):
     """Errors as `{"type": "error", "error": {"type", "message", …}}` with Anthropic's types, our other fields inside."""
 
     name = "anthropic"
+    shares_paths = True
     has_openai_errors = False
 
     def owns(self, path: str) -> bool:

@@ -37,6 +37,7 @@ class Runner(OpenAI):
     """Its paths; keys are as OpenAI's."""
 
     name = "runner"
+    shares_paths = True
 
     def owns(self, path: str) -> bool:
         """The fixed ones, and all below those of loads: who asks there for what isn't there is a runner's client."""

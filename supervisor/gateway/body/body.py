@@ -48,16 +48,13 @@ _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 class Body:
     """What is asked of any request's body; by itself a request without one."""
 
-    __slots__ = ("name", "stream")
+    __slots__ = ("fields", "is_silent", "name", "stream")
 
     def __init__(self) -> None:
         self.name: str | None = None  # None where it names no model
         self.stream = False
-
-    @property
-    def fields(self) -> Fields:
-        """The top-level fields of a JSON object, values unparsed, to be looked at only. Empty for every other body."""
-        return {}
+        self.fields: Fields = {}  # of a JSON object, values unparsed, to be looked at only; empty for every other body
+        self.is_silent = True  # does it say nothing to llmux by fields of `SAID`?
 
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """The error where nothing else names the model either."""
@@ -69,11 +66,6 @@ class Body:
 
     def rename(self, name: str) -> None:
         """Let the worker see this name of the model, if the body names one."""
-
-    @property
-    def is_silent(self) -> bool:
-        """Does it say nothing to llmux by fields of `SAID`?"""
-        return True
 
     def said(self, name: str) -> JsonValue:
         """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""

@@ -181,6 +181,7 @@ class Form(Body):
             self.allow_remote = self._value.decode("utf-8", "replace")
         elif self._reading:
             self._said[self._reading.decode()] = self._value.decode("utf-8", "replace")
+            self.is_silent = False
         elif self._loaded:
             text = self._value.decode("utf-8", "replace")
             if not is_content(self._loaded, text if self._is_base64 else f"{text}:"):
@@ -201,11 +202,6 @@ class Form(Body):
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """See Body."""
         return InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
-
-    @property
-    def is_silent(self) -> bool:
-        """See Body."""
-        return not self._said
 
     def said(self, name: str) -> JsonValue:
         """See Body. The last of several counts."""

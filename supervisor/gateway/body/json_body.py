@@ -68,18 +68,25 @@ _role: Final = msgspec.json.Decoder(_Message).decode
 class JsonBody(Body):
     """One request's JSON body."""
 
-    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_private", "_raw")
+    __slots__ = ("_decoded", "_is_changed", "_outline", "_private", "_raw")
 
     def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
         self._raw = raw
-        self._fields = fields
+        self.fields = fields
         self._outline = outline
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
-        self._look()
+        self.name, self.stream = _name(fields), "stream" in fields and _flag(fields, "stream")
+        if self.name is None and fields.pop("model", None) is not None:  # null, which names none
+            self._is_changed = True
+        self.is_silent = True
         self._private: Fields = {}
-        for key in [key for key in fields if key[:2] == PRIVATE]:
-            self._private[key] = fields.pop(key)
+        for key in fields:  # nearly never there
+            if key[:2] == PRIVATE:
+                self.is_silent = False
+        if not self.is_silent:
+            for key in [key for key in fields if key[:2] == PRIVATE]:
+                self._private[key] = fields.pop(key)
             self._is_changed = True
 
     @classmethod
@@ -91,11 +98,6 @@ class JsonBody(Body):
         await asyncio.sleep(0)  # other tasks run between two scans of a possibly large text, here and below
         return cls(raw, open_object(outline.text), outline)
 
-    @property
-    def fields(self) -> Fields:
-        """See Body."""
-        return self._fields
-
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """See Body."""
         return InvalidRequestError(
@@ -106,12 +108,7 @@ class JsonBody(Body):
         """See Body."""
         if self.name is not None and self.name != name:
             self.name, self._is_changed = name, True
-            self._fields["model"] = msgspec.Raw(_encode(name))
-
-    @property
-    def is_silent(self) -> bool:
-        """See Body."""
-        return not self._private
+            self.fields["model"] = msgspec.Raw(_encode(name))
 
     def said(self, name: str) -> JsonValue:
         """See Body."""
@@ -131,7 +128,7 @@ class JsonBody(Body):
 
     async def field(self, name: str) -> Bytes | None:
         """The value of a field as it came, as JSON; None without it."""
-        raw = self._fields.get(name)
+        raw = self.fields.get(name)
         if raw is None or self._outline is None:
             return None if raw is None else bytes(raw)
         return await self._outline.restored(bytes(raw))
@@ -145,7 +142,7 @@ class JsonBody(Body):
 
     def changed(self, changes: Mapping[str, bytes | None]) -> JsonBody:
         """With these top-level fields instead of its own, as JSON of its outline; None leaves one out."""
-        fields = {name: raw for name, raw in (self._fields | self._private).items() if name not in changes}
+        fields = {name: raw for name, raw in (self.fields | self._private).items() if name not in changes}
         fields |= {name: msgspec.Raw(value) for name, value in changes.items() if value is not None}
         body = JsonBody(self._raw, fields, self._outline)
         body._is_changed = True  # its own
@@ -153,17 +150,17 @@ class JsonBody(Body):
 
     async def whole(self) -> Bytes:
         """All of it as JSON, for llmux itself: also the private fields."""
-        text: Bytes = _encode(self._fields | self._private)
+        text: Bytes = _encode(self.fields | self._private)
         return text if self._outline is None else await self._outline.restored(text)
 
     def raw(self, name: str) -> bytes | None:
         """See Body."""
-        found = self._fields.get(name)
+        found = self.fields.get(name)
         return None if found is None else bytes(found)
 
     def prefix(self) -> int | None:
         """See Body: up to and with the first message of the user, or the beginning of a prompt."""
-        messages, prompt = self._fields.get("messages"), self._fields.get("prompt")
+        messages, prompt = self.fields.get("messages"), self.fields.get("prompt")
         if messages is None:
             return None if prompt is None else crc32(bytes(prompt)[:PREFIX_BYTES])
         found = 0
@@ -178,27 +175,22 @@ class JsonBody(Body):
 
     def translated(self, translation: Translation) -> tuple[JsonBody, AnswerTranslation]:
         """See Body. The private fields stay here; those of the new body are what the translation adds."""
-        fields, answers = translation.request(dict(self._fields))
+        fields, answers = translation.request(dict(self.fields))
         body = JsonBody(self._raw, fields, self._outline)
         body._is_changed = True  # its own
         return body, answers
 
     def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> JsonBody:
         """See Body."""
-        rewrite.apply(fields := dict(self._fields), endpoint)
+        rewrite.apply(fields := dict(self.fields), endpoint)
         return JsonBody(self._raw, fields, self._outline)
-
-    def _look(self) -> None:
-        self.name, self.stream = _name(self._fields), _flag(self._fields, "stream")
-        if self.name is None and self._fields.pop("model", None) is not None:  # null, which names none
-            self._is_changed = True
 
     def take_permission(self) -> bool:
         """See Body. The field goes to no model."""
-        if permission.FIELD not in self._fields:
+        if permission.FIELD not in self.fields:
             return False
-        permitted = _flag(self._fields, permission.FIELD)
-        del self._fields[permission.FIELD]
+        permitted = _flag(self.fields, permission.FIELD)
+        del self.fields[permission.FIELD]
         self._is_changed = True
         return permitted
 
@@ -212,20 +204,20 @@ class JsonBody(Body):
     ) -> Sequence[Wanted]:
         """See Body: no model may get references, and only some may get media."""
         if endpoint.meaning.prompt in _WITH_MESSAGES:
-            raw = self._fields.get("messages")
+            raw = self.fields.get("messages")
             if raw is not None and memoryview(raw)[0] not in _LIST_OR_NULL:
                 raise InvalidRequestError('"messages" must be a list of messages.', param="messages")
         types: set[str] = set()
         wanted: list[Wanted] = []
         decoded: dict[str, Any] = {}
-        for found in references(self._fields, self._value, types, decoded):
+        for found in references(self.fields, self._value, types, decoded):
             if found is None:
                 await asyncio.sleep(0)
             else:
                 text = await self.whole_text(found.text) if loading.is_on else found.text
                 wanted.append(loading.wanted(found, text, len(wanted)))
         if types:
-            refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
+            refuse_media(types, name, inputs, "messages" if "messages" in self.fields else "input")
         if texts is not None:
             await self._check_texts(texts, loading, wanted, decoded)
         if wanted:
@@ -236,7 +228,7 @@ class JsonBody(Body):
         self, marks: TextReferences, loading: Loading, wanted: list[Wanted], decoded: dict[str, Any]
     ) -> None:
         texts = Texts(marks)
-        for each in texts.of(self._fields, self._value, decoded):
+        for each in texts.of(self.fields, self._value, decoded):
             if each is None:
                 await asyncio.sleep(0)
                 continue
@@ -256,7 +248,7 @@ class JsonBody(Body):
             content = contents[one.source]
             one.reference.replace(content.type, self.outline.mark(content.base64))
         for field in {one.reference.field for one in wanted}:
-            self._fields[field] = msgspec.Raw(_encode(self._decoded[field]))
+            self.fields[field] = msgspec.Raw(_encode(self._decoded[field]))
         self._decoded, self._is_changed = {}, True
 
     async def whole_text(self, text: str, most: int = 2 * LONGEST) -> str:
@@ -279,7 +271,7 @@ class JsonBody(Body):
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """See Body."""
-        fields = self._fields
+        fields = self.fields
         if rewrite.touches(endpoint):
             rewrite.apply(fields := dict(fields), endpoint)
         elif not self._is_changed:
@@ -292,7 +284,7 @@ class JsonBody(Body):
     def _value(self, key: str) -> Any:
         """A field's value. Raises InvalidRequestError for one that is nested too deeply."""
         try:
-            return _decode(self._fields[key])
+            return _decode(self.fields[key])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
 
@@ -330,7 +322,7 @@ async def open_json(raw: Bytes, content_type: bytes) -> JsonBody:
     if b";" in content_type:
         refuse_other_charset(content_type)
     try:
-        return await JsonBody.open(raw)
+        return JsonBody(raw, open_object(raw)) if len(raw) <= _SMALL else await JsonBody.open(raw)
     except InvalidRequestError as error:
         if error.code == "invalid_json" and content_type.lower().startswith(_FORM):
             raise InvalidRequestError(_NOT_A_FORM, code="invalid_form") from error
@@ -343,7 +335,11 @@ def open_object(body: Bytes) -> Fields:
         fields = _fields(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise _refusal(body, error) from error
-    _refuse_duplicates(body, fields)
+    # Two braces; for each field two quotes, a colon and a comma, except after the last. Most clients write nothing else.
+    if len(body) != 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values())):
+        _refuse_duplicates(body, fields)
+    if len(fields) > _MOST_FIELDS:
+        raise InvalidRequestError(f"The request body has more than {_MOST_FIELDS} fields.", code="too_many_values")
     return fields
 
 
@@ -375,10 +371,7 @@ def _flag(fields: Fields, name: str) -> bool:
 def _refuse_duplicates(body: Bytes, fields: Fields) -> None:
     """With a duplicate key, the text is longer than its parsed fields."""
     if len(fields) > _MOST_FIELDS:
-        raise InvalidRequestError(f"The request body has more than {_MOST_FIELDS} fields.", code="too_many_values")
-    # Two braces; for each field two quotes, a colon and a comma, except after the last. Most clients write nothing else.
-    if len(body) == 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values())):
-        return
+        return  # that is refused anyway
     if len(body) < _COUNTED and body.count(b'"') == 2 * len(fields) + b"".join(fields.values()).count(b'"'):
         return  # a second key would have two more
     position = body.index(b"{") + 1

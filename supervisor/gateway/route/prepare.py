@@ -48,6 +48,7 @@ from supervisor.gateway.route.caching import NO_FIELDS, CacheFields, Salts
 from supervisor.gateway.route.context_use import ContextUse, measured
 from supervisor.gateway.route.routes import Route, Routes
 from supervisor.gateway.route.thinking import thinking_modes
+from supervisor.gateway.tunnel import client_of
 from supervisor.io.convert import Converter, Kind
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.picture_store import PictureStore
@@ -92,7 +93,7 @@ class Preparing:
         model, dialect = route.model.id, request.dialect
         if exchange.loading is None:
             exchange.loading = self._media.loading()
-        unsaid, unseen, unused = body.unsaid, _NONE, _NONE  # fields without effect
+        unsaid, unseen, unused = _NONE if body.is_silent else body.unsaid, _NONE, _NONE  # fields without effect
         if facts.inputs is not None and may_have_any(body.fields):
             body, unseen = await self._readable(exchange, route, body)
         translation: AnswerTranslation | None = None
@@ -112,7 +113,10 @@ class Preparing:
         if self.strict and model in self.strict and isinstance(body, JsonBody):
             changes = ordered(body.fields, endpoint.meaning)
             body = body.changed(changes) if changes else body
-        attempt = Attempt(model, endpoint, headers=exchange.head.worker_headers(dialect.credential_headers))
+        attempt = request.attempt if request.attempt.model is None else Attempt()
+        attempt.model, attempt.endpoint = model, endpoint
+        attempt.headers = exchange.head.worker_headers(dialect.credential_headers)
+        attempt.only_looks = endpoint.only_looks and client_of(exchange.scope) is None
         if facts.has_replicas:
             attempt.prefix = body.prefix()
         wanted = await body.check(name, facts.inputs, endpoint, exchange.loading, facts.texts)
@@ -259,7 +263,9 @@ class Preparing:
     def _rewrite(self, exchange: Exchange, route: Route, endpoint: Endpoint, body: Body) -> tuple[Rewrite, CacheFields]:
         """What changes on the way to the model: by its configuration, the client's, and what is said of caches."""
         request, parameters = exchange.request, exchange.profile.parameters
-        rewrite = route.rewrite.with_defaults(parameters) if parameters else route.rewrite
+        rewrite = route.rewrite if route.is_rewritten else NO_REWRITE
+        if parameters:
+            rewrite = route.rewrite.with_defaults(parameters)
         if request.cache is None and not self._salts.are_any:  # nearly always
             return rewrite, NO_FIELDS
         path, tenant = endpoint.upstream_path or endpoint.path, request.demand.tenant
@@ -284,9 +290,14 @@ class Preparing:
         assert attempt.model is not None
         text_bytes, pictures = measured(attempt.body)
         attempt.text_bytes = 0 if pictures else text_bytes
-        said = [rewrite.value(name, body.raw(name)) for name in _MOST_TOKENS]
-        most = min([int(each) for each in said if each is not None and each.isdigit() and len(each) < 10], default=None)
-        count = body.raw("n") or b"1"
+        most: int | None = None
+        for name in _MOST_TOKENS:
+            said = body.raw(name) if name in body.fields else None
+            if rewrite is not NO_REWRITE:
+                said = rewrite.value(name, said)
+            if said is not None and said.isdigit() and len(said) < 10 and (most is None or int(said) < most):
+                most = int(said)
+        count = (body.raw("n") if "n" in body.fields else None) or b"1"
         answers = int(count) if count.isdigit() and len(count) < 4 else 1
         return self._contexts.needed(attempt.model, shared, text_bytes, pictures, most, answers)
 

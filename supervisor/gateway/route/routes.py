@@ -83,6 +83,7 @@ class Route:
     names: Renaming | None  # in answers
     end: re.Pattern[bytes] | None  # see `END_OF`
     upstream_path: bytes  # where its worker has it
+    is_rewritten: bool  # does the configuration change requests?
     is_wild: bool  # has the path a pattern, so that the worker gets it as it came?
     counts: bool  # is it a count of tokens that the worker makes by a chat?
     writes_prompts: bool  # does llmux write its prompts?
@@ -196,6 +197,7 @@ class Routes:
             names=renaming(facts.called, name) if facts.called != name and runs else None,
             end=None if endpoint is None else END_OF.get(endpoint.path),
             upstream_path=b"" if endpoint is None else (endpoint.upstream_path or endpoint.path).encode(),
+            is_rewritten=endpoint is not None and public.rewrite.touches(endpoint),
             is_wild=endpoint is not None and endpoint.path in self._wild,
             counts=endpoint is not None and is_by_answer(endpoint),
             writes_prompts=has_prompt and facts.prompts is not None,
