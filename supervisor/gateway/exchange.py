@@ -76,8 +76,10 @@ class Exchange:
             self.loading.held.release()
         if self.turn is not None:
             self.turn.release()
+        attempt = self.request.attempt
         if self.ladder is not None:  # else it is `held`, which may be somebody else's now
-            self.request.attempt.body.release()
+            attempt.body.release()
+        attempt.translation = None  # it may read the request's times: they would keep each other
 
 
 Stage = Callable[[Exchange], Awaitable[None]]

@@ -332,7 +332,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.write(b"".join((*lines, b"\r\n", body)))
         self._linger()
 
-    # WebSockets: see `proxy.tunnel.Client`
+    # WebSockets: see `gateway.tunnel.Client`
 
     def begin(self, head: bytes) -> asyncio.StreamReader:
         """From now on its bytes are the worker's."""

@@ -96,7 +96,7 @@ TABLE: Final = (
         10,
         "A worker dies in the middle of a stream",
         "The stream says so in its own format and never ends as if whole; nothing is sent again.",
-        "`proxy/forward`, `proxy/dialect`: the stream's last event is the error; any other answer is cut.",
+        "`gateway/forward`, `gateway/dialect`: the stream's last event is the error; any other answer is cut.",
         (
             "tests/unit/gateway/test_forward.py::TestBroken",
             "tests/e2e/dialects/test_anthropic.py",
@@ -125,7 +125,7 @@ TABLE: Final = (
         14,
         "A worker accepts a request and never answers",
         "504 at `first_byte_s`; a silent stream ends at `stream_idle_s`.",
-        "`proxy/forward`: a deadline for the first byte, and one for each silence.",
+        "`gateway/forward`: a deadline for the first byte, and one for each silence.",
         ("tests/unit/gateway/test_forward.py::TestBroken::test_first_byte_deadline",),
     ),
     Fault(
@@ -139,7 +139,7 @@ TABLE: Final = (
         16,
         "A worker's answer is cut, or is no HTTP",
         "502 with an error response in the client's dialect; if the answer had begun, an event with the error, or a cut connection where it is no stream.",
-        "`io/upstream_wire`, `proxy/upstream_error`.",
+        "`io/upstream_wire`, `gateway/upstream_error`.",
         ("tests/unit/gateway/test_forward.py::TestErrorAnswers",),
     ),
     Fault(
@@ -212,7 +212,7 @@ TABLE: Final = (
         24,
         "A client leaves",
         "Its request is removed, or its worker's connection closed, within 100 ms; nothing is loaded for nobody.",
-        "`proxy/disconnect`: the client is listened to while anything is awaited.",
+        "`gateway/disconnect`: the client is listened to while anything is awaited.",
         (
             "tests/unit/gateway/test_disconnect.py",
             "tests/unit/gateway/test_forward.py::TestLeaving",
@@ -270,7 +270,7 @@ TABLE: Final = (
         "SIGTERM under load; a wall clock that is set; a loop that stands still",
         "Who waits for a model gets 503 with `Retry-After` at once; the drain is bounded. Nothing is started or stopped for the "
         "clock; the watchdog fires.",
-        "`daemon/engine` drains; deadlines are monotonic; `cli/daemon` feeds systemd's watchdog from the loop.",
+        "`engine/engine` drains; deadlines are monotonic; `cli/daemon` feeds systemd's watchdog from the loop.",
         (
             "tests/installation/test_restart.py",
             "tests/installation/test_service.py::TestNotify",
@@ -327,7 +327,7 @@ TABLE: Final = (
         36,
         "The driver of one device hangs",
         "The memory of the others is read, given back and given as before.",
-        "`daemon/sampling`: each source of readings has a loop and events of its own.",
+        "`engine/sampling`: each source of readings has a loop and events of its own.",
     ),
     Fault(
         37,

@@ -4,7 +4,7 @@ Content there is a list of blocks. Turns of one role that follow each other are 
 templates take only turns that alternate. Results of tools become messages of their own, before the rest of the user's
 turn, and their pictures become part of that rest. Which thoughts of earlier turns a model sees, its chat template says.
 
-Texts may hold marks (see `proxy.translation`), so they are joined by line breaks only.
+Texts may hold marks (see `gateway.filters.translation`), so they are joined by line breaks only.
 """
 
 from __future__ import annotations

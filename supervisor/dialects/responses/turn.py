@@ -1,4 +1,4 @@
-"""A request whose response is kept, or which goes on from one that is; see `proxy.turn`.
+"""A request whose response is kept, or which goes on from one that is; see `gateway.filters.turn`.
 
 What was said before is put in front of its input, so every worker can answer it, whatever it speaks. The answer passes as the
 worker or the translation gives it, but for the fields that only llmux knows: `store`, `previous_response_id`, `background`.

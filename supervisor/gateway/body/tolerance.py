@@ -17,7 +17,7 @@ from runtimes.endpoints import Meaning
 Json = dict[str, Any]
 
 _SYSTEM: Final = ("system", "developer")
-_GAP: Final = "\n\n"  # texts may hold marks, see `proxy.outline`: a line break must follow one
+_GAP: Final = "\n\n"  # texts may hold marks, see `gateway.body.outline`: a line break must follow one
 _READ: Final = ("messages", "system", "tools", "reasoning_effort", "documents", "input", "truncate")
 _SCHEMA: Final = ("items", "contains", "additionalItems", "not", "if", "then", "else", "propertyNames")
 _SCHEMAS: Final = ("prefixItems", "anyOf", "oneOf", "allOf", "items")

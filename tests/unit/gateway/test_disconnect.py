@@ -63,7 +63,7 @@ class TestCancelOnDisconnect:
 
         async def serve(body: object) -> None:
             disconnect, _ = connection()
-            cancelling = CancelOnDisconnect(scope_of(disconnect))  # as the pipeline: others may interrupt it
+            cancelling = CancelOnDisconnect(scope_of(disconnect))  # as the gateway: others may interrupt it
             asyncio.get_running_loop().call_soon(disconnect.happened)
             with cancelling:
                 await asyncio.Event().wait()
