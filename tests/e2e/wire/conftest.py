@@ -65,7 +65,7 @@ class Site:
 
 
 def configuration(folder: Path, keepalive_s: float) -> dict[str, Any]:
-    """Each model has another name, too: the file `gate` lets `gated` come up, and `one` answers one request at a time."""
+    """Each model has another name, too, whose requests are changed: the file `gate` lets `gated` come up, and `one` answers one request at a time."""
     socket = folder / SOCKET
     endpoints = [CHAT, f"POST {OWN}", f"GET {OWN}", "POST /v1/audio/transcriptions"]
     models = {
@@ -76,7 +76,7 @@ def configuration(folder: Path, keepalive_s: float) -> dict[str, Any]:
     }
     return {
         "models": models,
-        "virtual_models": {f"called-{name}": {"model": name} for name in models},
+        "virtual_models": {f"called-{name}": {"model": name, "defaults": {"seed": 1}} for name in models},
         "tasks": {
             f"{called}falls": {"candidates": [f"{called}one", f"{called}m"], "pin_primary": True}
             for called in ("", "called-")

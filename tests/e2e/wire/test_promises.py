@@ -1,12 +1,12 @@
 """What llmux promises of every exchange, whether its answer passes as it is or is changed on its way, whole or as a stream.
 
-A row of the table is one test. What becomes of an answer whose worker goes stands in test_phases.py and test_translated.py.
+A row of the table is one test. What becomes of an answer whose worker goes stands in test_phases.py and test_translated.py,
+what several filters make of one in test_filter_order.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import errno
 import gzip
@@ -24,9 +24,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.wire.conftest import CHAT, GATE, SOCKET, Site, configuration, exchange
-from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, WHOLE, request, words
+from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, WHOLE, words
 from tests.e2e.wire.test_translated import WAYS, Way
-from tests.support.media_server import PNG
 from tests.support.upgraded import Upgraded
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Answer, Conn, answers, chunk, ok
 
@@ -47,9 +46,10 @@ def named(answer: bytes, model: str) -> bytes:
 def told(body: bytes) -> list[bytes]:
     """A worker's answer to this request, in pieces."""
     asked = json.loads(body)
+    model = asked["model"].removeprefix("called-")
     if not asked.get("stream"):
-        return [ok(named(WHOLE, asked["model"]), JSON)]
-    events = [chunk(named(event, asked["model"])) for event in (*words(3), FINISH, DONE)]
+        return [ok(named(WHOLE, model), JSON)]
+    events = [chunk(named(event, model)) for event in (*words(3), FINISH, DONE)]
     return [SSE_HEAD, *events, b"0\r\n\r\n"]
 
 
@@ -141,6 +141,7 @@ async def test_the_client_leaves(site: Site, at: str, stream: bool, way: Way) ->
                 await conn.send(piece)
 
     model = {"it waits in the queue": "one", "its model loads": "gated"}.get(at, "m")
+    leaver = "who leaves" + 100_000 * "."  # so much is counted
     gate = site.daemon.folder / GATE
     async with site.scripted(script), asyncio.timeout(PATIENCE_S):
         for resets in (False, True):
@@ -154,10 +155,10 @@ async def test_the_client_leaves(site: Site, at: str, stream: bool, way: Way) ->
                 await when(lambda: len(seen) == before + 1)
             reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
             if at == "its body arrives":
-                writer.write(ask(b"Expect: 100-continue", text="who leaves", close=False)[:-9])
+                writer.write(ask(b"Expect: 100-continue", text=leaver, close=False)[:-9])
                 await reader.readuntil(b"100 Continue\r\n\r\n")
             else:
-                writer.write(ask(text="who leaves", close=False))
+                writer.write(ask(text=leaver, close=False))
             if model == "one":
                 await when(lambda: site.model("one")["queued"] == 1)
             elif model == "gated":
@@ -293,10 +294,12 @@ async def test_a_body_on_disk(waited: Site, by: str, stream: bool, way: Way) -> 
     daemon = waited.daemon
     assert isinstance(daemon, Uncollected)
     got: list[str] = []
+    kept: list[float] = []
     refused = 1 if by == "a ladder" else 0
 
     async def script(conn: Conn, body: bytes) -> bool:
         got.append(json.loads(body)["messages"][0]["content"])
+        kept.append(sum((await asyncio.to_thread(kept_bytes, waited)).values()))
         refusal = ok(TOO_LONG, JSON).replace(b"200 OK", b"400 Bad Request", 1)
         for piece in [refusal] if len(got) <= refused else told(body):
             await conn.send(piece)
@@ -307,7 +310,8 @@ async def test_a_body_on_disk(waited: Site, by: str, stream: bool, way: Way) -> 
     async with waited.scripted(busy), asyncio.timeout(PATIENCE_S):
         await busy.begin(waited)
         asked = asyncio.create_task(exchange(waited.port, names.asks(stream=stream, model=model, text=LARGE)))
-        in_memory = refused * (len(LARGE) + 1000)  # as it came: a task's next candidate may need it
+        size = len(LARGE) + 1000
+        in_memory = refused * size  # as it came: a task's next candidate may need it
         await when(lambda: kept_bytes(waited)["disk"] > len(LARGE) and kept_bytes(waited)["memory"] <= in_memory)
         assert daemon.files()
         await REACHED_BY[by](waited, busy)
@@ -315,6 +319,7 @@ async def test_a_body_on_disk(waited: Site, by: str, stream: bool, way: Way) -> 
         assert (answer.status, answer.whole, way.error in answer.body) == (200, True, False), answer
         assert (way.done if stream else b'"hi"') in answer.body
         assert got == [LARGE] * (1 + refused)
+        assert max(kept) <= 2 * size, "as it came, and as it is sent"
         await when(lambda: is_quiet(waited))
         await when(lambda: not daemon.files())
 
@@ -472,76 +477,3 @@ async def test_is_sent_once(site: Site, said: bytes, model: str, stream: bool, w
         await when(lambda: is_quiet(site))
     assert (len(seen), way.done in answer.body) == (1, False)
     assert answer.status != 200 or way.error in answer.body or not answer.whole
-
-
-# -------------------------------------------------------------------------------------------------- who sees whose answer
-
-CALL = b'{"model":"native","id":"m1","stop_reason":"end_turn","stop_sequence":"STOP","usage":{"cache_read_input_tokens":7},"input":{"model":"native"}}'
-TIMED = named(WHOLE, "m")[:-1] + b',"timings":{"cache_n":7,"prompt_ms":1,"predicted_ms":2}}'
-TOOL = b'{"model":"m","id":"1","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":"{\\"model\\":\\"m\\"}"}}]}}]}'
-PICTURE = base64.b64encode(PNG + bytes(1 << 20))
-DRAWN = (
-    b'{"model":"native","data":[{"b64_json":"%s","of":{"model":"native"}}],"usage":{"cache_read_input_tokens":7}}'
-    % PICTURE
-)
-HIT = {"x-cache-hit": "true", "x-cache-tokens-reused": "7"}
-
-
-class TestOrder:
-    """The cache report sees what the worker said, links to pictures are made of that, too; then come the name, what a dialect
-    lacks, and last the translation, which sees all of it. Each case shows that a filter has seen what the one before it made.
-    """
-
-    async def told(self, site: Site, asked: bytes, said: bytes, kind: bytes = b"application/json") -> Answer:
-        fields = [b"Content-Type: " + kind, *([b"X-Llmux-Pictures: url"] if b"b64_json" in said else [])]
-
-        async def script(conn: Conn) -> None:
-            await conn.request()
-            await conn.send(ok(said, *fields))
-            await conn.closed()
-
-        async with site.scripted(script):
-            (answer,) = answers(await exchange(site.port, asked), "POST")
-        assert (answer.status, answer.whole) == (200, True), answer
-        return answer
-
-    @pytest.mark.parametrize("way", [*ALL_WAYS.values()][1:], ids=[*ALL_WAYS][1:])
-    async def test_cache_then_name_and_translation(self, site: Site, way: Way) -> None:
-        """Only the worker tells its times and a length: whoever comes later would find neither."""
-        way = replace(way, called="called-")
-        answer = await self.told(site, way.asks(b"X-Cache-Mode: auto", stream=False), TIMED)
-        found = {name: answer.header(name) for name in (*HIT, "x-gpu-time-ms")}
-        assert found == {name: [value] for name, value in HIT.items()} | {"x-gpu-time-ms": ["3"]}
-        assert (b'"model":"called-m"' in answer.body, b'"model":"m"' in answer.body) == (True, False)
-
-    async def test_cache_then_pictures_then_name(self, waited: Site) -> None:
-        """A large answer has its name replaced anywhere: it is small once its pictures are kept elsewhere."""
-        body = json.dumps({"model": "called-native", "prompt": "a cat", "response_format": "url"}).encode()
-        drawn = DRAWN.replace(PICTURE, base64.b64encode(PNG))
-        asked = partial(request, body, path="/v1/images/generations")
-        small = await self.told(waited, asked(b"X-Cache-Mode: auto"), drawn)
-        large = await self.told(waited, asked(), DRAWN)
-        assert {name: small.header(name) for name in HIT} == {name: [value] for name, value in HIT.items()}
-        for answer in map(json.loads, (small.body, large.body)):
-            (picture,) = answer["data"]
-            assert answer["model"] == "called-native"
-            assert picture.keys() == {"of", "url"}
-            assert picture["of"] == {"model": "native"}
-
-    async def test_name_then_translation(self, site: Site) -> None:
-        """A tool's arguments are text for the one, and objects only in what the other makes of them."""
-        events = b"data: %s\n\n" % TOOL + FINISH + DONE
-        asked = replace(WAYS["Ollama"], called="called-").asks(stream=True)
-        answer = await self.told(site, asked, events, b"text/event-stream")
-        calls = [json.loads(line) for line in answer.body.splitlines() if b"tool_calls" in line]
-        assert [call["model"] for call in calls] == ["called-m"]
-        assert calls[0]["message"]["tool_calls"][0]["function"]["arguments"] == {"model": "m"}
-
-    async def test_cache_then_name_and_repair(self, site: Site) -> None:
-        """Both find what is theirs; a tool's arguments stay."""
-        way = replace(WAYS["Anthropic"], called="called-")
-        asked = way.asks(b"X-Cache-Mode: auto", stream=False, model="native", stop_sequences=["STOP"])
-        answer = await self.told(site, asked, CALL)
-        assert {name: answer.header(name) for name in HIT} == {name: [value] for name, value in HIT.items()}
-        repaired = {"model": "called-native", "stop_reason": "stop_sequence"}
-        assert json.loads(answer.body) == json.loads(CALL) | repaired
