@@ -3,11 +3,13 @@
     python -I -S handed_worker.py --port 1234 --to SOCKET
 
 It listens, as a worker must itself, answers GET /health, and passes every other connection, with all that has come, to the
-Unix socket. Where nobody listens there, the connection is closed. Standard library only.
+Unix socket. Where nobody listens there, the connection is closed. After SIGUSR1 it lives on, and refuses new connections.
+Standard library only.
 """
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 import threading
@@ -34,8 +36,13 @@ def handle(connection: socket.socket, to: str) -> None:
 def main(port: int, to: str) -> None:
     with socket.create_server(("127.0.0.1", port), backlog=1024) as server:
         print(f"listening on {port}", flush=True)
+        signal.signal(signal.SIGUSR1, lambda *_: server.close())
         while True:
-            connection, _ = server.accept()
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                signal.pause()
+                continue
             threading.Thread(target=handle, args=(connection, to), daemon=True).start()
 
 

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.support.daemon import fake
 
@@ -18,7 +19,11 @@ _WAIT = 'until [ -e "$0" ]; do sleep 0.02; done; exec "$@"'
 
 def held(gate: Path, *flags: str, **keys: object) -> dict[str, object]:
     """A model of the fake worker, which begins once the file `gate` is there; until then the model is starting."""
-    model = fake(*flags, **keys)
+    return behind(gate, fake(*flags, **keys))
+
+
+def behind(gate: Path, model: dict[str, Any]) -> dict[str, Any]:
+    """The same model, whose program begins once the file is there."""
     return model | {"cmd": ["/bin/sh", "-c", _WAIT, str(gate), *model["cmd"]]}
 
 

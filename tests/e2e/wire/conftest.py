@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.daemon import Daemon, running
+from tests.support.held import behind
 from tests.support.wire import PATIENCE_S, Script, Worker, handed, handing, worker
 
 CHAT = "/v1/chat/completions"
 OWN = "/own"
+SOCKET = "worker.socket"
+GATE = "gate"
 
 
 class Site:
@@ -26,17 +29,18 @@ class Site:
         self._socket = socket
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    def call(self, method: str, path: str, **keys: object) -> Any:
+    def call(self, method: str, path: str, **keys: Any) -> Any:
         with self.daemon.client(headers=self._headers) as client:
             answer = client.request(method, path, **keys)
         answer.raise_for_status()
         return answer.json()
 
-    def admin(self, method: str, path: str, **keys: object) -> Any:
+    def admin(self, method: str, path: str, **keys: Any) -> Any:
         return self.call(method, f"/v1/admin/{path}", **keys)
 
     def model(self, name: str) -> dict[str, Any]:
-        return self.admin("GET", f"models/{name}")
+        found: dict[str, Any] = self.admin("GET", f"models/{name}")
+        return found
 
     @asynccontextmanager
     async def scripted(self, script: Script) -> AsyncIterator[Worker]:
@@ -60,18 +64,34 @@ class Site:
             yield direct.port, self.port, direct, behind
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Site:
-    folder = tmp_path_factory.mktemp("wire")
-    socket = folder / "worker.socket"
+def configuration(folder: Path, keepalive_s: float) -> dict[str, Any]:
+    """Each model has another name, too, whose requests are changed: the file `gate` lets `gated` come up, and `one` answers one request at a time."""
+    socket = folder / SOCKET
     endpoints = [CHAT, f"POST {OWN}", f"GET {OWN}", "POST /v1/audio/transcriptions"]
     models = {
         "m": handing(socket, endpoints=endpoints, loads=True),
         "one": handing(socket, endpoints=[CHAT], target_inflight=1),
+        "gated": behind(folder / GATE, handing(socket, endpoints=[CHAT])),
+        "native": handing(socket, endpoints=["/v1/messages", "/v1/images/generations"]),
     }
-    config = {"models": models, "limits": {"body_mib": 1, "keepalive_s": 60}}
+    return {
+        "models": models,
+        "virtual_models": {f"called-{name}": {"model": name, "defaults": {"seed": 1}} for name in models},
+        "tasks": {
+            f"{called}falls": {"candidates": [f"{called}one", f"{called}m"], "pin_primary": True}
+            for called in ("", "called-")
+        },
+        "limits": {"keepalive_s": keepalive_s},
+    }
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("wire")
+    config = configuration(folder, keepalive_s=60)
+    config["limits"]["body_mib"] = 1
     with running(folder, config) as daemon:
-        yield Site(daemon, socket)
+        yield Site(daemon, folder / SOCKET)
 
 
 async def exchange(port: int, *pieces: bytes, pause_s: float = 0.0, half_closed: bool = False) -> bytes:

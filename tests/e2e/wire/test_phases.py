@@ -1,4 +1,4 @@
-"""A worker that goes, and a client that goes, at each point of an exchange."""
+"""A worker that goes, at each point of an exchange. For a client that goes see test_promises.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.wire.conftest import Site, exchange
 from tests.e2e.wire.test_as_it_is import CHUNKED, DONE, FINISH, JSON, PLAIN, STREAM, WHOLE, request, words
-from tests.support.wire import PATIENCE_S, SSE_HEAD, Answer, Conn, answers, chunk, ok
+from tests.support.wire import SSE_HEAD, Answer, Conn, answers, chunk, ok
 
 EVENTS = [chunk(each) for each in (*words(3), FINISH, DONE)]
 
@@ -111,103 +111,3 @@ class TestTheWorkerGoes:
             else:
                 assert answer.status in {502, 503}, name
             assert b"[DONE]" not in answer.body, name
-
-
-async def client_goes(site: Site, ask: bytes, phase: str, text: bytes, *, resets: bool) -> None:
-    """`text`: the second word of a stream, as the client gets it."""
-    reached, left = asyncio.Event(), asyncio.Event()
-    said = {
-        "first byte": [],
-        "head": [SSE_HEAD],
-        "stream": [SSE_HEAD, *EVENTS[:2]],
-        "last piece": [SSE_HEAD, *EVENTS],
-        "whole, before it": [],
-        "whole, in it": [ok(WHOLE, JSON)[:-9]],
-    }[phase]
-
-    async def script(conn: Conn) -> None:
-        await conn.request()
-        for piece in said:
-            await conn.send(piece)
-        reached.set()
-        await conn.closed()
-        left.set()
-
-    async with site.scripted(script), asyncio.timeout(PATIENCE_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-        writer.write(ask)
-        await reached.wait()
-        if phase in {"stream", "last piece"}:
-            await reader.readuntil(text)
-        if resets:
-            writer.transport.abort()
-        writer.close()
-        await left.wait()
-        await nothing_left(site)
-
-
-class TestTheClientGoes:
-    """Its worker's connection is closed, wherever the exchange was, and nothing of the request is left."""
-
-    @pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
-    @pytest.mark.parametrize(
-        "phase", ["first byte", "head", "stream", "last piece", "whole, before it", "whole, in it"]
-    )
-    async def test_while(self, site, phase, resets):
-        ask = request(PLAIN if phase.startswith("whole") else STREAM, close=False)
-        await client_goes(site, ask, phase, b'"content":"1"', resets=resets)
-
-    async def test_in_its_body(self, site):
-        async def script(conn: Conn) -> None:
-            await conn.request()
-            raise AssertionError("half a request reached the worker")
-
-        async with site.scripted(script):
-            await asyncio.to_thread(lambda: site.daemon.post("/v1/admin/models/m/load").raise_for_status())
-            _, writer = await asyncio.open_connection("127.0.0.1", site.port)
-            writer.write(request(PLAIN)[:-9])
-            await writer.drain()
-            await asyncio.sleep(0.05)
-            writer.close()
-            await nothing_left(site)
-
-    async def test_in_the_queue(self, site):
-        """Who waited behind it comes next, and the worker never sees it."""
-        seen, go = [], asyncio.Event()
-
-        async def script(conn: Conn) -> None:
-            while True:
-                seen.append((await conn.request())[1])
-                await go.wait()
-                await conn.send(ok(WHOLE, JSON))
-
-        def waits(count: int) -> bool:
-            return site.daemon.model("one")["queued"] == count
-
-        async with site.scripted(script), asyncio.timeout(PATIENCE_S):
-            asks = [
-                request(PLAIN.replace(b'"m"', b'"one"').replace(b"user", who)) for who in (b"first", b"gone", b"next")
-            ]
-            first = asyncio.create_task(exchange(site.port, asks[0]))
-            while not seen:
-                await asyncio.sleep(0.01)
-            _, writer = await asyncio.open_connection("127.0.0.1", site.port)
-            writer.write(asks[1])
-            while not await asyncio.to_thread(waits, 1):
-                await asyncio.sleep(0.01)
-            after = asyncio.create_task(exchange(site.port, asks[2]))
-            while not await asyncio.to_thread(waits, 2):
-                await asyncio.sleep(0.01)
-            writer.close()
-            while not await asyncio.to_thread(waits, 1):
-                await asyncio.sleep(0.01)
-            go.set()
-            for answer in (await first, await after):
-                assert answers(answer, "POST")[0].status == 200
-        assert [b"first" in seen[0], b"next" in seen[1], len(seen)] == [True, True, 2]
-
-
-async def nothing_left(site) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while await asyncio.to_thread(lambda: site.daemon.get("/v1/admin/requests").json()["data"]):
-            await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.wire.conftest import Site, exchange
 from tests.e2e.wire.test_as_it_is import DONE, FINISH, JSON, WHOLE, request, words
 from tests.e2e.wire.test_between import ACTS, KEYS, done_with, in_two, keyed, next_answer  # noqa: F401  # a fixture
-from tests.e2e.wire.test_phases import BROKEN, broken, broken_streams, client_goes, goes_on
+from tests.e2e.wire.test_phases import BROKEN, broken, broken_streams, goes_on
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answers, chunk, ok
 
 EVENTS = [*words(3), FINISH, DONE]
@@ -28,11 +28,14 @@ class Way:
     text: bytes
     done: bytes
     error: bytes
+    called: str = ""  # what its names of models begin with
 
-    def asks(self, *fields: bytes, stream: bool, close: bool = True, text: str = "Hi") -> bytes:
+    def asks(
+        self, *fields: bytes, stream: bool, close: bool = True, text: str = "Hi", model: str = "m", **more: object
+    ) -> bytes:
         said = text if self.prompt == "input" else [{"role": "user", "content": text}]
-        body = json.dumps({"model": "m", "stream": stream, self.prompt: said, **self.body}).encode()
-        return request(body, *fields, path=self.path, close=close)
+        body = {"model": self.called + model, "stream": stream, self.prompt: said, **self.body, **more}
+        return request(json.dumps(body).encode(), *fields, path=self.path, close=close)
 
 
 WAYS = {
@@ -110,14 +113,6 @@ class TestTheWorkerGoes:
                 assert answer.body.count(way.error) == 1, case
             else:
                 assert answer.status in {502, 503}, case
-
-
-@pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
-@pytest.mark.parametrize("phase", ["first byte", "head", "stream", "last piece", "whole, before it", "whole, in it"])
-@pytest.mark.parametrize("name", WAYS)
-async def test_the_client_goes(site, name, phase, resets):
-    ask = WAYS[name].asks(stream=not phase.startswith("whole"), close=False)
-    await client_goes(site, ask, phase, WAYS[name].text, resets=resets)
 
 
 @pytest.mark.parametrize("act", ACTS)
