@@ -148,7 +148,10 @@ class Engine(Operating):
             took = self.clock() - began
             self._decisions.note(effects, began)
             for effect in effects:
-                self._carry_out(effect)
+                try:
+                    self._do(effect)
+                except Exception as error:
+                    self._failed(effect, error)
             is_settled = self._is_settled(following, effects)
             if not is_settled:
                 if settled:
@@ -221,20 +224,17 @@ class Engine(Operating):
 
     # -------------------------------------------------------------------------------------------------------- effects
 
-    def _carry_out(self, effect: Effect) -> None:
-        """Carry the effect out; a failure must not prevent the effects after it."""
-        try:
-            self._do(effect)
-        except Exception as error:
-            log.exception("effect.failed", effect=repr(effect))
-            message = f"llmux failed to do it: {error!r}"
-            if isinstance(effect, StartWorker):
-                self._events.append(WorkerExited(effect.model, effect.generation, Crash(CrashClass.UNKNOWN, message)))
-            elif isinstance(effect, StopWorker):
-                self._events.append(WorkerUnkillable(effect.model, effect.generation, message))
-            elif isinstance(effect, Dispatch):
-                self._reject(Reject(effect.ticket, RejectCode.LOAD_FAILED, message))
-                self._events.append(RequestFinished(effect.ticket))
+    def _failed(self, effect: Effect, error: Exception) -> None:
+        """It could not be carried out, which must not prevent the effects after it."""
+        log.error("effect.failed", effect=repr(effect), exc_info=error)
+        message = f"llmux failed to do it: {error!r}"
+        if isinstance(effect, StartWorker):
+            self._events.append(WorkerExited(effect.model, effect.generation, Crash(CrashClass.UNKNOWN, message)))
+        elif isinstance(effect, StopWorker):
+            self._events.append(WorkerUnkillable(effect.model, effect.generation, message))
+        elif isinstance(effect, Dispatch):
+            self._reject(Reject(effect.ticket, RejectCode.LOAD_FAILED, message))
+            self._events.append(RequestFinished(effect.ticket))
 
     def _do(self, effect: Effect) -> None:
         match effect:

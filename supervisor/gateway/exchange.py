@@ -59,7 +59,7 @@ class Exchange:
         self.capture: Capture | None = None  # set iff a copy of both bodies is kept
         self.ladder: Ladder | None = None  # set iff a task was asked: who is asked next
         self.is_permitted = False  # by its body, to leave this machine
-        self.loading: Loading | None = None  # of the media that it refers to; set iff there are some
+        self.loading: Loading | None = None  # of the media that it refers to; set iff there may be some
         self.mending: Mending | None = None  # set iff its worker has refused it
         self.wants_news: bool | None = None  # of loads, in its stream; None: it doesn't say
         self.keepalive: Keepalive | None = None  # set iff its client waits for a stream

@@ -124,9 +124,12 @@ class ResponseCycle(RequestResponseCycle):
         self.response_started = True
         self.waiting_for_100_continue = False
         lines = [STATUS_LINE[status]]
+        names, values = list[bytes](), list[bytes]()
         closes = False
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")
+            names.append(name)
+            values.append(value)
             if name == b"content-length" and self.chunked_encoding is None:
                 self.expected_content_length = int(value)
                 self.chunked_encoding = False
@@ -135,9 +138,7 @@ class ResponseCycle(RequestResponseCycle):
                 self.chunked_encoding = True
             elif name == b"connection" and b"close" in value.lower():
                 closes = True
-        if _NO_NAME.search(b"".join([name for name, _ in headers])) or _NO_VALUE.search(
-            b"".join([value for _, value in headers])
-        ):
+        if _NO_NAME.search(b"".join(names)) or _NO_VALUE.search(b"".join(values)):
             raise RuntimeError(f"These headers can't be sent: {headers!r}")
         self.keep_alive = self.keep_alive and not closes and not self.more_body and not self.leaving
         if not self.keep_alive and not closes:

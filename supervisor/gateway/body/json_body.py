@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from runtimes.base import Endpoint, TextReferences
 from runtimes.model_config import Modality
-from supervisor.catalog.rewrite import Fields, Rewrite
+from supervisor.catalog.rewrite import NO_REWRITE, Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import permission
 from supervisor.gateway.body.body import PRIVATE, SAID, Body, Bytes, refuse_other_charset
@@ -272,7 +272,7 @@ class JsonBody(Body):
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """See Body."""
         fields = self.fields
-        if rewrite.touches(endpoint):
+        if rewrite is not NO_REWRITE and rewrite.touches(endpoint):
             rewrite.apply(fields := dict(fields), endpoint)
         elif not self._is_changed:
             return self._raw

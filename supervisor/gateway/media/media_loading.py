@@ -72,11 +72,7 @@ class MediaLoader:
         self.source = source or MediaSource(self.config.ca_file)
         self.places = asyncio.Semaphore(self.config.at_once)
         self.is_on = bool(self.hosts) or self.config.folder is not None  # may anything be loaded?
-        self._idle = Loading(self)  # everybody's where nothing is ever loaded
-
-    def loading(self) -> Loading:
-        """For one request."""
-        return Loading(self) if self.is_on else self._idle
+        self.idle = Loading(self)  # everybody's where nothing is ever loaded
 
 
 class Loading:

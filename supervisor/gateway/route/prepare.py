@@ -41,7 +41,7 @@ from supervisor.gateway.filters.translation import (
 )
 from supervisor.gateway.identity.identity import staying
 from supervisor.gateway.media.attachments import may_have_any, read_documents, without_pictures
-from supervisor.gateway.media.media_loading import MediaLoader, Wanted
+from supervisor.gateway.media.media_loading import Loading, MediaLoader, Wanted
 from supervisor.gateway.media.picture_form import BLANK, is_earlier, replaced, unreadable
 from supervisor.gateway.prompts import Completions
 from supervisor.gateway.route.caching import NO_FIELDS, CacheFields, Salts
@@ -91,8 +91,9 @@ class Preparing:
         request, body, facts, name = exchange.request, exchange.body, route.facts, route.name
         own = exchange.head.own
         model, dialect = route.model.id, request.dialect
-        if exchange.loading is None:
-            exchange.loading = self._media.loading()
+        loading = exchange.loading or self._media.idle
+        if self._media.is_on and exchange.loading is None:
+            loading = exchange.loading = Loading(self._media)
         unsaid, unseen, unused = _NONE if body.is_silent else body.unsaid, _NONE, _NONE  # fields without effect
         if facts.inputs is not None and may_have_any(body.fields):
             body, unseen = await self._readable(exchange, route, body)
@@ -119,7 +120,7 @@ class Preparing:
         attempt.only_looks = endpoint.only_looks and client_of(exchange.scope) is None
         if facts.has_replicas:
             attempt.prefix = body.prefix()
-        wanted = await body.check(name, facts.inputs, endpoint, exchange.loading, facts.texts)
+        wanted = await body.check(name, facts.inputs, endpoint, loading, facts.texts)
         attempt.path = self._path(exchange, route)
         if wanted:
             await self._load(exchange, wanted, body)
@@ -277,8 +278,8 @@ class Preparing:
     def _held(self, exchange: Exchange, data: Bytes) -> HeldBody:
         """What is sent. Of a task's request all stays as it came: the next candidate's is made of it."""
         if exchange.ladder is None:
-            assert exchange.loading is not None
-            exchange.loading.held.release()
+            if exchange.loading is not None:
+                exchange.loading.held.release()
             exchange.held = exchange.held.changed(data)
             return exchange.held
         held = HeldBody(self._bodies)
