@@ -151,6 +151,7 @@ class Engine(Operating):
                 try:
                     self._do(effect)
                 except Exception as error:
+                    log.exception("effect.failed", effect=repr(effect))
                     self._failed(effect, error)
             is_settled = self._is_settled(following, effects)
             if not is_settled:
@@ -226,7 +227,6 @@ class Engine(Operating):
 
     def _failed(self, effect: Effect, error: Exception) -> None:
         """It could not be carried out, which must not prevent the effects after it."""
-        log.error("effect.failed", effect=repr(effect), exc_info=error)
         message = f"llmux failed to do it: {error!r}"
         if isinstance(effect, StartWorker):
             self._events.append(WorkerExited(effect.model, effect.generation, Crash(CrashClass.UNKNOWN, message)))

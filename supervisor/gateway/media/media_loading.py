@@ -74,6 +74,10 @@ class MediaLoader:
         self.is_on = bool(self.hosts) or self.config.folder is not None  # may anything be loaded?
         self.idle = Loading(self)  # everybody's where nothing is ever loaded
 
+    def loading(self) -> Loading:
+        """For one request."""
+        return Loading(self) if self.is_on else self.idle
+
 
 class Loading:
     """One request's media, loaded once, whoever is asked in turn."""

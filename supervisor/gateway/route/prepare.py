@@ -41,7 +41,7 @@ from supervisor.gateway.filters.translation import (
 )
 from supervisor.gateway.identity.identity import staying
 from supervisor.gateway.media.attachments import may_have_any, read_documents, without_pictures
-from supervisor.gateway.media.media_loading import Loading, MediaLoader, Wanted
+from supervisor.gateway.media.media_loading import MediaLoader, Wanted
 from supervisor.gateway.media.picture_form import BLANK, is_earlier, replaced, unreadable
 from supervisor.gateway.prompts import Completions
 from supervisor.gateway.route.caching import NO_FIELDS, CacheFields, Salts
@@ -93,7 +93,7 @@ class Preparing:
         model, dialect = route.model.id, request.dialect
         loading = exchange.loading or self._media.idle
         if self._media.is_on and exchange.loading is None:
-            loading = exchange.loading = Loading(self._media)
+            loading = exchange.loading = self._media.loading()
         unsaid, unseen, unused = _NONE if body.is_silent else body.unsaid, _NONE, _NONE  # fields without effect
         if facts.inputs is not None and may_have_any(body.fields):
             body, unseen = await self._readable(exchange, route, body)
