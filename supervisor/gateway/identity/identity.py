@@ -8,6 +8,8 @@ The tenant is that of the key. Only where there are no keys, or the key may spea
 from __future__ import annotations
 
 import contextlib
+import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -17,10 +19,15 @@ from supervisor.catalog.keys import Key
 from supervisor.catalog.sections import TENANT_LIMIT
 from supervisor.core.demand import ANY, NORMAL, Demand, priority_of
 from supervisor.errors import InvalidRequestError
-from supervisor.gateway.body.body import CLIENT, KEEP_ALIVE, PRIORITY, Body
+from supervisor.gateway.body.body import BUDGET, CLIENT, KEEP_ALIVE, PRIORITY, Body
+from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.head import PRIORITY as PRIORITY_HEADER
 from supervisor.gateway.head import TENANT as TENANT_HEADER
+from supervisor.gateway.head import TRACE
 from supervisor.gateway.identity.accounts import accounts_of
+from supervisor.gateway.identity.budget import budget_s
+from supervisor.gateway.identity.trace_context import begun, trace_of
+from supervisor.gateway.route.caching import CacheWish, wish_of
 from supervisor.io.upstream import Headers
 
 LONGEST_KEEP_ALIVE_S: Final = 86_400
@@ -32,6 +39,43 @@ class Identity(NamedTuple):
     demand: Demand
     profile: ClientConfig
     is_lowered: bool = False  # it asked for a more urgent priority than its key has
+
+
+class Identifying:
+    """The stage that finds out who asks, how urgently, and what else a request's headers say to llmux."""
+
+    def __init__(self, catalog: Catalog, arrived: Callable[[str], None]) -> None:
+        """`arrived` counts a tenant's request, and raises RateLimitError in a pause."""
+        self._catalog = catalog
+        self._arrived = arrived
+        self._known: dict[bytes | None, Identity] = {}  # of keys, for requests that say nothing else
+        is_runner = catalog.server.health == "runner"  # whose clients look for a report in every answer
+        self._cache_wish = CacheWish() if is_runner else None
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Raises InvalidRequestError, and RateLimitError in a pause."""
+        request, body, own = exchange.request, exchange.body, exchange.head.own
+        key = request.key
+        if own or not body.is_silent:
+            request.demand, exchange.profile, is_lowered = identify(own, body, key, self._catalog)
+            for name, value in own:
+                if name == TRACE:
+                    request.trace = trace_of(value)
+            request.cache = wish_of(own) or self._cache_wish
+            request.budget_s = budget_s(own, body.said(BUDGET))
+            if is_lowered:
+                request.extra.append((PRIORITY_HEADER, b"%d" % request.demand.priority))
+        else:
+            digest = None if key is None else key.digest
+            known = self._known.get(digest)
+            if known is None:
+                known = self._known[digest] = identify(own, body, key, self._catalog)
+            request.demand, exchange.profile, _ = known
+            request.cache = self._cache_wish
+        if self._catalog.server.traces:
+            request.trace, request.span_id = request.trace or begun(), secrets.token_hex(8)
+        if request.demand.tenant:
+            self._arrived(request.demand.tenant)
 
 
 def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) -> Identity:

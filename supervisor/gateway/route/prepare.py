@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
@@ -15,6 +15,7 @@ import msgspec
 from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER
 from supervisor.catalog import Route as Public
+from supervisor.catalog import Task
 from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.rewrite import NO_REWRITE, Rewrite
 from supervisor.core.types import ModelId, TicketId, WorkerState
@@ -46,6 +47,7 @@ from supervisor.gateway.media.picture_form import BLANK, is_earlier, replaced, u
 from supervisor.gateway.prompts import Completions
 from supervisor.gateway.route.caching import NO_FIELDS, CacheFields, Salts
 from supervisor.gateway.route.context_use import ContextUse, measured
+from supervisor.gateway.route.ladder import Ladder
 from supervisor.gateway.route.routes import Route, Routes
 from supervisor.gateway.route.thinking import thinking_modes
 from supervisor.gateway.tunnel import client_of
@@ -59,7 +61,7 @@ _MOST_TOKENS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 class Preparing:
-    """Of one catalog's requests."""
+    """The stage that finds a request's model, and makes what its worker gets. For one catalog."""
 
     def __init__(
         self,
@@ -70,10 +72,13 @@ class Preparing:
         salts: Salts,
         pictures: PictureStore,
         contexts: ContextUse,
+        may_fall_back: Callable[[], bool],
     ) -> None:
+        """`may_fall_back`: may tasks, to remotes?"""
         self.strict: set[ModelId] = set()
         """Models whose chat templates refuse what others take: see `Mending`."""
         self._routes = routes
+        self._may_fall_back = may_fall_back
         self._engine = engine
         self._bodies = bodies
         self._salts = salts
@@ -82,11 +87,25 @@ class Preparing:
         self._media = MediaLoader(media, bodies)
         self._converter = Converter()
 
-    async def candidate(self, exchange: Exchange, public: Public) -> Attempt:
-        """For a candidate of the task that was asked. See `attempt`."""
-        return await self.attempt(exchange, self._routes.route(exchange, public))
+    async def __call__(self, exchange: Exchange) -> None:
+        """Raises LlmuxError."""
+        request = exchange.request
+        found = self._routes.find(exchange)
+        exchange.is_permitted = exchange.body.take_permission()
+        if not isinstance(found, Task):
+            request.attempt = await self._attempt(exchange, found)
+            return
+        if found.config.budget_s is not None:
+            request.budget_s = min(request.budget_s or found.config.budget_s, found.config.budget_s)
+        candidate = partial(self._candidate, exchange)
+        exchange.ladder = Ladder(found, self._engine, candidate, allow_cloud_fallback=self._may_fall_back())
+        request.attempt = await exchange.ladder.first()
 
-    async def attempt(self, exchange: Exchange, route: Route) -> Attempt:
+    async def _candidate(self, exchange: Exchange, public: Public) -> Attempt:
+        """For a candidate of the task that was asked. See `_attempt`."""
+        return await self._attempt(exchange, self._routes.route(exchange, public))
+
+    async def _attempt(self, exchange: Exchange, route: Route) -> Attempt:
         """What is sent to a worker of the route's model. Raises InvalidRequestError, ForbiddenError, and what `_load` does."""
         request, body, facts, name = exchange.request, exchange.body, route.facts, route.name
         own = exchange.head.own

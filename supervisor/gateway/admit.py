@@ -1,0 +1,130 @@
+"""The stage that gets a request its place at a worker, at once or after a wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+from supervisor.catalog import Catalog
+from supervisor.core.demand import Demand
+from supervisor.engine.engine import Engine
+from supervisor.engine.ticket import Ticket
+from supervisor.errors import BudgetError, InvalidRequestError
+from supervisor.gateway.answer_times import AnswerLog
+from supervisor.gateway.exchange import Exchange
+from supervisor.gateway.filters.cache_report import NOTHING_TOLD
+from supervisor.gateway.forward import processing_ms
+from supervisor.gateway.identity.rate_headers import PREFIX as RATE_PREFIX
+from supervisor.gateway.identity.rate_headers import rate_headers
+from supervisor.gateway.keepalive import NEWS_AFTER_S, SSE, Keepalive
+from supervisor.gateway.load_news import LoadNews
+from supervisor.gateway.request import Request
+
+
+class Admitting:
+    """For one catalog."""
+
+    def __init__(self, engine: Engine, catalog: Catalog, answers: AnswerLog) -> None:
+        self._engine = engine
+        self._answers = answers
+        self._load_feedback = catalog.server.load_feedback
+        self._keepalive_s = catalog.limits.keepalive_s
+        self._is_runner = catalog.server.health == "runner"  # whose clients look for a report of caches in every answer
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Raises LlmuxError."""
+        request = exchange.request
+        attempt = request.attempt
+        assert request.ticket_id is not None
+        assert attempt.model is not None
+        if attempt.only_looks:
+            attempt.ticket = self._engine.look(request.ticket_id, attempt.model)
+            if attempt.ticket is None:
+                name = request.name
+                message = (
+                    f"{name} is not loaded, and GET {request.path} loads no model. Load it first: llmux load {name}"
+                )
+                raise InvalidRequestError(message, code="model_not_loaded")
+            return
+        try:
+            demand = request.demand
+            if (
+                attempt.tokens
+                or attempt.prefix is not None
+                or request.budget_s is not None
+                or exchange.ladder is not None
+            ):
+                demand = self._demand(exchange)
+            ticket = self._engine.ask(request.ticket_id, attempt.model, demand, exchange.client)
+            if ticket.upstream is None:
+                await self._wait(exchange, ticket)
+        except BaseException:
+            if request.demand.accounts:
+                self.tell_limits(request)
+            raise
+        attempt.ticket = ticket
+
+    async def _wait(self, exchange: Exchange, ticket: Ticket) -> None:
+        """The client of a stream gets keep-alives meanwhile; after the first one, failures go in-band."""
+        request, body = exchange.request, exchange.request.attempt.body
+        assert request.name is not None
+        is_admitted = False
+        if body.may_spill:
+            body.wait()
+        if exchange.keepalive is None and request.stream and request.attempt.is_known:
+            exchange.keepalive = self._keepalive(exchange)
+        try:
+            async with exchange.keepalive or contextlib.nullcontext():
+                await self._engine.admitted(ticket, request.waits, request.name)
+                is_admitted = True
+        except BaseException:
+            if is_admitted:  # the client disconnected while the last keep-alive was being cancelled
+                self._engine.finish(ticket)
+            raise
+        if body.may_spill:
+            body.run()
+
+    def _keepalive(self, exchange: Exchange) -> Keepalive:
+        request, key = exchange.request, exchange.request.key
+        dialect, attempt = request.dialect, request.attempt
+        news = None
+        first_s = self._keepalive_s  # the response's headers go out then
+        is_told = self._load_feedback if key is None or key.load_feedback is None else key.load_feedback
+        reasoning = dialect.reasoning(request.path)
+        if reasoning is not None and (is_told if exchange.wants_news is None else exchange.wants_news):
+            news, first_s = LoadNews(self._engine, request, reasoning), min(first_s, NEWS_AFTER_S)
+        first_at = asyncio.get_running_loop().time() + first_s
+        headers = [(b"x-request-id", request.request_id), processing_ms(request.arrived_at, first_at), *request.extra]
+        if self._is_runner:
+            headers += [*NOTHING_TOLD, (b"x-queue-wait-ms", b"%d" % ((first_at - request.arrived_at) * 1000))]
+        content_type = SSE if attempt.translation is None else attempt.translation.stream_content_type
+        return Keepalive(
+            exchange.send, headers, dialect, interval_s=self._keepalive_s, content_type=content_type, news=news
+        )
+
+    def tell_limits(self, request: Request, taking: int = 0) -> None:
+        """Let every response say what is left; a stream that waits for its model may begin before it is charged."""
+        others = (header for header in request.extra if not header[0].startswith(RATE_PREFIX))
+        told = rate_headers(self._engine.standings(request.demand.accounts), taking)
+        request.extra = [*others, *told]
+
+    def _demand(self, exchange: Exchange) -> Demand:
+        """What it asks of this model now. Raises BudgetError when its time is over."""
+        request, attempt = exchange.request, exchange.request.attempt
+        demand = request.demand
+        if attempt.prefix is not None:
+            demand = replace(demand, prefix=attempt.prefix)
+        if attempt.tokens:
+            demand = replace(demand, tokens=attempt.tokens)
+        if exchange.ladder is not None:
+            times = (demand.keep_alive_s, exchange.ladder.task.config.keep_alive_s)
+            longest_s = max((time_s for time_s in times if time_s is not None), default=None)
+            demand = replace(demand, keep_alive_s=longest_s)
+        if request.budget_s is None:
+            return demand
+        left_s = request.arrived_at + request.budget_s - self._engine.clock()
+        if left_s <= 0:
+            raise BudgetError(f"The budget of {request.budget_s:g} s was over before {request.name} could answer.")
+        assert attempt.model is not None
+        return replace(demand, budget_s=left_s, answers=self._answers.of(attempt.model, request.path))

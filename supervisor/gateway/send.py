@@ -1,0 +1,132 @@
+"""The stage that passes an admitted request on to its worker, and the answer back through the filters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from supervisor.catalog import Catalog
+from supervisor.core.types import ModelId
+from supervisor.engine.engine import Engine
+from supervisor.engine.ticket import Ticket
+from supervisor.errors import LlmuxError, UnreachableError, UpstreamError
+from supervisor.gateway.attempt import Attempt
+from supervisor.gateway.exchange import Exchange
+from supervisor.gateway.filters.cache_report import NOTHING_REUSED, NOTHING_TOLD, CacheReport
+from supervisor.gateway.filters.filters import Filter
+from supervisor.gateway.filters.model_name import Rename
+from supervisor.gateway.filters.picture_links import PATHS as PICTURE_PATHS
+from supervisor.gateway.filters.picture_links import PictureLinks
+from supervisor.gateway.filters.translation import Repair, Translate
+from supervisor.gateway.forward import forward
+from supervisor.gateway.head import TRACE
+from supervisor.gateway.identity.accounts import tokens_of
+from supervisor.gateway.route.mending import Mending
+from supervisor.gateway.tunnel import client_of, tunnel
+from supervisor.gateway.upstream_error import WorkerAnswerError, is_crowded, is_overflow
+from supervisor.io.held_body import BodyBudget, Gathered
+from supervisor.io.picture_store import PictureStore
+
+WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
+
+
+class Sending:
+    """For one catalog."""
+
+    def __init__(
+        self, engine: Engine, catalog: Catalog, bodies: BodyBudget, pictures: PictureStore, strict: set[ModelId]
+    ) -> None:
+        """`strict`: see `Mending`."""
+        self._engine = engine
+        self._bodies = bodies
+        self._pictures = pictures
+        self._strict = strict
+        self._public_url = catalog.server.public_url
+        self._body_limit = catalog.limits.body_mib * 1024 * 1024
+        self._first_byte_s = catalog.limits.first_byte_s
+        is_runner = catalog.server.health == "runner"  # whose clients look for a report in every answer
+        self._cache_headers = NOTHING_TOLD if is_runner else []
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Raises LlmuxError."""
+        request, attempt = exchange.request, exchange.request.attempt
+        ticket, outcome = attempt.ticket, attempt.outcome
+        assert ticket is not None
+        assert ticket.upstream is not None
+        if request.span_id and request.trace is not None:
+            kept = [field for field in attempt.headers if field[0] != TRACE]
+            attempt.headers = [*kept, (TRACE, request.trace.header(request.span_id))]
+        attempt.own = [
+            (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
+            *(() if exchange.ladder is None else exchange.ladder.headers),
+            *(() if request.cache is None or attempt.reuses else NOTHING_REUSED),
+            *request.extra,
+        ]
+        filters = self._filters(exchange)
+        gathered = Gathered(self._bodies, self._body_limit) if filters else None
+        is_served = True
+        try:
+            if exchange.scope["method"] == "GET" and (client := client_of(exchange.scope)) is not None:
+                await tunnel(exchange, client, ticket.upstream, first_byte_s=self._first_byte_s)
+            is_over = False
+            while not is_over:
+                try:
+                    await forward(exchange, ticket.upstream, filters, gathered, first_byte_s=self._first_byte_s)
+                    is_over = True
+                except WorkerAnswerError as error:
+                    if outcome.started or is_for_another(exchange, error):
+                        raise
+                    if exchange.mending is None:
+                        exchange.mending = Mending(attempt, self._bodies, self._strict)
+                    if not await exchange.mending.mend(attempt, error):
+                        raise
+        except LlmuxError as error:
+            if outcome.started:
+                if (why := await self._why(ticket, error, attempt)) is not None:
+                    raise UpstreamError(f"{error.message[:-1]}: {why}.", code=error.code) from None
+            else:  # whoever answers is charged for it
+                is_served = not (is_for_another(exchange, error) or isinstance(error, UnreachableError))
+            raise
+        finally:
+            if gathered is not None:
+                gathered.release()
+            if exchange.mending is not None:
+                exchange.mending.end(attempt)
+                exchange.mending = None
+            if not attempt.only_looks:
+                accounts = request.demand.accounts
+                self._engine.finish(ticket, tokens_of(accounts, outcome) if accounts else 0, served=is_served)
+
+    async def _why(self, ticket: Ticket, error: LlmuxError, attempt: Attempt) -> str | None:
+        """Why the worker ended, if it did, for a client that can read it."""
+        if error.code != "upstream_broken" or not attempt.outcome.stream_type:
+            return None
+        return await self._engine.why_ended(ticket, WHY_S)
+
+    def _filters(self, exchange: Exchange) -> Sequence[Filter]:
+        """For an answer, in their order: each gets what the one before it made."""
+        request, attempt = exchange.request, exchange.request.attempt
+        filters: list[Filter] = []
+        if request.cache is not None:
+            filters.append(CacheReport(self._cache_headers, {name for name, _ in attempt.own}))
+        if request.path in PICTURE_PATHS:
+            filters.append(PictureLinks(self._pictures, exchange.scope, self._public_url))
+        if attempt.names is not None:
+            filters.append(Rename(attempt.names))
+        if attempt.completion is not None:
+            filters.append(Repair(attempt.completion))
+        if attempt.translation is not None:
+            filters.append(Translate(attempt.translation))
+        if exchange.turn is not None or exchange.capture is not None:
+            filters += last_filters(exchange)
+        return filters
+
+
+def last_filters(exchange: Exchange) -> Sequence[Filter]:
+    """Those that get all that the client does, also errors."""
+    return [each for each in (exchange.turn, exchange.capture) if each is not None]
+
+
+def is_for_another(exchange: Exchange, error: LlmuxError) -> bool:
+    """May another candidate of the task answer what its worker refused so, or the same worker later?"""
+    return is_crowded(error) or (exchange.ladder is not None and is_overflow(error))
