@@ -5,20 +5,23 @@ Nothing here changes anything. An answer may be old by the time it is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
 from supervisor.core.effects import Reject
 from supervisor.core.limits import Account, Standing
+from supervisor.core.model_state import ModelState
 from supervisor.core.plans import Plan
 from supervisor.core.requests import over
 from supervisor.core.scheduler import Scheduler
+from supervisor.core.state import SchedulerState
 from supervisor.core.types import ModelId, ModelSpec, TicketId
 from supervisor.core.waiting import Forecast, forecast
 from supervisor.core.what_if import what_if
 from supervisor.daemon.status import (
     DeviceStatus,
     LoadStatus,
+    ModelFigures,
     ModelStatus,
     PartnerStatus,
     QueueStatus,
@@ -53,6 +56,29 @@ class ReadDoor:
         state, now = self._scheduler.state, self.clock()
         models = (found for found in state.models.values() if found.partner is None and found.spec.replica_of is None)
         return tuple(model_status(state, found, now) for found in models)
+
+    def active(self) -> tuple[ModelStatus, ...]:
+        """Every model that has a worker, or whose load or worker somebody waits for. Costs next to nothing for the others."""
+        state, now = self._scheduler.state, self.clock()
+        return tuple(model_status(state, found, now) for found in state.models.values() if _is_active(state, found))
+
+    def answering(self) -> list[ModelId]:
+        """The models that have a worker which takes new requests."""
+        models = self._scheduler.state.models.values()
+        return [*dict.fromkeys(found.line for found in models if found.answering and found.partner is None)]
+
+    def figures(self) -> Iterator[ModelFigures]:
+        """Of every model, see `models`."""
+        state = self._scheduler.state
+        for found in state.models.values():
+            if found.partner is not None or found.spec.replica_of is not None:
+                continue
+            if found.id in state.groups:
+                status = model_status(state, found, self.clock())
+                yield ModelFigures(status.id, status.state, status.queued, status.in_flight, status.crash)
+            else:
+                queued = state.queue.count(found.id)
+                yield ModelFigures(found.id, found.state, queued, len(found.in_flight), found.crash)
 
     def partners(self) -> tuple[PartnerStatus, ...]:
         """The leases of partners, oldest first, also those that are waited for."""
@@ -107,3 +133,11 @@ class ReadDoor:
     def decisions_since(self, seq: int) -> list[Decision]:
         """All kept decisions after number `seq`, oldest first."""
         return self._decisions.since(seq)
+
+
+def _is_active(state: SchedulerState, model: ModelState) -> bool:
+    if model.partner is not None or model.spec.replica_of is not None:
+        return False
+    if model.asked_at is not None or model.id in state.wanted or (len(state.queue) and state.queue.count(model.id)):
+        return True
+    return model.has_worker if model.id not in state.groups else any(each.has_worker for each in state.replicas(model))

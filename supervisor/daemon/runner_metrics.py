@@ -56,7 +56,7 @@ class RunnerMetrics(Collector):
         """Of what is loaded and computed: a worker's weights and cache are known only from its model's files."""
         about = "Memory of loaded models; weights and kv_cache as computed, other: what more was measured, or leased."
         family = GaugeMetricFamily("vllm_model_memory_bytes", about, labels=["model", "part"])
-        for status in self._daemon.engine.models():
+        for status in self._daemon.engine.active():
             estimate = known_estimate(self._daemon, status)
             if estimate is None:
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from supervisor.core.device_ledger import DeviceTotals, Lease
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
@@ -70,6 +71,16 @@ class ModelStatus:
     def measured_mib(self) -> int | None:
         """What it was measured to take on all of its devices together."""
         return _measured_mib(self.leases)
+
+
+class ModelFigures(NamedTuple):
+    """What of a model costs little to know."""
+
+    id: ModelId
+    state: WorkerState
+    queued: int
+    in_flight: int
+    crash: Crash | None  # why it is in BACKOFF or FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ def health(daemon: Daemon) -> list[Route]:
             code = HTTPStatus.OK if found is None else HTTPStatus.SERVICE_UNAVAILABLE
             return JSONResponse(health_view(daemon, found), status_code=code)
         queue = daemon.engine.queue()
-        loaded = [model.id for model in daemon.engine.models() if model.answering]
+        loaded = daemon.engine.answering()
         status = "stopping" if queue.is_stopping else "ok"
         code = HTTPStatus.SERVICE_UNAVAILABLE if queue.is_stopping else HTTPStatus.OK
         body = {"status": status, "models_loaded": loaded, "queued": queue.waiting}

@@ -82,12 +82,9 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
 
     async def ps(_request: Request) -> Response:
         await daemon.know_capabilities()
-        found = [(row, daemon.engine.model(row.model.id)) for row in _listed(daemon)]
-        loaded = [
-            _loaded(daemon, row, _tagged(row.name), one)
-            for row, one in found
-            if one is not None and status(one) == "loaded"
-        ]
+        active = {one.id: one for one in daemon.engine.active() if status(one) == "loaded"}
+        rows = (row for row in _listed(daemon) if row.model.id in active)
+        loaded = [_loaded(daemon, row, _tagged(row.name), active[row.model.id]) for row in rows]
         return JSONResponse({"models": loaded})
 
     async def show(request: Request) -> Response:

@@ -115,7 +115,7 @@ def _resources(daemon: Daemon, cache_used: float | None) -> Json:
 
 def _cache_mib(daemon: Daemon) -> int | None:
     """Of all loaded models; None where that of one can't be computed."""
-    loaded = [status for status in daemon.engine.models() if status.answering and not status.spec.remote]
+    loaded = [status for status in daemon.engine.active() if status.answering and not status.spec.remote]
     found = [(known_estimate(daemon, status), len(status.replicas)) for status in loaded]
     return _sum(None if estimate is None else estimate.cache_mib * workers for estimate, workers in found)
 
