@@ -102,7 +102,7 @@ class Daemon:
         self.feed = Feed(self)
         self.steps = Steps(self)
         self.metrics = Metrics(self)
-        RunnerMetrics(self, self.metrics.registry)
+        RunnerMetrics(self)
         self.partners = Partners(self.engine, self.sampler)
         self.loads = Loads(self)
         self.batches = Batches(self.jobs, self.bodies)

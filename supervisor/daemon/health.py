@@ -30,7 +30,7 @@ def trouble(daemon: Daemon) -> Trouble | None:
     """Why it can't take requests now; None: it can."""
     if (phase := lifetime(daemon)) is not None:
         return phase
-    models, queue = [*daemon.engine.figures()], daemon.engine.queue()
+    models, queue = daemon.engine.figures(), daemon.engine.queue()
     crashed = [model for model in models if model.state in _CRASHED]
     if any(model.crash is not None and model.crash.kind is CrashClass.OUT_OF_MEMORY for model in crashed):
         return "gpu_oom"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -24,7 +23,7 @@ MIB: Final = 1024 * 1024
 class RunnerMetrics(Collector):
     """One for each daemon. Use from the event loop's thread."""
 
-    def __init__(self, daemon: Daemon, registry: CollectorRegistry) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         daemon.metrics.requests.also(
             "vllm_requests",
@@ -33,7 +32,7 @@ class RunnerMetrics(Collector):
             lambda counted: (counted[0], counted[1], counted[3]),
         )
         daemon.metrics.queue_wait.also("vllm_queue_wait_seconds", "From arrival to a turn on a worker.")
-        registry.register(self)
+        daemon.metrics.tell(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """For the registry: what is read at each scrape."""
