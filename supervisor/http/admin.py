@@ -127,7 +127,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
 
     async def requests(_request: Request) -> Response:
         await daemon.steps.look(daemon.requests.running())
-        return JSONResponse({"object": "list", "data": daemon.requests.views()})
+        return await listed(daemon.requests.views(), object="list")
 
     async def ended(request: Request) -> Response:
         asked = request.query_params
