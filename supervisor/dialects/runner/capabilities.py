@@ -69,11 +69,11 @@ def _models(daemon: Daemon) -> Json:
     loaded: list[JsonValue] = []
     loading: list[JsonValue] = []
     available: list[JsonValue] = []
-    for status in daemon.engine.models():
+    for status in daemon.engine.figures():
         if status.id not in daemon.catalog.models:
             continue
-        if status.answering:
-            loaded.append(_loaded(daemon, status))
+        if status.answering and (whole := daemon.engine.model(status.id)) is not None:
+            loaded.append(_loaded(daemon, whole))
         elif (load := daemon.loads.current(status.id)) is not None:
             loading.append({"id": status.id, "progress": load["progress"], "eta": load["eta_s"]})
         elif (pull := daemon.pulls.current(status.id)) is not None:
