@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Final, Generic, Literal, TypeVar, get_args
 
@@ -370,12 +371,19 @@ class Adapter(abc.ABC, Generic[C]):
 
     def constraints(self, *keys: str) -> dict[str, Mapping[str, JsonValue]]:
         """The JSON Schema of these configuration keys and of those that every model has, `vram_mib`."""
-        properties = self.config.model_json_schema()["properties"]
+        properties = _properties(self.config)
         return {key: _constraint(properties[key]) for key in (*keys, "vram_mib")}
 
     def memory_definition(self, config: C) -> str:
         """A stable text of what decides what memory the worker takes; equal texts share learned footprints."""
         return config.model_dump_json(exclude={*PLACEMENT, *PATIENCE})
+
+
+@cache
+def _properties(config: type[ModelConfig]) -> Mapping[str, Mapping[str, JsonValue]]:
+    """The JSON Schema of its keys. Making it takes milliseconds, and a thousand models may share a few of these."""
+    properties: Mapping[str, Mapping[str, JsonValue]] = config.model_json_schema()["properties"]
+    return properties
 
 
 def _constraint(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:

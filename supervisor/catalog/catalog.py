@@ -33,6 +33,7 @@ from runtimes.sizing import Room, Sizing
 from supervisor.catalog import sources
 from supervisor.catalog.clients import DEFAULT, NOBODY, ClientConfig
 from supervisor.catalog.document import Layer, Place, Problem, Trail, dotted
+from supervisor.catalog.masking import masked
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.prompt_format import PromptFormat, written_here
 from supervisor.catalog.rewrite import Rewrite
@@ -118,6 +119,7 @@ class CatalogModel:
     def pinned(self, *, pin: bool) -> CatalogModel:
         """The same, pinned or not. All that is known of its files stays known."""
         same = copy(self)
+        same.__dict__.pop("shown", None)
         same.__dict__.update(
             config=self.config.model_copy(update={"pin": pin}), _written=self.written.model_copy(update={"pin": pin})
         )
@@ -164,6 +166,11 @@ class CatalogModel:
         """Fingerprint of everything that decides how its worker is run."""
         patience = self.config.model_dump_json(include=set(PATIENCE))
         return sha256(f"{self.footprint_key}\n{patience}".encode()).hexdigest()
+
+    @cached_property
+    def shown(self) -> dict[str, JsonValue]:
+        """The effective configuration for people; what looks like a secret is masked. Not to be changed."""
+        return {key: masked(value, key) for key, value in self.config.model_dump(mode="json").items()}
 
     @cached_property
     def footprint_key(self) -> str:
@@ -454,6 +461,10 @@ class Catalog:
 
     def listing(self) -> tuple[Route, ...]:
         """GET /v1/models: virtual models, then models under their own names, then tasks, each in the order of the file."""
+        return self._listing
+
+    @cached_property
+    def _listing(self) -> tuple[Route, ...]:
         listed: list[Route] = list(self.virtual.values())
         behind_virtual = {virtual.model.id for virtual in self.virtual.values()}
         for model in self.models.values():
@@ -461,6 +472,17 @@ class Catalog:
             if public and model.id not in self.virtual:
                 listed.append(self._routes[model.id])
         return (*listed, *self.tasks.values())
+
+    def names_of(self, model: ModelId) -> tuple[str, ...]:
+        """The virtual models of this one, in the order of the file."""
+        return self._virtual_names.get(model, ())
+
+    @cached_property
+    def _virtual_names(self) -> dict[ModelId, tuple[str, ...]]:
+        found: dict[ModelId, tuple[str, ...]] = {}
+        for name, virtual in self.virtual.items():
+            found[virtual.model.id] = (*found.get(virtual.model.id, ()), name)
+        return found
 
     def origin(self, *trail: str | int) -> Place | None:
         """Where an effective value was set; None: it is a default."""

@@ -104,16 +104,18 @@ def _copied(value: Any, seen: dict[int, Any]) -> Any:
         return made
     if kind is dict or kind is OrderedDict:
         made = kind(value)
-        for key, item in value.items():
-            if not _is_value[type(item)]:
-                made[key] = _copied(item, seen)
+        if not all(map(_is_value.__getitem__, set(map(type, value.values())))):  # else a long queue takes long
+            for key, item in value.items():
+                if not _is_value[type(item)]:
+                    made[key] = _copied(item, seen)
     elif kind is set:
         made = set(value)
     elif kind is list or kind is deque:
         made = value.copy()
-        for index, item in enumerate(value):
-            if not _is_value[type(item)]:
-                made[index] = _copied(item, seen)
+        if not all(map(_is_value.__getitem__, set(map(type, value)))):
+            for index, item in enumerate(value):
+                if not _is_value[type(item)]:
+                    made[index] = _copied(item, seen)
     else:
         made = seen[id(value)] = object.__new__(kind)
         anew = getattr(kind, "UNRECORDED", ())

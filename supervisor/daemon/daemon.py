@@ -103,7 +103,7 @@ class Daemon:
         self.feed = Feed(self)
         self.steps = Steps(self)
         self.metrics = Metrics(self)
-        RunnerMetrics(self, self.metrics.registry)
+        RunnerMetrics(self)
         self.partners = Partners(self.engine, self.sampler)
         self.loads = Loads(self)
         self.batches = Batches(self.jobs, self.bodies)
@@ -155,7 +155,7 @@ class Daemon:
         models = [self.fleet.effective(model) for model in self.catalog.models]
         unknown = [model for model in models if model.known_capabilities is None]
         if unknown:
-            await asyncio.to_thread(lambda: [model.capabilities for model in unknown])
+            await asyncio.to_thread(lambda: [(model.capabilities, model.load_constraints) for model in unknown])
 
     def wall_time(self, monotonic: float) -> float:
         """Seconds since the epoch of a time on the core's clock."""

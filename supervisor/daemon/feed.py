@@ -8,16 +8,17 @@ it changed, at most once a second. Without subscribers only the history is kept.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.effects import Alert, Decided, Effect
 from supervisor.core.events import Event, MemorySampled, RequestArrived, RequestFinished
 from supervisor.core.types import ModelId
+from supervisor.daemon.slices import SLICE_S
 from supervisor.daemon.views import Json, decision_view, device_views, model_view
 from supervisor.engine.events import SUBSCRIBERS, Kind, Subscription
-from supervisor.engine.status import ModelStatus
+from supervisor.engine.status import Mark
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -31,7 +32,8 @@ class Feed:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._told: dict[ModelId, ModelStatus] = {}
+        self._told: dict[ModelId, Mark] = {}
+        self._changed: dict[ModelId, None] = {}  # since then, and not published yet
         self._devices_told: list[Json] = []
         self._devices_at = float("-inf")
         self._flush: asyncio.Handle | None = None
@@ -43,7 +45,7 @@ class Feed:
         """Subscribe to events from now on. Raises UnavailableError when `most` do already."""
         daemon = self._daemon
         if not daemon.hub.wants("model"):
-            self._told = {status.id: _told(status) for status in daemon.engine.models()}
+            self._told, self._changed = daemon.engine.marks(), {}
         subscription = daemon.hub.subscribe(kinds, most=most)
         if "progress" in subscription.kinds:
             daemon.steps.watch()
@@ -94,12 +96,19 @@ class Feed:
         daemon = self._daemon
         if not daemon.hub.wants("model"):
             return
-        before, self._told = self._told, {status.id: _told(status) for status in daemon.engine.models()}
-        for model, told in self._told.items():
-            if before.get(model) != told and (view := model_view(daemon, model)) is not None:
+        told, self._told = self._told, daemon.engine.marks()
+        differ = (model for model, mark in self._told.items() if told.get(model) != mark)
+        self._changed.update(dict.fromkeys((*differ, *(model for model in told if model not in self._told))))
+        until = time.perf_counter() + SLICE_S
+        while self._changed:
+            if time.perf_counter() >= until:  # a reload may change all
+                self._flush_after(0.0)
+                return
+            del self._changed[model := next(iter(self._changed))]
+            if model not in self._told:
+                daemon.hub.publish("model", {"name": model, "state": "removed"})
+            elif (view := model_view(daemon, model)) is not None:
                 daemon.hub.publish("model", view)
-        for model in before.keys() - self._told.keys():
-            daemon.hub.publish("model", {"name": model, "state": "removed"})
 
     # memory
 
@@ -125,9 +134,3 @@ class Feed:
                 name = f"worker_memory_mib:{device.id}/{lease.holder[0]}"
                 values[name] = (values.get(name) or 0) + held_mib  # a model may have an ending worker and its next
         self._daemon.history.sample(engine.clock(), values)
-
-
-def _told(status: ModelStatus) -> ModelStatus:
-    """What makes a difference to somebody who looks at the model: not that time passes, nor what memory it takes."""
-    replicas = tuple(_told(each) for each in status.replicas)
-    return replace(status, since_s=0.0, idle_s=None, eta_s=None, leases=(), replicas=replicas)

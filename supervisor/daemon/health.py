@@ -30,7 +30,7 @@ def trouble(daemon: Daemon) -> Trouble | None:
     """Why it can't take requests now; None: it can."""
     if (phase := lifetime(daemon)) is not None:
         return phase
-    models, queue = daemon.engine.models(), daemon.engine.queue()
+    models, queue = daemon.engine.figures(), daemon.engine.queue()
     crashed = [model for model in models if model.state in _CRASHED]
     if any(model.crash is not None and model.crash.kind is CrashClass.OUT_OF_MEMORY for model in crashed):
         return "gpu_oom"
@@ -45,6 +45,6 @@ def health_view(daemon: Daemon, found: Trouble | None) -> Json:
         "status": "healthy" if found is None else "unhealthy",
         **({} if found is None else {"reason": found}),
         "uptime": int(time.monotonic() - daemon.started),
-        "modelsLoaded": sum(model.answering for model in daemon.engine.models()),
+        "modelsLoaded": len(daemon.engine.answering()),
         "queueDepth": daemon.engine.queue().waiting,
     }

@@ -11,14 +11,14 @@ from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import Counter, Histogram, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from supervisor.core.effects import Decided, Effect, Reject, StopWorker
 from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
-from supervisor.daemon.counters import FastCounter, FastHistogram
+from supervisor.daemon.counters import FastCounter, FastHistogram, Told, family
 from supervisor.engine.ticket import Ticket
 from supervisor.gateway.request import Request
 from supervisor.io.distribution import version
@@ -48,22 +48,26 @@ class Metrics:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self.dropped_lines: Callable[[], int] = lambda: 0  # of the log
-        self.registry = registry = CollectorRegistry()
+        self._sources: list[Callable[[], Iterable[str]]] = []
 
-        def count(name: str, about: str, *labels: str) -> FastCounter:
-            return FastCounter(name, about, labels, registry)
+        def count(name: str, about: str, *labels: str, told: Told | None = None) -> FastCounter:
+            found = FastCounter(name, about, labels, told)
+            self._sources.append(found.lines)
+            return found
 
         def spread(name: str, about: str, bounds: Sequence[float] = _SECONDS) -> FastHistogram:
-            return FastHistogram(name, about, bounds, registry)
+            found = FastHistogram(name, about, bounds)
+            self._sources.append(found.lines)
+            return found
 
         per_token, first = "gen_ai_server_time_per_output_token_seconds", "gen_ai_server_time_to_first_token_seconds"
         # Counted once by model, tenant, status and result: each request comes here.
-        self.requests = FastCounter(
+        self.requests = count(
             "llmux_requests",
             "Requests by their answer's status; of an answer that broke off, its error's.",
-            ("model", "status"),
-            registry,
-            lambda counted: (counted[0], counted[2]),
+            "model",
+            "status",
+            told=lambda counted: (counted[0], counted[2]),
         )
         self.requests.also(
             "llmux_tenant_requests",
@@ -85,20 +89,18 @@ class Metrics:
             "llmux_tokens_per_second", "Tokens given out per second a worker had the request.", _PER_SECOND
         )
         self._load = spread("llmux_load_seconds", "From the start of a worker to ready.")
-        self._swaps = Counter("llmux_swaps", "Loads that another model was evicted for.", ["model"], registry=registry)
-        self._stops = Counter("llmux_evictions", "Workers stopped, by why.", ["model", "reason"], registry=registry)
-        self._crashes = Counter(
-            "llmux_crashes", "Workers that ended by themselves, by class.", ["model", "class"], registry=registry
-        )
-        self._orphans = Counter(
-            "llmux_orphans_reaped", "Processes of an earlier daemon ended at the start.", registry=registry
-        )
-        self._decision = Histogram(
-            "llmux_decision_seconds", "What a decision of the scheduler took.", buckets=_DECISION, registry=registry
-        )
+        self._swaps = count("llmux_swaps", "Loads that another model was evicted for.", "model")
+        self._stops = count("llmux_evictions", "Workers stopped, by why.", "model", "reason")
+        self._crashes = count("llmux_crashes", "Workers that ended by themselves, by class.", "model", "class")
+        about = "Processes of an earlier daemon ended at the start."
+        self._orphans = Counter("llmux_orphans_reaped", about, registry=None)
+        self.tell(self._orphans)
+        about = "What a decision of the scheduler took."
+        self._decision = Histogram("llmux_decision_seconds", about, buckets=_DECISION, registry=None)
+        self.tell(self._decision)
         self._refusals = count("llmux_refusals", "Requests that got no worker, by why.", "reason")
-        registry.register(_States(daemon))
-        ProcessCollector(registry=registry)
+        self._sources.append(_States(daemon).lines)
+        self.tell(ProcessCollector(registry=None))
         daemon.engine.observers.append(self.observe)
         daemon.requests.listeners.append(self.finished)
         daemon.on_configure.append(self._expect)
@@ -119,11 +121,20 @@ class Metrics:
                 self.requests.add((route.name, "", status, SUCCESS if status == "200" else ERROR), 0)
         for model in self._daemon.catalog.models:
             self._load.expect(model)
-            self._swaps.labels(model)
+            self._swaps.add((model,), 0)
             for cause in StopCause:
-                self._stops.labels(model, cause.value)
+                self._stops.add((model, cause.value), 0)
             for kind in CrashClass:
-                self._crashes.labels(model, kind.value)
+                self._crashes.add((model, kind.value), 0)
+
+    def tell(self, few: Collector) -> None:
+        """Tell from now on also what this one collects, all of it in one turn of the loop."""
+        self._sources.append(lambda: (generate_latest(few).decode(),))
+
+    def lines(self) -> Iterator[str]:
+        """All of it, in Prometheus's text format. A piece is of one metric's samples, or begins with a metric."""
+        for source in self._sources:
+            yield from source()
 
     def orphans(self, count: int) -> None:
         """Count the leftovers that were killed at the start."""
@@ -133,15 +144,15 @@ class Metrics:
         """See `engine.Observer`."""
         for effect in effects:
             if type(effect) is StopWorker:
-                self._stops.labels(base_of(effect.model), effect.cause.value).inc()
+                self._stops.add((base_of(effect.model), effect.cause.value))
             elif type(effect) is Decided:
                 self._decision.observe(self._daemon.engine.last_decision_s)
                 if effect.kind == "evict" and effect.model is not None:
-                    self._swaps.labels(base_of(effect.model)).inc()
+                    self._swaps.add((base_of(effect.model),))
             elif type(effect) is Reject:
                 self._refusals.add((effect.code.value,))
         if type(event) is WorkerExited and event.crash is not None:
-            self._crashes.labels(base_of(event.model), event.crash.kind.value).inc()
+            self._crashes.add((base_of(event.model), event.crash.kind.value))
         elif type(event) is WorkerReady and any(
             type(effect) is Decided and effect.kind == "ready" for effect in effects
         ):
@@ -211,22 +222,25 @@ class _States(Collector):
         self._daemon = daemon
         self._version = version()
 
+    def lines(self) -> Iterator[str]:
+        """The models' figures are all of one moment."""
+        models = self._daemon.engine.figures()
+        yield from family("llmux_build_info", "gauge", "Always 1.", ("version",), [((self._version,), 1)])
+        states = (((model.id, model.state.value), 1) for model in models)
+        yield from family("llmux_model_state", "gauge", "1 for the state a model is in.", ("model", "state"), states)
+        queued = (((model.id,), model.queued) for model in models)
+        yield from family("llmux_queue_depth", "gauge", "Requests waiting for a model.", ("model",), queued)
+        flight = (((model.id,), model.in_flight) for model in models)
+        yield from family("llmux_in_flight", "gauge", "Requests a worker has.", ("model",), flight)
+        yield generate_latest(self).decode()
+
     def collect(self) -> Iterable[Metric]:
-        build = GaugeMetricFamily("llmux_build_info", "Always 1.", labels=["version"])
-        build.add_metric([self._version], 1)
-        state = GaugeMetricFamily("llmux_model_state", "1 for the state a model is in.", labels=["model", "state"])
-        queued = GaugeMetricFamily("llmux_queue_depth", "Requests waiting for a model.", labels=["model"])
-        flight = GaugeMetricFamily("llmux_in_flight", "Requests a worker has.", labels=["model"])
-        for model in self._daemon.engine.models():
-            state.add_metric([model.id, model.state.value], 1)
-            queued.add_metric([model.id], model.queued)
-            flight.add_metric([model.id], model.in_flight)
         tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
         dropped = CounterMetricFamily(
             "llmux_log_lines_dropped", "Lines of the log that nobody read in time, or that failed."
         )
         dropped.add_metric([], self._daemon.metrics.dropped_lines())
-        yield from (build, state, queued, flight, tasks, dropped, *self._bodies(), *self._memory())
+        yield from (tasks, dropped, *self._bodies(), *self._memory())
 
     def _bodies(self) -> Iterator[GaugeMetricFamily]:
         kept = GaugeMetricFamily("llmux_body_bytes", "Request bodies kept, by where.", labels=["where"])
@@ -262,9 +276,9 @@ class _States(Collector):
         for device in self._daemon.engine.devices():
             totals = device.totals
             figures = (totals.total_mib, totals.free_mib, totals.available_mib, totals.outside_mib)
-            for family, mib in zip(devices.values(), figures, strict=True):
+            for each, mib in zip(devices.values(), figures, strict=True):
                 if mib is not None:
-                    family.add_metric([device.id], mib * MIB)
+                    each.add_metric([device.id], mib * MIB)
             for held in device.leases:
                 about = [held.holder[0], device.id]
                 (partner_lease if held.is_partner else lease).add_metric(about, held.mib * MIB)

@@ -18,7 +18,7 @@ Json = dict[str, JsonValue]
 def queue_view(daemon: Daemon) -> Json:
     """All models together, then those that somebody waits for."""
     queue = daemon.engine.queue()
-    waited_for = [model for model in daemon.engine.models() if model.queued]
+    waited_for = [model for model in daemon.engine.active() if model.queued]
     return {
         "depth": queue.waiting,
         "max_depth": queue.most,

@@ -250,7 +250,7 @@ class Reloader:
 
     def _busy(self) -> frozenset[ModelId]:
         """The models with running or waiting requests."""
-        workers = (each for model in self._daemon.engine.models() for each in model.replicas)
+        workers = (each for model in self._daemon.engine.active() for each in model.replicas)
         return frozenset(base_of(each.id) for each in workers if each.in_flight or each.queued)
 
     def _is_stopping(self) -> bool:
@@ -375,7 +375,7 @@ class Reloader:
         limits = prepared.catalog.limits.limits()
         admission = AdmissionPolicy(limits)
         specs = {spec.id: spec for spec in expanded(prepared.specs, limits)}
-        for status in (each for model in self._daemon.engine.models() for each in model.replicas):
+        for status in (each for model in self._daemon.engine.active() for each in model.replicas):
             model = base_of(status.id)
             if status.state is WorkerState.STOPPING or model not in before:
                 continue

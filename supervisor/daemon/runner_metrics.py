@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -24,7 +23,7 @@ MIB: Final = 1024 * 1024
 class RunnerMetrics(Collector):
     """One for each daemon. Use from the event loop's thread."""
 
-    def __init__(self, daemon: Daemon, registry: CollectorRegistry) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         daemon.metrics.requests.also(
             "vllm_requests",
@@ -33,7 +32,7 @@ class RunnerMetrics(Collector):
             lambda counted: (counted[0], counted[1], counted[3]),
         )
         daemon.metrics.queue_wait.also("vllm_queue_wait_seconds", "From arrival to a turn on a worker.")
-        registry.register(self)
+        daemon.metrics.tell(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """For the registry: what is read at each scrape."""
@@ -56,7 +55,7 @@ class RunnerMetrics(Collector):
         """Of what is loaded and computed: a worker's weights and cache are known only from its model's files."""
         about = "Memory of loaded models; weights and kv_cache as computed, other: what more was measured, or leased."
         family = GaugeMetricFamily("vllm_model_memory_bytes", about, labels=["model", "part"])
-        for status in self._daemon.engine.models():
+        for status in self._daemon.engine.active():
             estimate = known_estimate(self._daemon, status)
             if estimate is None:
                 continue

@@ -18,7 +18,7 @@ LIMIT: Final = 1024 * 1024
 
 def ready_workers(daemon: Daemon) -> list[ModelStatus]:
     """All that answer."""
-    running = (worker for model in daemon.engine.models() for worker in model.replicas)
+    running = (worker for model in daemon.engine.active() for worker in model.replicas)
     return [worker for worker in running if worker.state is WorkerState.READY and worker.answering]
 
 

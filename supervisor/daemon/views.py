@@ -5,18 +5,15 @@ A view may be stale by an event, so nothing here is used to decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel, Route
 from supervisor.catalog.fitting import memory_warnings, pins_warning
-from supervisor.catalog.masking import masked
 from supervisor.core.decisions import Decision
-from supervisor.core.types import DeviceId, Footprint, ModelId
+from supervisor.core.types import DeviceId, DeviceSpec, Footprint, ModelId
 from supervisor.engine.status import DeviceStatus, ModelStatus
 from supervisor.gateway.route.thinking import thinking_modes
 from supervisor.io.convert import documents
@@ -38,7 +35,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
     worker = daemon.fleet.facts(status.worker, status.generation)
     return {
         "name": model,
-        "virtual_models": [name for name, virtual in daemon.catalog.virtual.items() if virtual.model.id == model],
+        "virtual_models": list(daemon.catalog.names_of(model)),
         "runtime": effective.config.runtime,
         "type": status.spec.type,
         "priority": status.spec.priority,
@@ -59,7 +56,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "drain_s": status.drain_s,
         **_devices(status),
         "remote": status.spec.remote,
-        "memory": _memory(status, daemon.engine.devices()),
+        "memory": _memory(status, daemon.engine.device_specs()),
         "sizing": _sizing(effective),
         "warnings": _warnings(daemon, effective, status),
         "worker": worker,
@@ -71,7 +68,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "capabilities": capabilities(effective, daemon.catalog.resolve(model)),
         "load_constraints": {key: dict(constraint) for key, constraint in effective.load_constraints.items()},
         "overrides": dict(override.values) if override is not None else {},
-        "definition": definition(effective.config),
+        "definition": effective.shown,
     }
 
 
@@ -79,8 +76,7 @@ def _warnings(daemon: Daemon, model: CatalogModel, status: ModelStatus) -> list[
     devices = [one.spec for one in daemon.sampler.devices()]
     told: list[JsonValue] = [*memory_warnings(model, status.spec, devices)]
     if status.pinned:
-        specs = [replace(one.spec, pin=one.pinned) for one in daemon.engine.models()]
-        pins = pins_warning(specs, devices)
+        pins = pins_warning(daemon.engine.pinned(), devices)
         told += [pins[1]] if pins is not None and pins[0] == status.id else []
     return told
 
@@ -94,7 +90,7 @@ def _devices(status: ModelStatus) -> Json:
     return {"device": " + ".join(status.devices) or None, "devices": list(status.devices)}
 
 
-def _memory(status: ModelStatus, devices: Iterable[DeviceStatus]) -> Json:
+def _memory(status: ModelStatus, devices: Iterable[DeviceSpec]) -> Json:
     """`need`: what the next load is to lease, of each device where it may go."""
     return {
         **_held(status),
@@ -102,7 +98,7 @@ def _memory(status: ModelStatus, devices: Iterable[DeviceStatus]) -> Json:
         "learned": {device: footprint.mib for device, footprint in status.spec.learned.items()},
         "raised": {device: mib for device, mib in status.spec.raised.items()},  # noqa: C416  # of another type
         "need": {
-            device.id: _footprint(device.spec.need(status.spec))
+            device.id: _footprint(device.need(status.spec))
             for device in devices
             if not status.spec.devices or device.id in status.spec.devices
         },
@@ -167,11 +163,6 @@ def capabilities(model: CatalogModel, route: Route) -> Json | None:
     }
 
 
-def definition(config: ModelConfig) -> Json:
-    """The effective configuration; what looks like a secret is masked."""
-    return {key: masked(value, key) for key, value in config.model_dump(mode="json").items()}
-
-
 def device_views(daemon: Daemon) -> list[Json]:
     """Every device: totals, what others use, and who holds how much."""
     known = {status.id: status for status in daemon.engine.devices()}
@@ -207,18 +198,12 @@ def _device_view(device: DeviceInfo, status: DeviceStatus) -> Json:
     }
 
 
-def memory_view(daemon: Daemon) -> Json:
-    """Every device, and what each model holds, may take, and was measured to take there."""
-    devices = daemon.engine.devices()
-    models: list[JsonValue] = [
-        {
-            "name": status.id,
-            **_devices(status),
-            **_memory(status, devices),
-        }
-        for status in daemon.engine.models()
-    ]
-    return {"devices": list(device_views(daemon)), "models": models}
+def memory_views(daemon: Daemon) -> Iterator[Json]:
+    """Of every device what each model holds, may take, and was measured to take there. May go on in a later turn of the loop."""
+    devices = daemon.engine.device_specs()
+    for figures in daemon.engine.figures():
+        if (status := daemon.engine.model(figures.id)) is not None:
+            yield {"name": status.id, **_devices(status), **_memory(status, devices)}
 
 
 def decision_view(daemon: Daemon, decision: Decision) -> Json:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from supervisor.core.device_ledger import DeviceTotals, Lease
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
@@ -70,6 +71,67 @@ class ModelStatus:
     def measured_mib(self) -> int | None:
         """What it was measured to take on all of its devices together."""
         return _measured_mib(self.leases)
+
+
+class ModelFigures(NamedTuple):
+    """What of a model costs little to know."""
+
+    id: ModelId
+    state: WorkerState
+    queued: int
+    in_flight: int
+    crash: Crash | None  # why it is in BACKOFF or FAILED
+    answering: bool
+    is_wanted: bool
+
+
+def model_figures(state: SchedulerState, model: ModelState, now: float) -> ModelFigures:
+    """See ModelFigures, and `model_status`, which says the same of it."""
+    if model.id in state.groups or model.spec.replica_of is not None:
+        known = model_status(state, model, now)
+        figures = (known.state, known.queued, known.in_flight, known.crash, known.answering, known.is_wanted)
+        return ModelFigures(known.id, *figures)
+    queued = state.queue.count(model.id)
+    return ModelFigures(
+        model.id,
+        model.state,
+        queued,
+        len(model.in_flight),
+        model.crash,
+        model.answering,
+        _is_wanted(state, model, queued),
+    )
+
+
+Mark = tuple[object, ...]
+
+
+def mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
+    """Equals an earlier one iff the status is the same, but for the memory that it takes and for what changes with time alone."""
+    if model.id not in state.groups:
+        return _worker_mark(state, model, now)
+    best = first_to_serve(state, model)
+    return (best.id, *(_worker_mark(state, each, now) for each in state.replicas(model)))
+
+
+def _worker_mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
+    """Made of the records that a status is made of: equal ones are nearly always the same, which costs next to nothing to see."""
+    life, in_flight, queued = model.life, len(model.in_flight), state.queue.count(model.id)
+    idle: Mark = ()
+    if life.state is WorkerState.READY and not in_flight:
+        idle = (state.stays_until(model, now), state.admission.held_until(model))
+    about = (model.spec, life.state, life.reason, model.generation, model.worker, model.pinned, state.limits)
+    waits = (_is_wanted(state, model, queued), state.claims(model.id))
+    return (*about, in_flight, queued, *waits, model.load_s, model.crashes.last, model.crashes.retry_at, *idle)
+
+
+def is_active(state: SchedulerState, model: ModelState) -> bool:
+    """Has it a worker, or does anybody wait for its load or its worker? False for replicas and partners."""
+    if model.partner is not None or model.spec.replica_of is not None:
+        return False
+    if model.asked_at is not None or model.id in state.wanted or (len(state.queue) and state.queue.count(model.id)):
+        return True
+    return model.has_worker if model.id not in state.groups else any(each.has_worker for each in state.replicas(model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +245,7 @@ def _worker_status(state: SchedulerState, model: ModelState, now: float) -> Mode
         devices=model.devices if model.has_worker else (),
         leases=leases,
         pinned=model.pinned,
-        is_wanted=model.id in state.wanted or model.asked_at is not None or queued > 0,
+        is_wanted=_is_wanted(state, model, queued),
         waits_for=state.claims(model.id),
         in_flight=len(model.in_flight),
         queued=queued,
@@ -197,6 +259,10 @@ def _worker_status(state: SchedulerState, model: ModelState, now: float) -> Mode
         retry_s=None if model.crashes.retry_at is None else max(0.0, model.crashes.retry_at - now),
         worker=model.id,
     )
+
+
+def _is_wanted(state: SchedulerState, model: ModelState, queued: int) -> bool:
+    return model.id in state.wanted or model.asked_at is not None or queued > 0
 
 
 def load_status(state: SchedulerState, model: ModelState, now: float) -> LoadStatus:

@@ -79,7 +79,8 @@ class Exchange:
         attempt = self.request.attempt
         if self.ladder is not None:  # else it is `held`, which may be somebody else's now
             attempt.body.release()
-        attempt.translation = None  # it may read the request's times: they would keep each other
+        # Each of these refers to what has it:
+        attempt.translation = self.ladder = None
 
 
 Stage = Callable[[Exchange], Awaitable[None]]

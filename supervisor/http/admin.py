@@ -23,7 +23,8 @@ from supervisor.daemon.queue_view import queue_view
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.request_views import ended_views, request_view
 from supervisor.daemon.task_views import task_view, task_views
-from supervisor.daemon.views import decision_view, memory_view, model_view
+from supervisor.daemon.views import decision_view, device_views, memory_views, model_view
+from supervisor.dialects.listed import listed
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.gateway.body.parameters import flag, json_object, number
 from supervisor.gateway.record import ENDED
@@ -43,8 +44,9 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
 
     async def models(_request: Request) -> Response:
         await daemon.know_capabilities()
+        # Each model is told of as it is in one moment, and a later one in a later moment.
         views = (model_view(daemon, model) for model in daemon.catalog.models)
-        return JSONResponse({"object": "list", "data": [view for view in views if view is not None]})
+        return await listed((view for view in views if view is not None), object="list")
 
     async def view(name: ModelId) -> Response:
         await daemon.know_capabilities()
@@ -102,7 +104,8 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         return JSONResponse(await handover.upgrade())
 
     async def gpu_memory(_request: Request) -> Response:
-        return JSONResponse(memory_view(daemon))
+        # The devices are those of the first moment; a model that loads meanwhile may hold what they have as free.
+        return await listed(memory_views(daemon), "models", devices=device_views(daemon))
 
     async def decisions(request: Request) -> Response:
         engine = daemon.engine
@@ -114,7 +117,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
             kept = [decision for decision in newer if about in {None, decision.model}][:limit]
         else:
             kept = engine.decisions(about, limit=limit)
-        return JSONResponse({"object": "list", "data": [decision_view(daemon, decision) for decision in kept]})
+        return await listed((decision_view(daemon, decision) for decision in kept), object="list")
 
     async def tasks(_request: Request) -> Response:
         return JSONResponse({"object": "list", "data": task_views(daemon)})
@@ -124,7 +127,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
 
     async def requests(_request: Request) -> Response:
         await daemon.steps.look(daemon.requests.running())
-        return JSONResponse({"object": "list", "data": daemon.requests.views()})
+        return await listed(daemon.requests.views(), object="list")
 
     async def ended(request: Request) -> Response:
         asked = request.query_params
@@ -222,7 +225,7 @@ def health(daemon: Daemon) -> list[Route]:
             code = HTTPStatus.OK if found is None else HTTPStatus.SERVICE_UNAVAILABLE
             return JSONResponse(health_view(daemon, found), status_code=code)
         queue = daemon.engine.queue()
-        loaded = [model.id for model in daemon.engine.models() if model.answering]
+        loaded = daemon.engine.answering()
         status = "stopping" if queue.is_stopping else "ok"
         code = HTTPStatus.SERVICE_UNAVAILABLE if queue.is_stopping else HTTPStatus.OK
         body = {"status": status, "models_loaded": loaded, "queued": queue.waiting}

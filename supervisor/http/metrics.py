@@ -10,13 +10,14 @@ import asyncio
 import re
 from typing import Final
 
-from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.scrape import metrics_of, ready_workers
+from supervisor.daemon.slices import slices
+from supervisor.dialects.listed import Pieces
 from supervisor.errors import NotFoundError
 from supervisor.http.worker_metrics import together
 
@@ -30,11 +31,14 @@ def route(daemon: Daemon) -> Route:
     async def answer(_request: Request) -> Response:
         if not daemon.catalog.server.metrics:
             raise NotFoundError("Metrics are switched off: server.metrics.")
-        own = generate_latest(daemon.metrics.registry)
-        taken = set(_NAMES.findall(own.decode()))
+        own: list[str] = []
+        taken: set[str] = set()
+        async for made in slices(daemon.metrics.lines()):
+            own.append("".join(made))
+            taken.update(_NAMES.findall("".join([piece for piece in made if piece.startswith("#")])))
         ready = ready_workers(daemon)
         texts = await asyncio.gather(*(metrics_of(daemon, model) for model in ready))
         workers = together(zip((model.id for model in ready), texts, strict=True), taken)
-        return Response(own + workers, media_type=CONTENT_TYPE)
+        return Pieces([*map(str.encode, own), workers], CONTENT_TYPE)
 
     return Route("/metrics", answer, methods=["GET"])

@@ -34,6 +34,7 @@ from supervisor.gateway.head import STATE_KEY as HEAD
 from supervisor.gateway.head import RequestHead
 from supervisor.gateway.tunnel import EXTENSION as TUNNEL
 from supervisor.http import connections
+from supervisor.http.crowd import LEAVING
 from supervisor.http.half_closed import HalfClosed
 from supervisor.http.request_head import headers_too_large, refused_head, split_url, without_upgrade
 from supervisor.http.request_id import STATE_KEY, request_id_of
@@ -128,7 +129,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._address is not None:
             connections.closed(self._address)
         self._refusal = None  # it keeps the frames that it passed, and they this object
-        self._disconnect.happened()
+        LEAVING.call(self._disconnect.happened)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
         """True keeps the connection for the answer that is still to come; see `half_closed`."""
@@ -142,9 +143,17 @@ class GuardedProtocol(HttpToolsProtocol):
             return True
         if self._in_message:
             return False
-        self._half_closed = HalfClosed(self.loop, self.transport, serving.probe, self.transport.abort)
         self.cycle.keep_alive = False
-        return self._half_closed.is_alive()
+        LEAVING.call(partial(self._probe, serving))
+        return True
+
+    def _probe(self, serving: ResponseCycle) -> None:
+        """Has the client left, or does it wait for this answer?"""
+        if self.transport.is_closing():
+            return
+        self._half_closed = HalfClosed(self.loop, self.transport, serving.probe, self.transport.abort)
+        if not self._half_closed.is_alive():
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._tunnelled is not None:

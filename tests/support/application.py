@@ -40,11 +40,12 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Served]:
-    """No keys; the model `plain`; pages of ORIGIN are allowed."""
+async def serving(folder: Path, *, models: int = 1) -> AsyncIterator[Served]:
+    """No keys; the model `plain`, and as many as there are to be in all; pages of ORIGIN are allowed."""
     path = folder / "llmux.yaml"
     server = {"allowed_hosts": ["a"], "allowed_origins": [ORIGIN], "state_dir": str(folder)}
-    path.write_text(yaml.safe_dump({"models": {"plain": fake()}, "server": server}))
+    names = ("plain", *(f"m{number}" for number in range(1, models)))
+    path.write_text(yaml.safe_dump({"models": {name: fake() for name in names}, "server": server}))
     configuration = Configuration(path)
     catalog, keyring = configuration.read(), Keyring()
     sampler = (await open_sampler((DeviceWanted(HOST, budget_mib=1000),))).sampler

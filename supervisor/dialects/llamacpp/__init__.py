@@ -21,6 +21,7 @@ from supervisor.catalog import CatalogModel
 from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
+from supervisor.dialects.listed import listed
 from supervisor.dialects.model_status import Status, status, status_view
 from supervisor.dialects.openai import OpenAI
 from supervisor.engine.events import CLIENTS, Subscription
@@ -72,8 +73,7 @@ class LlamaCpp(OpenAI):
             }
 
         async def models(_request: Request) -> Response:
-            data = [entry(row.name, row.model) for row in daemon.catalog.listing()]
-            return JSONResponse({"object": "list", "data": data})
+            return await listed((entry(row.name, row.model) for row in daemon.catalog.listing()), object="list")
 
         async def load(request: Request) -> Response:
             loading.ask_load(daemon, await _named(daemon, request))
@@ -127,7 +127,7 @@ async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator
     def news(kind: str) -> bytes:
         lines = []
         for row in daemon.catalog.listing():
-            now = status(daemon.engine.model(row.model.id))
+            now = status(daemon.engine.figures_of(row.model.id))
             if told.get(row.name) != now:
                 told[row.name] = now
                 lines.append(_line(row.name, kind, now))

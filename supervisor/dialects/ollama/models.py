@@ -25,6 +25,7 @@ from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects import chat
+from supervisor.dialects.listed import listed
 from supervisor.dialects.model_status import status
 from supervisor.dialects.ollama import pulls
 from supervisor.dialects.ollama.answers import timestamp
@@ -70,24 +71,21 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
 
     async def tags(_request: Request) -> Response:
         await daemon.know_capabilities()
-        rows = _listed(daemon)
+        rows = _listed(daemon.catalog.listing())
         effective = {row.model.id: daemon.fleet.effective(row.model.id) for row in rows}
         sizes = await asyncio.to_thread(_sizes, effective.values())
         modified = timestamp(daemon.wall_time(daemon.started))
-        found = [
+        found = (
             {**_entry(_tagged(row.name), effective[row.model.id]), "modified_at": modified, "size": sizes[row.model.id]}
             for row in rows
-        ]
-        return JSONResponse({"models": found})
+        )
+        return await listed(found, "models")
 
     async def ps(_request: Request) -> Response:
         await daemon.know_capabilities()
-        found = [(row, daemon.engine.model(row.model.id)) for row in _listed(daemon)]
-        loaded = [
-            _loaded(daemon, row, _tagged(row.name), one)
-            for row, one in found
-            if one is not None and status(one) == "loaded"
-        ]
+        active = {one.id: one for one in daemon.engine.active() if status(one) == "loaded"}
+        rows = _listed(row for row in daemon.catalog.listing() if row.model.id in active)
+        loaded = [_loaded(daemon, row, _tagged(row.name), active[row.model.id]) for row in rows]
         return JSONResponse({"models": loaded})
 
     async def show(request: Request) -> Response:
@@ -162,8 +160,8 @@ def _name_in(fields: Json) -> str:
     return name
 
 
-def _listed(daemon: Daemon) -> list[catalog.Route]:
-    return [row for row in daemon.catalog.listing() if not {_CHATS, _EMBEDS}.isdisjoint(row.model.paths)]
+def _listed(rows: Iterable[catalog.Route]) -> list[catalog.Route]:
+    return [row for row in rows if _CHATS in row.model.paths or _EMBEDS in row.model.paths]
 
 
 def _sizes(models: Iterable[CatalogModel]) -> dict[ModelId, int]:

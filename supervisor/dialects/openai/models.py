@@ -17,6 +17,7 @@ from runtimes.model_config import ModelType
 from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json, capabilities
+from supervisor.dialects.listed import listed
 from supervisor.dialects.model_status import status, status_view
 from supervisor.errors import InvalidRequestError, NotFoundError
 
@@ -38,7 +39,7 @@ def routes(daemon: Daemon) -> list[Route]:
     """`GET /v1/models` and `GET /v1/models/{id}`."""
     created = int(daemon.wall_time(daemon.started))
 
-    def view(entry: catalog.Route) -> Json:
+    def view(entry: catalog.Route, model: catalog.CatalogModel) -> Json:
         about: Json = {
             "id": entry.name,
             "object": "model",
@@ -48,7 +49,7 @@ def routes(daemon: Daemon) -> list[Route]:
             "type": entry.model.config.type,
             "runtime": entry.model.config.runtime,
             "status": status_view(daemon, entry.model.id),
-            **_abilities(entry, daemon.fleet.effective(entry.model.id)),
+            **_abilities(entry, model),
         }
         return about if entry.description is None else about | {"description": entry.description}
 
@@ -61,15 +62,18 @@ def routes(daemon: Daemon) -> list[Route]:
         await daemon.know_capabilities()
         only_loaded = daemon.catalog.server.responses == "llm-pool" if said is None else _LOADED[said]
         rows = [row for row in daemon.catalog.listing() if wanted in {None, row.model.config.type}]
-        data = [view(row) for row in rows if not only_loaded or _is_loaded(daemon, row)]
-        return JSONResponse({"object": "list", "data": data})
+        # Each is told of as it is in one moment, and a later one in a later moment; which there are is of the first.
+        found = [(row, daemon.fleet.effective(row.model.id)) for row in rows]
+        data = (view(row, model) for row, model in found if not only_loaded or _is_loaded(daemon, row))
+        return await listed(data, object="list")
 
     async def one(request: Request) -> Response:
         name = request.path_params["name"]
         if name.startswith(_TASK) and daemon.catalog.route(name) is None:
             raise NotFoundError(f"There is no load task {name.removeprefix(_TASK)[:100]!r}.", code="task_not_found")
         await daemon.know_capabilities()
-        return JSONResponse(view(daemon.catalog.resolve(name)))
+        entry = daemon.catalog.resolve(name)
+        return JSONResponse(view(entry, daemon.fleet.effective(entry.model.id)))
 
     return [Route("/v1/models", listing, methods=["GET"]), Route("/v1/models/{name:path}", one, methods=["GET"])]
 
@@ -77,7 +81,7 @@ def routes(daemon: Daemon) -> list[Route]:
 def _is_loaded(daemon: Daemon, row: catalog.Route) -> bool:
     """Does it answer without a load? A task: does one of its candidates?"""
     candidates = row.candidates if isinstance(row, catalog.Task) else (row,)
-    return any(status(daemon.engine.model(one.model.id)) == "loaded" for one in candidates)
+    return any(status(daemon.engine.figures_of(one.model.id)) == "loaded" for one in candidates)
 
 
 def _abilities(entry: catalog.Route, model: catalog.CatalogModel) -> Json:

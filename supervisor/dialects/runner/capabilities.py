@@ -69,11 +69,11 @@ def _models(daemon: Daemon) -> Json:
     loaded: list[JsonValue] = []
     loading: list[JsonValue] = []
     available: list[JsonValue] = []
-    for status in daemon.engine.models():
+    for status in daemon.engine.figures():
         if status.id not in daemon.catalog.models:
             continue
-        if status.answering:
-            loaded.append(_loaded(daemon, status))
+        if status.answering and (whole := daemon.engine.model(status.id)) is not None:
+            loaded.append(_loaded(daemon, whole))
         elif (load := daemon.loads.current(status.id)) is not None:
             loading.append({"id": status.id, "progress": load["progress"], "eta": load["eta_s"]})
         elif (pull := daemon.pulls.current(status.id)) is not None:
@@ -115,7 +115,7 @@ def _resources(daemon: Daemon, cache_used: float | None) -> Json:
 
 def _cache_mib(daemon: Daemon) -> int | None:
     """Of all loaded models; None where that of one can't be computed."""
-    loaded = [status for status in daemon.engine.models() if status.answering and not status.spec.remote]
+    loaded = [status for status in daemon.engine.active() if status.answering and not status.spec.remote]
     found = [(known_estimate(daemon, status), len(status.replicas)) for status in loaded]
     return _sum(None if estimate is None else estimate.cache_mib * workers for estimate, workers in found)
 

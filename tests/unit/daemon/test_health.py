@@ -18,7 +18,8 @@ def model(state, crash=None):
 
 def daemon(*models, waiting=0, is_stopping=False, free_mib=1):
     engine = SimpleNamespace(
-        models=lambda: models,
+        figures=lambda: models,
+        answering=lambda: [one for one in models if one.answering],
         queue=lambda: SimpleNamespace(waiting=waiting, most=4, is_stopping=is_stopping),
         devices=lambda: [SimpleNamespace(totals=SimpleNamespace(free_mib=free_mib))],
     )

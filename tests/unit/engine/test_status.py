@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from supervisor.core.events import LoadAsked, UnloadAsked
 from supervisor.core.types import Crash, CrashClass, ModelId, WorkerState
 from supervisor.engine.engine import Engine
-from supervisor.engine.status import model_status
+from supervisor.engine.status import mark, model_status
 from tests.support.simulation import GPU, rivals
 
 A, B = ModelId("a"), ModelId("b")
@@ -104,3 +104,40 @@ class TestTheRest:
         assert (engine.queue().waiting, engine.queue().in_flight) == (2, 0)
         world.run(5)
         assert (engine.queue().waiting, engine.queue().in_flight) == (0, 2)
+
+
+class TestMarks:
+    """Two marks differ where two statuses do, but for what goes on with time alone."""
+
+    def test_through_a_swap(self, world):
+        seen = []
+
+        def look() -> None:
+            for name in (A, B):
+                plain = {"since_s": 0, "idle_s": 0, "eta_s": 0, "unload_s": 0, "held_s": 0, "retry_s": 0, "leases": ()}
+                known = replace(status(world, name), **plain)
+                known = replace(known, replicas=tuple(replace(each, **plain) for each in known.replicas))
+                state = world.scheduler.state
+                seen.append((known, mark(state, state.models[name], world.now)))
+
+        look()
+        first = world.request("a")
+        for _ in range(8):
+            world.run(1)
+            look()
+        second = world.request("b")
+        look()
+        world.finish(first)
+        for _ in range(8):
+            world.run(1)
+            look()
+        world.finish(second)
+        look()
+        world.run(1)
+        look()
+        assert len({repr(known) for known, _ in seen}) > 5
+        for known, made in seen:
+            for other, another in seen:
+                assert made != another or known == other
+                if known.spec is other.spec and known.state is other.state and not known.has_worker:
+                    assert (made == another) == (known == other)
