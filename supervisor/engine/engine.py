@@ -87,10 +87,8 @@ class Engine(Operating):
         self.clock = time.monotonic
         self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
         self.before_line: Callable[[], None] = lambda: None  # called before a line of the log that others come before
-        self.observers: list[Observer] = []  # told of each event and its effects, once these are under way, but for
-        self.traffic: list[
-            Callable[[], None]
-        ] = []  # requests that were dispatched at once or ended: these are told then
+        self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
+        self.traffic: list[Callable[[], None]] = []  # told instead of requests that were dispatched at once, or ended
         self._fleet = fleet
         self._sampler = sampler
         self._learn = learn  # keeps what a model took, and how long its load

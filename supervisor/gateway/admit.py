@@ -70,10 +70,10 @@ class Admitting:
         request, body = exchange.request, exchange.request.attempt.body
         assert request.name is not None
         is_admitted = False
-        if body.may_spill:
-            body.wait()
         if exchange.keepalive is None and request.stream and request.attempt.is_known:
             exchange.keepalive = self._keepalive(exchange)
+        if body.may_spill:
+            body.wait()
         try:
             async with exchange.keepalive or contextlib.nullcontext():
                 await self._engine.admitted(ticket, request.waits, request.name)

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from runtimes.base import Endpoint
 from supervisor.core.types import ModelId
 from supervisor.engine.ticket import Ticket
+from supervisor.gateway.filters.filters import TAIL_BYTES, TAIL_PIECES, remember
 from supervisor.gateway.filters.model_name import Renaming
-from supervisor.gateway.filters.stream_end import TAIL_BYTES
 from supervisor.gateway.filters.translation import CANONICAL, AnswerTranslation, StreamTranslation
 from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import Headers
 
 if TYPE_CHECKING:
     from supervisor.fleet.steps import Step
-
-TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`
-JOINED_BYTES: Final = 512  # of small pieces, which count as one: however reads split them
 
 _TOKENS: Final = b'_tokens"'
 _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d{1,15})\b')
@@ -91,14 +88,10 @@ class Outcome:
 
     def keep(self, chunk: bytes) -> None:
         """Count a piece of the body, and remember its end."""
-        size = len(chunk)
         if not self.bytes_sent:
             self._head = chunk[:TAIL_BYTES]
-        self.bytes_sent += size
-        if self._tail and size + len(self._tail[-1]) <= JOINED_BYTES:
-            self._tail[-1] += chunk
-        else:
-            self._tail.append(chunk if size <= TAIL_BYTES else chunk[-TAIL_BYTES:])
+        self.bytes_sent += len(chunk)
+        remember(self._tail, chunk)
 
     def tail(self) -> bytes:
         """The end of what was sent."""

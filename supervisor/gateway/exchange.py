@@ -46,7 +46,7 @@ class Exchange:
 
     body: Body  # opened; from the stage `body` on, until the request waits for a worker
     profile: ClientConfig  # of the client; from `identity` on
-    client: CancelOnDisconnect  # whoever waits for the answer; from `enter` on
+    client: CancelOnDisconnect  # whoever waits for the answer; once it is entered
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request: Request, held: HeldBody) -> None:
         self.scope = scope

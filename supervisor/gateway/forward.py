@@ -12,7 +12,7 @@ closes the worker's connection at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from supervisor.errors import LlmuxError
 from supervisor.gateway.attempt import Outcome
@@ -21,7 +21,7 @@ from supervisor.gateway.error_response import error_event
 from supervisor.gateway.filters.filters import EVENTS, STREAMS, Filter, FilteredResponse, Head, filtered
 from supervisor.gateway.filters.stream_end import StreamFailedError, StreamJudge
 from supervisor.gateway.filters.translation import called, ignored_header
-from supervisor.gateway.upstream_error import WorkerAnswerError, error_answer, restated, worker_error
+from supervisor.gateway.upstream_error import Refusal, WorkerAnswerError, error_answer, restated, worker_error
 from supervisor.io.held_body import Gathered
 from supervisor.io.upstream import Headers, Upstream, UpstreamResponse
 
@@ -35,15 +35,7 @@ _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"open
 _STREAM_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
 _CORS: Final = b"access-control-"
 _BODILESS: Final = (204, 304)
-
-
-class Refusal(NamedTuple):
-    """A worker's error answer, for a client that gets it as it came, or in its dialect."""
-
-    headers: Headers
-    content_type: bytes
-    data: bytes
-    said: bytes  # the same, where llama.cpp blames itself for what its clients did: restated
+_PLAIN: Final = (b"", b"identity")  # encodings of what can be read on its way
 
 
 async def forward(
@@ -80,14 +72,19 @@ async def forward(
             names = [name.decode("latin-1") for part in theirs.split(b",") if (name := part.strip())]
             outcome.ignored = called(names, attempt.called)
             own.append((_IGNORED, ignored_header((*attempt.ignored, *outcome.ignored)).encode()))
+        judge = None
+        if attempt.end is not None and has_events and encoding in _PLAIN:
+            judge = StreamJudge(attempt.end)
         if filters and (has_events or not is_begun):
-            response = await filtered(response, filters, gathered or Gathered())
+            response = await filtered(response, filters, gathered or Gathered(), judge)
             content_type, encoding, _ = _told(response.headers)
-            if isinstance(response, FilteredResponse) and response.is_translated:
-                outcome.canonical = response.worker_tail
+            if isinstance(response, FilteredResponse):
+                judge = None  # which it has
+                if response.is_translated:
+                    outcome.canonical = response.worker_tail
         outcome.status = response.status
         own.append(processing_ms(request.arrived_at, loop_time()))
-        is_encoded = encoding not in (b"", b"identity")
+        is_encoded = encoding not in _PLAIN
         if (is_begun and not has_events) or (
             response.status >= 400 and (is_begun or not (has_events or is_encoded or method == "HEAD"))
         ):
@@ -101,20 +98,21 @@ async def forward(
         outcome.started = True
         if is_stream and not is_encoded:
             outcome.stream_type = content_type
-        end = attempt.end
-        judge = StreamJudge(end, outcome.tail) if end is not None and has_events and outcome.stream_type else None
         chunk = await response.next_chunk()
         outcome.first_byte_at = loop_time()
         outcome.first_byte_s = outcome.first_byte_at - started_at
         while True:
             is_last, error = response.drained, None
             if judge is not None:
-                chunk, error = judge.passed(chunk, is_last)
+                chunk, error = judge.passed(chunk, is_last, outcome.tail)
             outcome.keep(chunk)
             # Where the end came with this piece, one message instead of two.
             await send({"type": "http.response.body", "body": chunk, "more_body": error is not None or not is_last})
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # which has this frame
             if is_last:
                 return
             chunk = await response.next_chunk()
@@ -134,7 +132,7 @@ async def _refused(
 
 async def send_refusal(exchange: Exchange, error: WorkerAnswerError, filters: Sequence[Filter]) -> None:
     """Forward a worker's error answer: unchanged if it has the dialect's shape, otherwise converted to it."""
-    assert isinstance(error.refusal, Refusal)
+    assert error.refusal is not None
     attempt = exchange.request.attempt
     headers, content_type, data, said = error.refusal
     outcome = attempt.outcome

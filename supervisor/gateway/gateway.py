@@ -8,10 +8,10 @@
 | target | finds the model, checks that it may be asked this, and makes what its worker gets: media, rewrite, translation |
 | copy | begins the copy of both bodies, for models that keep one |
 | admit | gets a place at a worker, at once or after a wait |
-| forward | passes the request on, and its answer back through the filters |
+| send | passes the request on, and its answer back through the filters |
 
 Before them the server has checked the key, after them the request leaves the list in flight and is recorded, whatever ended
-it. Between `copy` and `admit` it is entered: from then on it has a number, is shown, and can be cancelled. `admit` and `forward`
+it. Between `copy` and `admit` it is entered: from then on it has a number, is shown, and can be cancelled. `admit` and `send`
 are an attempt: there is another one where a worker ended too early, or where a task has a further candidate and nothing was sent.
 """
 
@@ -30,6 +30,7 @@ from supervisor.engine.waits import Wait
 from supervisor.errors import LlmuxError, UnreachableError
 from supervisor.gateway.admit import Admitting
 from supervisor.gateway.answer_times import AnswerLog
+from supervisor.gateway.attempt import Attempt
 from supervisor.gateway.body.body import Body, read_body
 from supervisor.gateway.body.form import read_form
 from supervisor.gateway.body.json_body import open_json
@@ -110,27 +111,14 @@ class Gateway:
             for stage in self.arrival:
                 await stage(exchange)
             with self._entered(exchange):
-                while True:
-                    try:
-                        for stage in self.attempt:
-                            await stage(exchange)
-                        break
-                    except LlmuxError as error:
-                        if await self._may_try_again(exchange, error):
-                            continue
-                        if not isinstance(error, WorkerAnswerError) or not self._may_pass(exchange, error):
-                            raise
-                        await send_refusal(exchange, error, last_filters(exchange))
-                        break
+                await self._answer(exchange)
         except ForDaemonError:
             is_for_daemon = True
             request.waiting, exchange.held = exchange.held, HeldBody()
             raise
         except LlmuxError as error:
-            request.fail(error)
-            if not (exchange.is_begun or request.attempt.outcome.started):
+            if not await self._broken_off(exchange, error):
                 raise
-            await break_off(exchange, error, last_filters(exchange))
         except ClientDisconnectedError:
             request.failure, request.failed_message = "client_gone", "The client closed its connection."
             raise
@@ -195,32 +183,55 @@ class Gateway:
             exchange.wants_news = load_feedback.wish_of(exchange.head.own)
         return exchange.client
 
-    async def _may_try_again(self, exchange: Exchange, error: LlmuxError) -> bool:
-        """Is it to be tried once more? Then the request has another attempt."""
+    async def _answer(self, exchange: Exchange) -> None:
+        """Try until one attempt is answered, or there is no further one. Raises LlmuxError if nothing was sent."""
+        request = exchange.request
+        while True:
+            try:
+                for stage in self.attempt:
+                    await stage(exchange)
+            except LlmuxError as error:
+                following = None if request.attempt.outcome.started else await self._following(exchange, error)
+                if following is not None:
+                    request.attempt = following
+                    continue
+                if isinstance(error, WorkerAnswerError) and self._may_pass(exchange, error):
+                    await send_refusal(exchange, error, last_filters(exchange))
+                elif not await self._broken_off(exchange, error):
+                    raise
+            return
+
+    async def _following(self, exchange: Exchange, error: LlmuxError) -> Attempt | None:
+        """The next attempt after one that ended so and has sent nothing; None: there is none."""
         request, attempt = exchange.request, exchange.request.attempt
         ticket, model = attempt.ticket, attempt.model
         assert model is not None
-        if attempt.outcome.started:
-            return False
         if not attempt.was_sent_again:
             if is_crowded(error) and attempt.body.is_there:  # alone, it has room
-                request.attempt = attempt.again()
-                request.attempt.tokens = self.routes.facts[model].shared_context + 1
-                return True
+                alone = attempt.again()
+                alone.tokens = self.routes.facts[model].shared_context + 1
+                return alone
             is_lost = isinstance(error, UnreachableError)
             if ticket is not None and is_lost and await self._engine.may_go_to_another(ticket, PATIENCE_S):
                 request.waits.append(Wait.lost(model, ticket.admitted, self._engine.clock()))
-                request.attempt = attempt.again()
-                return True
-        if exchange.ladder is None:
-            return False
+                return attempt.again()
+        is_answer = isinstance(error, WorkerAnswerError) and not is_for_another(exchange, error)
+        if exchange.ladder is None or is_answer:
+            return None
         following = await exchange.ladder.after(error)
-        attempt.body.release()
-        if following is None:
+        if following is not None:
+            attempt.body.release()
+            if request.demand.accounts:
+                self._admit.tell_limits(request, taking=1)
+        return following
+
+    async def _broken_off(self, exchange: Exchange, error: LlmuxError) -> bool:
+        """Note the error, and end with it what the client has of an answer. False: it has nothing."""
+        request = exchange.request
+        request.fail(error)
+        if not (exchange.is_begun or request.attempt.outcome.started):
             return False
-        request.attempt = following
-        if request.demand.accounts:
-            self._admit.tell_limits(request, taking=1)
+        await break_off(exchange, error, last_filters(exchange))
         return True
 
     def _may_pass(self, exchange: Exchange, error: WorkerAnswerError) -> bool:

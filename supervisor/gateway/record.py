@@ -115,21 +115,22 @@ class _Written(msgspec.Struct):
 
 
 class _ShownPart(msgspec.Struct):
-    kind: WaitKind
+    kind: str
     what: str
     s: float
 
 
 class _Shown(msgspec.Struct):
-    """The fields of a view that a record has in another form."""
+    """The fields of a view that a record has in another form. Another version may have written it, with fewer of them."""
 
-    tenant: str | None
-    priority: int
     at: float
-    wait: list[_ShownPart]
-    first_token_ms: float | None
+    tenant: str | None = None
+    priority: int = NORMAL
+    wait: list[_ShownPart] = []
+    first_token_ms: float | None = None
 
 
+_KINDS: Final = frozenset(WaitKind)
 _written: Final = msgspec.json.Decoder(_Written).decode
 
 
@@ -149,7 +150,7 @@ def restored(text: str, epoch: float) -> RequestRecord | None:
     try:
         found = _written(text)
         shown = msgspec.convert(found.view, _Shown)
-        del found.view["tenant"], found.view["priority"]  # a record has them where they are unusual
+        found.view.pop("tenant", None), found.view.pop("priority", None)  # a record has them where they are unusual
         record = msgspec.convert(found.view, RequestRecord)
     except (msgspec.DecodeError, RecursionError):
         return None
@@ -161,7 +162,9 @@ def restored(text: str, epoch: float) -> RequestRecord | None:
     record.arrived_at = shown.at - epoch
     record.ended_at = record.arrived_at + record.total_ms / 1000
     record.waits = tuple(
-        (Awaited(part.kind, part.what.removeprefix(_WAITED).removesuffix(".")), part.s) for part in shown.wait
+        (Awaited(WaitKind(part.kind), part.what.removeprefix(_WAITED).removesuffix(".")), part.s)
+        for part in shown.wait
+        if part.kind in _KINDS
     )
     record.first_token_s = None if shown.first_token_ms is None else shown.first_token_ms / 1000
     record.model_id = found.model

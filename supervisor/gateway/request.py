@@ -25,7 +25,7 @@ from supervisor.io.upstream import Headers
 class Request:
     """One request: its client, what its response carries, and what the canonical log line contains.
 
-    What serves the request may refer to it; it refers to none of that, which has what is kept of bodies and answers.
+    What serves the request may refer to it. It refers to none of that but its attempt, which `Exchange.release` clears.
     """
 
     request_id: bytes

@@ -128,5 +128,8 @@ def last_filters(exchange: Exchange) -> Sequence[Filter]:
 
 
 def is_for_another(exchange: Exchange, error: LlmuxError) -> bool:
-    """May another candidate of the task answer what its worker refused so, or the same worker later?"""
+    """Has a worker refused it because it has no room for it, so that somebody else may answer, or the same worker later?
+
+    Then it is neither mended, nor charged, nor is the refusal what the client gets.
+    """
     return is_crowded(error) or (exchange.ladder is not None and is_overflow(error))

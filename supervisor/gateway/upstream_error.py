@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,7 @@ from supervisor.errors import LlmuxError
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.error_response import error_body
 from supervisor.gateway.filters.translation import CANONICAL
+from supervisor.io.upstream import Headers
 
 _TEXT_LIMIT: Final = 1000
 # As llama.cpp says it for prompts, and for inputs of embeddings; as vLLM and OpenAI do; as Anthropic does.
@@ -60,6 +61,15 @@ _TYPES: Final = {
 }
 
 
+class Refusal(NamedTuple):
+    """A worker's error answer, for a client that gets it as it came, or in its dialect."""
+
+    headers: Headers
+    content_type: bytes
+    data: bytes
+    said: bytes  # the same, where llama.cpp blames itself for what its clients did: restated
+
+
 class WorkerAnswerError(LlmuxError):
     """An error answer of a worker."""
 
@@ -70,7 +80,7 @@ class WorkerAnswerError(LlmuxError):
         except ValueError:  # a number of its own making
             self.status = HTTPStatus.BAD_GATEWAY
         self.type = kind
-        self.refusal: object = None  # the whole answer, where it may pass as it is: see `forward`
+        self.refusal: Refusal | None = None  # the whole answer, where it may pass as it is
 
 
 def restated(status: int, data: bytes) -> tuple[int, bytes]:

@@ -61,6 +61,7 @@ from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import Bytes, HeldBody
 
 MOST_PLACES: Final = 1024
+LONGEST_PLACE: Final = 256
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 _BASE = re.compile("^/+((?:(?:v1|v2|api)(?=/))?)(?:/+(?=/))?")
@@ -184,7 +185,8 @@ class Application:
         if len(self._places) >= MOST_PLACES:  # clients choose the paths, but few make sense
             self._places.clear()
         found = _Place(scope_for(path, dialect), self._daemon.gateway.routes.serves(method, path, dialect))
-        self._places[dialect, method, path] = found
+        if found.is_inference or len(path) <= LONGEST_PLACE:
+            self._places[dialect, method, path] = found
         return found
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, context: GatewayRequest) -> None:

@@ -30,6 +30,7 @@ OWN_PAGES_ONLY = frozenset({"admin", "metrics", "configure"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 MOST_HOSTS = 64
 """Good Host fields that are remembered."""
+LONGEST_HOST = 300
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
 """What containers call their host."""
 
@@ -155,7 +156,7 @@ class Auth:
                 f"The host {host!r} is not served here; add it to server.allowed_hosts.",
                 code="host_not_allowed",
             )
-        if len(self._served_hosts) < MOST_HOSTS:
+        if len(self._served_hosts) < MOST_HOSTS and len(value) <= LONGEST_HOST:
             self._served_hosts.add(value)
 
     def _check_origin(self, head: RequestHead, wanted: str | None) -> None:

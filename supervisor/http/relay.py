@@ -12,8 +12,7 @@ from supervisor.errors import LlmuxError
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.disconnect import CancelOnDisconnect, ResponseBrokenError, Scope, Send
 from supervisor.gateway.error_response import error_event
-from supervisor.gateway.filters.filters import EVENTS, STREAMS
-from supervisor.gateway.filters.stream_end import TAIL_BYTES
+from supervisor.gateway.filters.filters import EVENTS, STREAMS, TAIL_BYTES
 from supervisor.gateway.forward import ERROR_LIMIT
 from supervisor.gateway.upstream_error import worker_error
 from supervisor.io.held_body import HeldBody

@@ -79,7 +79,7 @@ class CacheReport(Filter):
         head.headers = [*head.headers, *(item for item in self._otherwise if item[0] not in self._said)]
         length = head.get(b"content-length")
         is_whole = head.content_type.startswith(b"application/json") and not head.get(b"content-encoding")
-        return Use.WHOLE if is_whole and length.isdigit() and int(length) <= HELD_LIMIT else Use.NONE
+        return Use.WHOLE_IF_SMALL if is_whole and length.isdigit() and int(length) <= HELD_LIMIT else Use.NONE
 
     async def whole(self, body: bytes, head: Head) -> bytes:
         """See Filter."""

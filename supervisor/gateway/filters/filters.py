@@ -1,7 +1,6 @@
 """Filters change a worker's answer on its way to the client. Each gets what the one before it made.
 
-The order is the gateway's: cache report, pictures, rename, repair, translate, the response that is kept, the copy that is kept. The
-last two get errors, too, as the client does; nobody else: they are rendered in the client's dialect.
+Their order stands in `gateway.send`. Errors are rendered in the client's dialect, and pass the filters by `error` alone.
 """
 
 from __future__ import annotations
@@ -10,20 +9,34 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from supervisor.errors import LlmuxError
 from supervisor.io.held_body import SLICE, Gathered
 from supervisor.io.upstream import Headers, UpstreamResponse
+
+if TYPE_CHECKING:
+    from supervisor.gateway.filters.stream_end import StreamJudge
 
 EVENTS: Final = b"text/event-stream"
 LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
 STREAMS: Final = (EVENTS, *LINES)
 """Content types whose clients take an answer piece by piece, so that an error can be the last one."""
 
-_KEPT_PIECES: Final = 4  # of the end of what the worker sent, where its usage stands
-_KEPT_BYTES: Final = 4096
 _OF_THE_BODY: Final = frozenset((b"content-length", b"etag"))
+
+TAIL_BYTES: Final = 4096
+"""So many bytes of each of a stream's last pieces are kept: see `Outcome`."""
+TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`
+JOINED_BYTES: Final = 512  # of small pieces, which count as one: however reads split them
+
+
+def remember(tail: deque[bytes], piece: bytes) -> None:
+    """Keep the end of a piece, as one of `TAIL_PIECES`."""
+    if tail and len(piece) + len(tail[-1]) <= JOINED_BYTES:
+        tail[-1] += piece
+    else:
+        tail.append(piece if len(piece) <= TAIL_BYTES else piece[-TAIL_BYTES:])
 
 
 class Use(enum.Enum):
@@ -72,7 +85,7 @@ class Filter:
     translates = False
     """Do tokens stand elsewhere in its answers than in the worker's?"""
     sees_errors = False
-    """Does it get error answers, too? The others are for what a model says."""
+    """Does it get the head and pieces of error answers that pass as they are? The others are for what a model says."""
     settles = False
     """Has it something to wait for? See `settle`."""
 
@@ -105,17 +118,20 @@ class Filter:
         return body
 
 
-async def filtered(response: UpstreamResponse, filters: Iterable[Filter], gathered: Gathered) -> UpstreamResponse:
+async def filtered(
+    response: UpstreamResponse, filters: Iterable[Filter], gathered: Gathered, judge: StreamJudge | None = None
+) -> UpstreamResponse:
     """The response as these filters change it: itself where none has anything to do with it.
 
-    `gathered` counts what they keep. A whole body is filtered here, before anything is sent. Raises LlmuxError.
+    `gathered` counts what they keep. `judge` comes before them all: it judges the worker's own events. A whole body is filtered here,
+    before anything is sent. Raises LlmuxError.
     """
     head = Head(response.status, response.headers)
     seeing = (each for each in filters if response.status < 400 or each.sees_errors)
     uses = {each: use for each in seeing if (use := each.head(head)) is not Use.NONE}
     if not uses and head.headers is response.headers:
         return response
-    found = FilteredResponse(response, head, uses, gathered)
+    found = FilteredResponse(response, head, uses, gathered, judge)
     if not {Use.WHOLE, Use.WHOLE_IF_SMALL}.isdisjoint(uses.values()):
         await found.take_whole()
     return found
@@ -124,13 +140,21 @@ async def filtered(response: UpstreamResponse, filters: Iterable[Filter], gather
 class FilteredResponse:
     """See `io.upstream.UpstreamResponse`."""
 
-    def __init__(self, response: UpstreamResponse, head: Head, uses: Mapping[Filter, Use], gathered: Gathered) -> None:
+    def __init__(
+        self,
+        response: UpstreamResponse,
+        head: Head,
+        uses: Mapping[Filter, Use],
+        gathered: Gathered,
+        judge: StreamJudge | None = None,
+    ) -> None:
         self.status = head.status
         self.headers = head.headers
         self.drained = False
         self.is_translated = any(each.translates for each in uses)
-        self.worker_tail: deque[bytes] = deque(maxlen=_KEPT_PIECES)
+        self.worker_tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         """The end of what the worker sent."""
+        self._judge = judge
         self._response = response
         self._head = head
         self._uses = uses
@@ -159,7 +183,7 @@ class FilteredResponse:
         body = b"".join(parts)
         if size > SLICE:
             await asyncio.sleep(0)  # other tasks run
-        self.worker_tail.append(body[-_KEPT_BYTES:])
+        remember(self.worker_tail, body)
         for each in self._filters:
             body = await each.whole(body, self._head)
         self._whole, self.headers = body, self._head.headers
@@ -172,21 +196,29 @@ class FilteredResponse:
             piece, self._at = self._whole[self._at : self._at + SLICE], self._at + SLICE
             self.drained = self._at >= len(self._whole)
             return piece
-        if self._error is not None:
-            raise self._error
         found = b""
         while not found and not self.drained:
+            if self._error is not None:
+                try:
+                    raise self._error
+                finally:
+                    self._error = None  # it has this frame, which has this
             if self._begun or not self._response.drained:
                 piece, self._begun = self._begun or await self._response.next_chunk(), b""
-                self.worker_tail.append(piece[-_KEPT_BYTES:])
+                if self._judge is not None:
+                    piece, self._error = self._judge.passed(piece, self._response.drained, self._tail)
+                remember(self.worker_tail, piece)
                 found = self._fed(piece)
                 self._gathered.grow(sum([each.gathered for each in self._filters]))
-            if self._response.drained:
+            if self._response.drained and self._error is None:
                 found = self._ended(found)
             for each in self._filters:
                 if each.settles:
                     await each.settle()
         return found
+
+    def _tail(self) -> bytes:
+        return b"".join(self.worker_tail)
 
     def _fed(self, piece: bytes) -> bytes:
         for each in self._filters:

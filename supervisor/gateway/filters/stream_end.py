@@ -13,6 +13,7 @@ import msgspec
 
 from runtimes.endpoints import aliases_of
 from supervisor.errors import LlmuxError, UpstreamError
+from supervisor.gateway.filters.filters import TAIL_BYTES
 from supervisor.gateway.upstream_error import WorkerAnswerError, restated, worker_error
 
 INCOMPLETE: Final = "The worker ended its answer without saying that it is complete."
@@ -34,8 +35,6 @@ END_OF: Final[Mapping[str, re.Pattern[bytes]]] = {
     each: end for path, end in _ENDS.items() for each in (path, *aliases_of(path))
 }
 """What says at the end of a path's stream that it is complete, where that is known."""
-TAIL_BYTES: Final = 4096
-"""So many bytes of each of a stream's last pieces are kept: see `Outcome`."""
 _OVERLAP: Final = 64  # bytes of what says that a stream is complete
 _EVENT: Final = re.compile(
     rb"(?:\A|(?<=\n))(?P<named>event: ?error\b[^\n]*\n)?(?P<field>data|error): ?(?P<data>\{[^\n]*)"
@@ -51,27 +50,26 @@ class StreamFailedError(UpstreamError):
 class StreamJudge:
     """Judges one stream while it passes, piece by piece."""
 
-    __slots__ = ("_end", "_held", "_is_finished", "_tail")
+    __slots__ = ("_end", "_held", "_is_finished")
 
-    def __init__(self, end: re.Pattern[bytes], tail: Callable[[], bytes]) -> None:
-        """`end`: see `END_OF`. `tail` gives the end of what has passed."""
+    def __init__(self, end: re.Pattern[bytes]) -> None:
+        """`end`: see `END_OF`."""
         self._end = end
-        self._tail = tail
         self._is_finished = False  # a piece said so of which the tail lacks a part
         self._held = b""  # the beginning of a line that may tell clients to stop reading
 
-    def passed(self, piece: bytes, is_last: bool) -> tuple[bytes, LlmuxError | None]:
-        """What of the next piece goes to the client, and the error that ends the stream then."""
+    def passed(self, piece: bytes, is_last: bool, tail: Callable[[], bytes]) -> tuple[bytes, LlmuxError | None]:
+        """What of the next piece passes, and the error that ends the stream then. `tail` gives the end of what has passed."""
         if self._held:
             piece, self._held = self._held + piece, b""
         if len(piece) > TAIL_BYTES:
-            self._is_finished |= self._end.search(self._tail()[-_OVERLAP:] + piece) is not None
+            self._is_finished |= self._end.search(tail()[-_OVERLAP:] + piece) is not None
         if is_last or b"error" in piece or b"[DONE]" in piece:
             if (found := _error_in(piece)) is not None:
                 return found
             done = _DONE_LINE.search(piece)
             if is_last or done is not None:
-                error = self._judged(self._tail() + piece)
+                error = self._judged(tail() + piece)
                 return (piece if error is None or done is None else piece[: done.start()]), error
         elif not piece.endswith(b"\n"):
             line = piece[max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1 :]

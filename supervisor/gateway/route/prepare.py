@@ -133,8 +133,8 @@ class Preparing:
         if self.strict and model in self.strict and isinstance(body, JsonBody):
             changes = ordered(body.fields, endpoint.meaning)
             body = body.changed(changes) if changes else body
-        attempt = request.attempt if request.attempt.model is None else Attempt()
-        attempt.model, attempt.endpoint = model, endpoint
+        attempt = request.attempt if ladder is None else Attempt()  # which the request has already
+        attempt.endpoint = endpoint
         attempt.headers = exchange.head.worker_headers(dialect.credential_headers)
         attempt.only_looks = endpoint.only_looks and client_of(exchange.scope) is None
         if facts.has_replicas:
@@ -169,13 +169,14 @@ class Preparing:
             unused = (*unused, *unopened)
         attempt.body = self._held(exchange, data)
         if facts.shared_context:
-            attempt.tokens = self._tokens(attempt, facts.shared_context, rewrite, body)
+            attempt.tokens = self._tokens(attempt, model, facts.shared_context, rewrite, body)
         if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
             passed = [each for each in body.fields if each in endpoint.passed_over and body.raw(each) != b"null"]
             unused = (*unused, *called(passed, attempt.called))
         translated = _NONE if translation is None else translation.ignored
         attempt.ignored = (*unsaid, *unseen, *translated, *unused, *cached.ignored)
         attempt.reuses = cached.reuses
+        attempt.model = model
         return attempt
 
     def _sees(self, model: ModelId) -> bool:
@@ -305,9 +306,8 @@ class Preparing:
         held.keep(data)
         return held
 
-    def _tokens(self, attempt: Attempt, shared: int, rewrite: Rewrite, body: Body) -> int:
+    def _tokens(self, attempt: Attempt, model: ModelId, shared: int, rewrite: Rewrite, body: Body) -> int:
         """What it will need of the `shared` context of its worker's requests."""
-        assert attempt.model is not None
         text_bytes, pictures = measured(attempt.body)
         attempt.text_bytes = 0 if pictures else text_bytes
         most: int | None = None
@@ -319,7 +319,7 @@ class Preparing:
                 most = int(said)
         count = (body.raw("n") if "n" in body.fields else None) or b"1"
         answers = int(count) if count.isdigit() and len(count) < 4 else 1
-        return self._contexts.needed(attempt.model, shared, text_bytes, pictures, most, answers)
+        return self._contexts.needed(model, shared, text_bytes, pictures, most, answers)
 
     async def _load(self, exchange: Exchange, wanted: Sequence[Wanted], body: Body) -> None:
         """Let the body have the media that it refers to. Raises LlmuxError, also where it would be refused afterwards."""

@@ -1,4 +1,6 @@
-"""Which model a request means, and all that follows from the configuration for its path and that name: compiled once.
+"""Which model a request means, and all that follows from the configuration for its path and that name.
+
+It is compiled at the first request, and kept for each name of a model; not for tasks, and not where a request's fields decide.
 
 A request names its model in the body's `model` (JSON or multipart) or in `?model=`. Where only one configured model serves
 the path, it may leave the name out. A task stands for several models: `ladder` says whom to ask.
@@ -171,14 +173,21 @@ class Routes:
         translation = dialect.translation(method, request.path) if required is None else None
         path = request.path if required is None else required.path
         translated = None
-        if translation is not None and (method, translation.path) in self._table:
+        if translation is not None and public.model.id in self._table.get((method, translation.path), _NONE):
             translated = self._compiled(dialect, method, translation.path, name, public)
-            translated = None if translated.endpoint is None else translated
-        route = self._compiled(dialect, method, path, name, public)
-        route.translation, route.required, route.translated = translation, required, translated
-        return route
+        return self._compiled(dialect, method, path, name, public, translation, required, translated)
 
-    def _compiled(self, dialect: Dialect, method: str, path: str, name: str, public: Public) -> Route:
+    def _compiled(
+        self,
+        dialect: Dialect,
+        method: str,
+        path: str,
+        name: str,
+        public: Public,
+        translation: Translation | None = None,
+        required: TargetedTranslation | None = None,
+        translated: Route | None = None,
+    ) -> Route:
         model, facts = public.model, self.facts[public.model.id]
         endpoint = self._table.get((method, path), _NONE).get(model.id)
         runs = endpoint is not None and endpoint.meaning.role == "run"
@@ -190,9 +199,9 @@ class Routes:
             public.rewrite,
             path,
             endpoint,
-            translation=None,
-            required=None,
-            translated=None,
+            translation,
+            required,
+            translated,
             completes=type(dialect).completion is not Dialect.completion,
             names=renaming(facts.called, name) if facts.called != name and runs else None,
             end=None if endpoint is None else END_OF.get(endpoint.path),

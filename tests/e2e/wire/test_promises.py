@@ -459,10 +459,16 @@ async def test_a_compressed_refusal(site: Site, stream: bool, way: Way) -> None:
     assert (answer.status, answer.body, answer.header("content-encoding")) == (404, body, ["gzip"])
 
 
+FULL = ok(b'{"error":{"message":"full","type":"server_error","param":null,"code":"queue_full"}}', JSON).replace(
+    b"200 OK", b"503 Service Unavailable", 1
+)
+"""In words of ours, which a worker may say as well."""
+
+
 @ways
 @streams
 @pytest.mark.parametrize("model", ["m", "falls"], ids=["a model", "a task"])
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 20", SSE_HEAD + chunk(words(1)[0]), ok(WHOLE, JSON)[:-9]])
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 20", SSE_HEAD + chunk(words(1)[0]), ok(WHOLE, JSON)[:-9], FULL])
 async def test_is_sent_once(site: Site, said: bytes, model: str, stream: bool, way: Way) -> None:
     """What a worker has read goes to no other, whether it has said anything or not."""
     seen = []

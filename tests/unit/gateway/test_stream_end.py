@@ -22,9 +22,9 @@ def event(reason=None, text="a", end="\n\n", **more):
 def sent(pieces, path=CHAT):
     """What the client gets, and what is wrong with the stream."""
     outcome, out, error = Outcome(), b"", None
-    judge = StreamJudge(END_OF[path], outcome.tail)
+    judge = StreamJudge(END_OF[path])
     for number, piece in enumerate(pieces, 1):
-        piece, error = judge.passed(piece, number == len(pieces))
+        piece, error = judge.passed(piece, number == len(pieces), outcome.tail)
         outcome.keep(piece)
         out += piece
         if error is not None:

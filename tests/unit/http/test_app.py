@@ -90,6 +90,16 @@ class TestErrors:
             assert "x-request-id" in headers
 
 
+async def test_long_paths_are_not_remembered(served):
+    """Anybody may send them, without a key."""
+    for number in range(3):
+        await ask(served.port, get(b"/nope/%d" % number + b"x" * 3000))
+        await ask(served.port, get(b"/nope/%d" % number))
+    kept = {path for _, _, path in served.application._places}
+    assert {"/nope/0", "/nope/1", "/nope/2"} <= kept
+    assert max(map(len, kept)) < 300
+
+
 class TestBugs:
     """A bug is logged once, with its traceback, and answered like every error if nothing was sent."""
 
