@@ -26,8 +26,9 @@ from supervisor.gateway.body import form, json_body, outline
 from supervisor.gateway.body.form import read_form
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.disconnect import EXTENSION, Disconnect
+from supervisor.gateway.filters.filters import filtered
 from supervisor.gateway.filters.turn import Memory
-from supervisor.io.held_body import BodyBudget
+from supervisor.io.held_body import BodyBudget, Gathered
 from supervisor.io.response_store import PIECE, EventLog, Kept, Part, ResponseStore
 from tests.support.counts import times
 
@@ -342,6 +343,23 @@ class Site:
         return pieces
 
 
+class Pieces:
+    """A worker's answer that comes in these."""
+
+    status, headers = 200, [(b"content-type", b"application/json")]
+
+    def __init__(self, pieces):
+        self._left = [*reversed(pieces)]
+
+    @property
+    def drained(self):
+        return not self._left
+
+    async def next_chunk(self):
+        await asyncio.sleep(0)
+        return self._left.pop()
+
+
 class TestKept:
     """A response that is kept, with a long conversation or a long answer: whoever reads it or goes on from it holds nobody up.
 
@@ -379,7 +397,7 @@ class TestKept:
     async def test_it_is_gone_on_from(self, tmp_path, shape):
         items = CONVERSATIONS[shape]()
         async with Site(tmp_path, items, TEXT) as site:
-            memory = Memory(site.store, BodyBudget(), 4 * SIZE, None, True)
+            memory = Memory(site.store, BodyBudget(), None, True)
 
             async def work() -> None:
                 body = await JsonBody.open(b'{"model":"m","input":"Hi","previous_response_id":"resp_1"}')
@@ -396,22 +414,16 @@ class TestKept:
             (f"resp_a{number}", answer(TEXT).replace(b"resp_1", b"resp_a%d" % number)) for number in range(TRIES)
         ]
         async with Site(tmp_path) as site:
-            memory = Memory(site.store, BodyBudget(), 4 * SIZE, None, True)
+            memory = Memory(site.store, BodyBudget(), None, True)
 
             async def work() -> None:
                 _, turn = await turn_of(await JsonBody.open(body), memory, is_counted=False)
-                sizes = []
-
-                async def send(message) -> None:
-                    sizes.append(len(message.get("body", b"")))
-
-                observed = turn.observed(send)
                 name, told = answers.pop()
-                head = [(b"content-type", b"application/json")]
-                await observed({"type": "http.response.start", "status": 200, "headers": head})
-                for at in range(0, len(told), PIECE):
-                    more = at + PIECE < len(told)
-                    await observed({"type": "http.response.body", "body": told[at : at + PIECE], "more_body": more})
+                pieces = [told[at : at + PIECE] for at in range(0, len(told), PIECE)]
+                passed = await filtered(Pieces(pieces), [turn], Gathered())
+                sizes = []
+                while not passed.drained:
+                    sizes.append(len(await passed.next_chunk()))
                 turn.release()
                 assert max(sizes) <= PIECE
                 assert (await site.store.find(name, None)).items.size == len(TEXT)

@@ -145,14 +145,14 @@ class ResponseTurn(Turn):
         head.changes_body()
         return Use.PIECES if self._is_stream else Use.WHOLE_IF_SMALL
 
-    async def whole(self, body: bytes, head: Head) -> bytes:
+    async def whole(self, body: Bytes, head: Head) -> Bytes:
         """See Filter."""
         if self._is_stream:
             return await super().whole(body, head)
         data = await self._response(body)
         await self.settle()
         head.headers.append((b"content-length", b"%d" % len(data)))
-        return bytes(data)
+        return data
 
     def feed(self, piece: bytes) -> bytes:
         """See Filter: the events that are complete."""

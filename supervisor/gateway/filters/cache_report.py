@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from supervisor.gateway.filters.filters import Filter, Head, Use
+from supervisor.io.held_body import Bytes
 from supervisor.io.upstream import Headers
 
 HIT: Final = b"x-cache-hit"
@@ -47,7 +48,7 @@ class _Answer(msgspec.Struct):
 _answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
-def report(body: bytes) -> Headers:
+def report(body: Bytes) -> Headers:
     """What a whole answer says, as OpenAI, Anthropic and llama.cpp write it; nothing of what it doesn't say."""
     try:
         found = _answer(body)
@@ -81,7 +82,7 @@ class CacheReport(Filter):
         is_whole = head.content_type.startswith(b"application/json") and not head.get(b"content-encoding")
         return Use.WHOLE_IF_SMALL if is_whole and length.isdigit() and int(length) <= HELD_LIMIT else Use.NONE
 
-    async def whole(self, body: bytes, head: Head) -> bytes:
+    async def whole(self, body: Bytes, head: Head) -> Bytes:
         """See Filter."""
         told = [item for item in report(body) if item[0] not in self._said]
         names = {name for name, _ in told}

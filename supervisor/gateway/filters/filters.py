@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from supervisor.errors import LlmuxError
-from supervisor.io.held_body import SLICE, Gathered
+from supervisor.io.held_body import SLICE, Bytes, Gathered
 from supervisor.io.upstream import Headers, UpstreamResponse
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ class Filter:
         """The last output. Raises LlmuxError."""
         return b""
 
-    async def whole(self, body: bytes, head: Head) -> bytes:
+    async def whole(self, body: Bytes, head: Head) -> Bytes:
         """The output for a body that has come as a whole. Raises LlmuxError."""
-        return (self.feed(body) if body else b"") + self.end()
+        return (self.feed(bytes(body)) if body else b"") + self.end()
 
     async def settle(self) -> None:
         """Finish what its last output needs before that goes to the client."""
@@ -162,28 +162,29 @@ class FilteredResponse:
         self._gathered = gathered
         self._begun = b""  # what of a body came before it had no room
         self._error: LlmuxError | None = None  # of the end, once what came before it is sent
-        self._whole: bytes | None = None
+        self._whole: Bytes | None = None
         self._at = 0  # in it
 
     async def take_whole(self) -> None:
         """Filter the body as a whole, where it has room. Call it before any other method. Raises LlmuxError."""
-        parts: list[bytes] = []
-        size = 0
-        while not self._response.drained and (piece := await self._response.next_chunk()):
-            parts.append(piece)
-            size += len(piece)
+        body: Bytes = await self._response.next_chunk()
+        while True:
             try:
-                self._gathered.grow(size)
+                self._gathered.grow(len(body))
             except LlmuxError:
                 if Use.WHOLE in self._uses.values():
                     raise
                 self._filters = [each for each, use in self._uses.items() if use is Use.PIECES]
-                self._begun = b"".join(parts)
+                self._begun = bytes(body)
                 return
-        body = b"".join(parts)
-        if size > SLICE:
+            if self._response.drained or not (piece := await self._response.next_chunk()):
+                break
+            if isinstance(body, bytes):
+                body = bytearray(body)  # grows in place: joined at the end, all would be copied in one turn of the loop
+            body += piece
+        if len(body) > SLICE:
             await asyncio.sleep(0)  # other tasks run
-        remember(self.worker_tail, body)
+        remember(self.worker_tail, bytes(body[-TAIL_BYTES:]))
         for each in self._filters:
             body = await each.whole(body, self._head)
         self._whole, self.headers = body, self._head.headers
@@ -193,7 +194,7 @@ class FilteredResponse:
         if self._whole is not None:
             if self._at:
                 await asyncio.sleep(0)
-            piece, self._at = self._whole[self._at : self._at + SLICE], self._at + SLICE
+            piece, self._at = bytes(self._whole[self._at : self._at + SLICE]), self._at + SLICE
             self.drained = self._at >= len(self._whole)
             return piece
         found = b""

@@ -17,6 +17,7 @@ from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.body.body import RESPONSE_FORMAT
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.filters import Filter, Head, Use
+from supervisor.io.held_body import Bytes
 from supervisor.io.picture_store import PictureStore
 
 PREFIX: Final = "/v1/images/files/"
@@ -44,13 +45,13 @@ class PictureLinks(Filter):
         head.headers.remove((_HEADER, b"url"))
         return Use.WHOLE
 
-    async def whole(self, body: bytes, head: Head) -> bytes:
+    async def whole(self, body: Bytes, head: Head) -> Bytes:
         """See Filter."""
         linked = await asyncio.to_thread(self._written, body)
         asyncio.get_running_loop().call_later(self._store.keep_s + 1, self._store.expire)
         return linked
 
-    def _written(self, body: bytes) -> bytes:
+    def _written(self, body: Bytes) -> bytes:
         """The answer with addresses. Blocks. Raises LlmuxError."""
         try:
             answer: dict[str, Any] = msgspec.json.decode(body)

@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
 from supervisor.gateway.filters.filters import EVENTS, Filter, Head, Use
+from supervisor.io.held_body import Bytes
 
 CANONICAL: Final[Mapping[str, str]] = MappingProxyType(
     {}
@@ -288,9 +289,9 @@ class Translate(Filter):
         assert self._stream is not None
         return self._stream.end()
 
-    async def whole(self, body: bytes, head: Head) -> bytes:
+    async def whole(self, body: Bytes, head: Head) -> Bytes:
         """See Filter."""
-        return self._translation.answer(body) if self._stream is None else await super().whole(body, head)
+        return self._translation.answer(bytes(body)) if self._stream is None else await super().whole(body, head)
 
 
 class Repair(Filter):
