@@ -16,7 +16,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ Bytes = bytes | bytearray
 
 PIECE: Final = 256 * 1024
 """Bytes that are read or written between two turns of the loop, or of other threads."""
+GROUP_S: Final = 0.02
+"""Responses that are kept within this time are written together."""
 MOST_PENDING: Final = 64 * 1024 * 1024
 """Bytes that wait to be written; a disk that is slower than that keeps no more."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -189,6 +191,7 @@ class ResponseStore:
         self._bytes = 0
         self._pending: dict[str, asyncio.Future[None]] = {}
         self._pending_bytes = 0
+        self._unwritten: list[tuple[asyncio.Future[None], Callable[[], None]]] = []  # for the writer, soon
         self._writer = ThreadPoolExecutor(1, "responses")  # one: what is written first is there first
 
     @property
@@ -225,10 +228,12 @@ class ResponseStore:
 
     async def flushed(self) -> None:
         """Until all is written that is kept so far."""
+        self._write_now()
         await asyncio.wrap_future(self._writer.submit(bool))
 
     async def close(self) -> None:
         """Until all is written. Nothing is kept from now on."""
+        self._write_now()
         self._folder = None
         await asyncio.to_thread(self._writer.shutdown)
 
@@ -270,10 +275,22 @@ class ResponseStore:
                 if not replaces:  # else the earlier one is there still
                     self._drop(name)
 
-        self._pending[name] = writing = asyncio.get_running_loop().run_in_executor(self._writer, write)
+        loop = asyncio.get_running_loop()
+        self._pending[name] = writing = loop.create_future()
         writing.add_done_callback(written)
+        self._unwritten.append((writing, write))
+        if replaces:  # somebody waits for it
+            self._write_now()
+        elif len(self._unwritten) == 1:
+            loop.call_later(GROUP_S, self._write_now)
         self._make_room()
         return writing
+
+    def _write_now(self) -> None:
+        """Let the writer have all that waits for it, in one turn of its thread: each costs the loop as much as a request."""
+        group, self._unwritten = self._unwritten, []
+        if group:
+            asyncio.get_running_loop().run_in_executor(self._writer, _each, group).add_done_callback(_told)
 
     async def find(self, name: str, owner: str | None, *, is_admin: bool = False) -> Kept | None:
         """The response of this name, for whom it is or for an admin; None where there is none, or no longer."""
@@ -326,6 +343,7 @@ class ResponseStore:
     def _unlink(self, names: list[str]) -> Future[None]:
         folder = self._folder
         assert folder is not None
+        self._write_now()  # in their order
 
         def unlink() -> None:
             for name in names:
@@ -334,6 +352,30 @@ class ResponseStore:
                         (folder / f"{name}{suffix}").unlink()
 
         return self._writer.submit(unlink)
+
+
+Results = list[tuple[asyncio.Future[None], Exception | None]]
+
+
+def _each(group: Sequence[tuple[asyncio.Future[None], Callable[[], None]]]) -> Results:
+    """Write all of a group: what becomes of each. In the writer's thread."""
+    results: Results = []
+    for future, write in group:
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001  # the future has it
+            results.append((future, error))
+        else:
+            results.append((future, None))
+    return results
+
+
+def _told(done: asyncio.Future[Results]) -> None:
+    for future, error in done.result():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
 
 
 def _write(path: str, parts: Iterable[Part], *, is_synced: bool) -> None:
