@@ -52,3 +52,8 @@ class RunnerConfig(BaseModel):
         "`source` first.",
         examples=[True],
     )
+
+    @property
+    def tells_of_caches(self) -> bool:
+        """Has every answer of inference headers about the cache of prompts? A model runner's clients look for them."""
+        return self.health == "runner"

@@ -30,7 +30,7 @@ class Admitting:
         self._answers = answers
         self._load_feedback = catalog.server.load_feedback
         self._keepalive_s = catalog.limits.keepalive_s
-        self._is_runner = catalog.server.health == "runner"  # whose clients look for a report of caches in every answer
+        self._tells_of_caches = catalog.server.tells_of_caches
 
     async def __call__(self, exchange: Exchange) -> None:
         """Raises LlmuxError."""
@@ -96,7 +96,7 @@ class Admitting:
             news, first_s = LoadNews(self._engine, request, reasoning), min(first_s, NEWS_AFTER_S)
         first_at = asyncio.get_running_loop().time() + first_s
         headers = [(b"x-request-id", request.request_id), processing_ms(request.arrived_at, first_at), *request.extra]
-        if self._is_runner:
+        if self._tells_of_caches:
             headers += [*NOTHING_TOLD, (b"x-queue-wait-ms", b"%d" % ((first_at - request.arrived_at) * 1000))]
         content_type = SSE if attempt.translation is None else attempt.translation.stream_content_type
         return Keepalive(

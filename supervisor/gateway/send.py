@@ -44,8 +44,7 @@ class Sending:
         self._public_url = catalog.server.public_url
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._first_byte_s = catalog.limits.first_byte_s
-        is_runner = catalog.server.health == "runner"  # whose clients look for a report in every answer
-        self._cache_headers = NOTHING_TOLD if is_runner else []
+        self._cache_headers = NOTHING_TOLD if catalog.server.tells_of_caches else []
 
     async def __call__(self, exchange: Exchange) -> None:
         """Raises LlmuxError."""
@@ -117,9 +116,7 @@ class Sending:
             filters.append(Repair(attempt.completion))
         if attempt.translation is not None:
             filters.append(Translate(attempt.translation))
-        if exchange.turn is not None or exchange.capture is not None:
-            filters += last_filters(exchange)
-        return filters
+        return [*filters, *last_filters(exchange)]
 
 
 def last_filters(exchange: Exchange) -> Sequence[Filter]:

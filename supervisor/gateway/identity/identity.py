@@ -49,8 +49,7 @@ class Identifying:
         self._catalog = catalog
         self._arrived = arrived
         self._known: dict[bytes | None, Identity] = {}  # of keys, for requests that say nothing else
-        is_runner = catalog.server.health == "runner"  # whose clients look for a report in every answer
-        self._cache_wish = CacheWish() if is_runner else None
+        self._cache_wish = CacheWish() if catalog.server.tells_of_caches else None
 
     async def __call__(self, exchange: Exchange) -> None:
         """Raises InvalidRequestError, and RateLimitError in a pause."""

@@ -103,7 +103,7 @@ class Preparing:
 
     async def _candidate(self, exchange: Exchange, public: Public) -> Attempt:
         """For a candidate of the task that was asked. See `_attempt`."""
-        return await self._attempt(exchange, self._routes.route(exchange, public))
+        return await self._attempt(exchange, self._routes.candidate(exchange, public))
 
     async def _attempt(self, exchange: Exchange, route: Route) -> Attempt:
         """What is sent to a worker of the route's model. Raises InvalidRequestError, ForbiddenError, and what `_load` does."""

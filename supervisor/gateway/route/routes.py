@@ -156,20 +156,27 @@ class Routes:
         request.name = name
         if isinstance(public, Task):
             return public
-        route = self.route(exchange, public)
+        route = self.route(exchange, public, required)
         if required is None and asked == name:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
             self._kept[dialect, method, path, name] = route
         return route
 
-    def route(self, exchange: Exchange, public: Public) -> Route:
-        """The request's path at this model, which may be a task's candidate."""
-        request, method, required = exchange.request, exchange.scope["method"], None
+    def candidate(self, exchange: Exchange, public: Public) -> Route:
+        """The request's path at a candidate of the task that was asked."""
+        request, method = exchange.request, exchange.scope["method"]
+        reads = request.dialect.reads_fields
+        fields = exchange.body.fields
+        return self.route(
+            exchange, public, request.dialect.required_translation(method, request.path, fields) if reads else None
+        )
+
+    def route(self, exchange: Exchange, public: Public, required: TargetedTranslation | None) -> Route:
+        """The request's path at this model. `required`: see `Dialect.required_translation`."""
+        request, method = exchange.request, exchange.scope["method"]
         dialect, name = request.dialect, request.name
         assert name is not None
-        if dialect.reads_fields:
-            required = dialect.required_translation(method, request.path, exchange.body.fields)
         translation = dialect.translation(method, request.path) if required is None else None
         path = request.path if required is None else required.path
         translated = None
