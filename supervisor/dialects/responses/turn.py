@@ -23,7 +23,7 @@ from supervisor.dialects.responses.state import wish_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Body, Bytes
 from supervisor.gateway.body.json_body import JsonBody
-from supervisor.gateway.body.outline import Outline
+from supervisor.gateway.body.outline import SMALL, Outline
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.filters import EVENTS, Head, Use
 from supervisor.gateway.filters.turn import Memory, Turn
@@ -174,7 +174,7 @@ class ResponseTurn(Turn):
         """A response object as the client gets it; kept if it is over."""
         outline = Outline()
         try:
-            text = await outline.add(data)
+            text = data if len(data) <= SMALL else await outline.add(data)
         except InvalidRequestError:  # of more values than a request may have
             text = data
         try:

@@ -23,7 +23,7 @@ from supervisor.catalog.rewrite import NO_REWRITE, Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import permission
 from supervisor.gateway.body.body import PRIVATE, SAID, Body, Bytes, refuse_other_charset
-from supervisor.gateway.body.outline import Outline
+from supervisor.gateway.body.outline import SMALL, Outline
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import AnswerTranslation, Translation
 from supervisor.gateway.media.media import Texts, references
@@ -31,7 +31,6 @@ from supervisor.gateway.media.media_address import LONGEST
 from supervisor.gateway.media.media_loading import NOTHING, Loading, Wanted
 from supervisor.gateway.media.modality import refuse_media
 
-_SMALL: Final = 64 * 1024  # parsed in a millisecond or two, whatever it consists of
 _LARGE: Final = 256 * 1024  # parsed as a whole unless it is mainly pictures, or has many values
 _FEW_STRINGS: Final = 100
 _FEW_VALUES: Final = 30_000
@@ -92,7 +91,7 @@ class JsonBody(Body):
     @classmethod
     async def open(cls, raw: Bytes) -> JsonBody:
         """Parse a body; other tasks run while a large one is scanned. Raises InvalidRequestError."""
-        if len(raw) <= _SMALL or (len(raw) <= _LARGE and _is_plain(raw)):
+        if len(raw) <= SMALL or (len(raw) <= _LARGE and _is_plain(raw)):
             return cls(raw, open_object(raw))
         outline = await Outline.of(raw)
         await asyncio.sleep(0)  # other tasks run between two scans of a possibly large text, here and below
@@ -322,7 +321,7 @@ async def open_json(raw: Bytes, content_type: bytes) -> JsonBody:
     if b";" in content_type:
         refuse_other_charset(content_type)
     try:
-        return JsonBody(raw, open_object(raw)) if len(raw) <= _SMALL else await JsonBody.open(raw)
+        return JsonBody(raw, open_object(raw)) if len(raw) <= SMALL else await JsonBody.open(raw)
     except InvalidRequestError as error:
         if error.code == "invalid_json" and content_type.lower().startswith(_FORM):
             raise InvalidRequestError(_NOT_A_FORM, code="invalid_form") from error

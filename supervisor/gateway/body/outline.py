@@ -23,6 +23,8 @@ import msgspec
 from supervisor.errors import InvalidRequestError
 from supervisor.io.response_store import Part
 
+SMALL: Final = 64 * 1024
+"""Bytes that are parsed in a millisecond or two, whatever they consist of: no outline is needed."""
 MOST_VALUES: Final = 100_000
 """Strings, commas and opening brackets of an outline: what is built from so many takes some 10 ms."""
 _SLICE: Final = 128 * 1024  # bytes handled between two turns of the loop: a millisecond
@@ -122,6 +124,8 @@ class Outline:
 
     async def restored(self, text: Bytes) -> Bytes:
         """`text` (the outline or a changed one) with its marks replaced by the cut parts."""
+        if not self._cuts:
+            return text
         whole = bytearray()
         async for part in self._parts(text):
             whole += part

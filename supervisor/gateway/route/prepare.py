@@ -36,7 +36,6 @@ from supervisor.gateway.filters.translation import (
     Adapted,
     AnswerTranslation,
     Chained,
-    TargetedTranslation,
     TargetModel,
     called,
 )
@@ -253,8 +252,8 @@ class Preparing:
             and (endpoint is None or _is_unheard(exchange, route, body))
         ):
             target = await _target_model(route)
-            if isinstance(mapped, TargetedTranslation):
-                mapped = mapped.of(target, request)
+            if route.targeted is not None:
+                mapped = route.targeted.of(target, request)
             adapted = Adapted(mapped, target)
             translated, answers = body.translated(adapted)
             translated.rename(route.name)

@@ -79,6 +79,7 @@ class Route:
     path: str  # public
     endpoint: Endpoint | None  # set iff the worker serves the path itself
     translation: Translation | None  # of the dialect
+    targeted: TargetedTranslation | None  # the same, iff it must be told which model answers
     required: TargetedTranslation | None  # for every model; then there is no other
     translated: Route | None  # where the dialect's translation leads, if the worker serves that
     completes: bool  # may the dialect put into answers what workers leave out?
@@ -207,6 +208,7 @@ class Routes:
             path,
             endpoint,
             translation,
+            translation if isinstance(translation, TargetedTranslation) else None,
             required,
             translated,
             completes=type(dialect).completion is not Dialect.completion,
