@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 
 from supervisor.catalog import Catalog
 from supervisor.core.demand import Demand
@@ -113,18 +112,24 @@ class Admitting:
         """What it asks of this model now. Raises BudgetError when its time is over."""
         request, attempt = exchange.request, exchange.request.attempt
         demand = request.demand
-        if attempt.prefix is not None:
-            demand = replace(demand, prefix=attempt.prefix)
-        if attempt.tokens:
-            demand = replace(demand, tokens=attempt.tokens)
+        keep_alive_s, left_s, answers = demand.keep_alive_s, None, None
         if exchange.ladder is not None:
-            times = (demand.keep_alive_s, exchange.ladder.task.config.keep_alive_s)
-            longest_s = max((time_s for time_s in times if time_s is not None), default=None)
-            demand = replace(demand, keep_alive_s=longest_s)
-        if request.budget_s is None:
-            return demand
-        left_s = request.arrived_at + request.budget_s - self._engine.clock()
-        if left_s <= 0:
-            raise BudgetError(f"The budget of {request.budget_s:g} s was over before {request.name} could answer.")
-        assert attempt.model is not None
-        return replace(demand, budget_s=left_s, answers=self._answers.of(attempt.model, request.path))
+            times = (keep_alive_s, exchange.ladder.task.config.keep_alive_s)
+            keep_alive_s = max((time_s for time_s in times if time_s is not None), default=None)
+        if request.budget_s is not None:
+            left_s = request.arrived_at + request.budget_s - self._engine.clock()
+            if left_s <= 0:
+                raise BudgetError(f"The budget of {request.budget_s:g} s was over before {request.name} could answer.")
+            assert attempt.model is not None
+            answers = self._answers.of(attempt.model, request.path)
+        return Demand(
+            demand.priority,
+            demand.tenant,
+            demand.accounts,
+            keep_alive_s,
+            left_s,
+            answers,
+            attempt.prefix,
+            attempt.tokens,
+            demand.weight,
+        )

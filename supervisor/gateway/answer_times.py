@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Final
 
 from supervisor.core.demand import AnswerTimes
@@ -31,9 +30,12 @@ class AnswerLog:
     def observe(self, context: Request) -> None:
         """A request ended. See `InFlight.observers`."""
         ticket, outcome = context.attempt.ticket, context.attempt.outcome
-        if ticket is None or outcome.status != HTTPStatus.OK or outcome.error or context.failure:
+        if ticket is None or outcome.status != 200 or outcome.error or context.failure:
             return
-        kept = self._taken.setdefault((base_of(ticket.model), context.path), deque(maxlen=KEPT))
+        at = base_of(ticket.model), context.path
+        kept = self._taken.get(at)
+        if kept is None:
+            kept = self._taken[at] = deque(maxlen=KEPT)
         kept.append((context.ended_at, context.ended_at - ticket.admitted))
 
     def of(self, model: ModelId, path: str) -> AnswerTimes | None:

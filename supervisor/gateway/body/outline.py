@@ -16,6 +16,7 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -68,9 +69,12 @@ class Outline:
         self._body: Bytes = b""
         self._source: Bytes | Part = b""
         self._cuts = list[tuple[Bytes | Part, int, int, bool]]()  # of what, from, to, is a list
-        self._mark = os.urandom(8).hex().encode() + b"-"  # nobody can guess it
         self._values = 0
         self._work = 0
+
+    @cached_property
+    def _mark(self) -> bytes:
+        return os.urandom(8).hex().encode() + b"-"  # nobody can guess it
 
     @classmethod
     async def of(cls, body: Bytes) -> Outline:

@@ -9,9 +9,11 @@ from supervisor.core.limits import Counted, Standing
 from supervisor.io.upstream import Headers
 
 PREFIX: Final = b"x-ratelimit-"
-NAMES: Final = tuple(
-    PREFIX + part + counted for counted in (b"requests", b"tokens") for part in (b"limit-", b"remaining-", b"reset-")
-)
+_BY_LIMIT: Final = {
+    counted: tuple(PREFIX + part + counted.encode() for part in (b"limit-", b"remaining-", b"reset-"))
+    for counted in (Counted.REQUESTS, Counted.TOKENS)
+}
+NAMES: Final = tuple(name for names in _BY_LIMIT.values() for name in names)
 
 
 def rate_headers(standings: Iterable[Standing], taking: int = 0) -> Headers:
@@ -25,17 +27,14 @@ def rate_headers(standings: Iterable[Standing], taking: int = 0) -> Headers:
         if known is None or standing.remaining < known.remaining:
             tightest[standing.counted] = standing
     headers: Headers = []
-    for counted in (Counted.REQUESTS, Counted.TOKENS):
+    for counted, names in _BY_LIMIT.items():
         found = tightest.get(counted)
         if found is None:
             continue
         taken = min(taking, found.remaining) if counted is Counted.REQUESTS else 0
         reset_s = found.reset_s + taken * found.period_s / found.limit
-        values = (str(found.limit), str(found.remaining - taken), duration(reset_s))
-        headers += [
-            (PREFIX + part + counted.value.encode(), value.encode())
-            for part, value in zip((b"limit-", b"remaining-", b"reset-"), values, strict=True)
-        ]
+        values = (b"%d" % found.limit, b"%d" % (found.remaining - taken), duration(reset_s).encode())
+        headers += zip(names, values, strict=True)
     return headers
 
 
