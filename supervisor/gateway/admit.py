@@ -71,6 +71,7 @@ class Admitting:
         is_admitted = False
         if exchange.keepalive is None and request.stream and request.attempt.is_known:
             exchange.keepalive = self._keepalive(exchange)
+        exchange.client.wait_long()
         if body.may_spill:
             body.wait()
         try:

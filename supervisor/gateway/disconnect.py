@@ -35,12 +35,16 @@ class ResponseBrokenError(ResponseOverError):
 class Disconnect:
     """The end of one client connection, reported by the server protocol; one request at a time watches it."""
 
-    __slots__ = ("_callback", "_resume_reading", "gone", "read_while_held_up", "task")
+    __slots__ = ("_callback", "_resume_reading", "gone", "read_while_held_up", "task", "wait_long")
 
     def __init__(
-        self, resume_reading: Callable[[], None], read_while_held_up: Callable[[], int | None] = lambda: None
+        self,
+        resume_reading: Callable[[], None],
+        read_while_held_up: Callable[[], int | None] = lambda: None,
+        wait_long: Callable[[], None] = lambda: None,
     ) -> None:
         self.gone = False
+        self.wait_long = wait_long  # this request is one of perhaps thousands that wait
         self.read_while_held_up = read_while_held_up  # the bytes the client has read so far, if we wait for it to read
         self.task: asyncio.Task[Any] | None = None  # what serves the request now
         self._resume_reading = resume_reading
@@ -104,6 +108,10 @@ class CancelOnDisconnect:
         if self._task is not None and self._ending is None:
             self._ending = error
             self._task.cancel()
+
+    def wait_long(self) -> None:
+        """It is one of perhaps thousands that wait."""
+        self._disconnect.wait_long()
 
     def read_while_held_up(self) -> int | None:
         """How many bytes of its connection the client has read so far; None unless it holds the answer up now."""

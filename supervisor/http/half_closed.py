@@ -9,42 +9,34 @@ found by a later probe, or by the next piece of its answer.
 from __future__ import annotations
 
 import asyncio
-import select
 from collections.abc import Callable
 from typing import Final
+
+from supervisor.http.hang_ups import HANG_UPS
 
 AGAIN_S: Final = 10.0
 MOST_PROBES: Final = 12  # parsers take 16 digits of a chunk's size
 
 
 class HalfClosed:
-    """Calls `gone` when the client's connection is reset, until `close`. `probe` provokes that, or returns False."""
+    """Aborts the transport when the client resets the connection, until `close`. `probe` provokes that, or returns False."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        transport: asyncio.Transport,
-        probe: Callable[[], bool],
-        gone: Callable[[], None],
-    ) -> None:
-        self._loop = loop
+    def __init__(self, transport: asyncio.Transport, probe: Callable[[], bool]) -> None:
         self._probe = probe
         self._left = MOST_PROBES
-        self._epoll = select.epoll(1)
-        self._epoll.register(transport.get_extra_info("socket").fileno(), select.EPOLLET)  # only errors and hang-ups
         self._timer: asyncio.TimerHandle | None = None
-        loop.add_reader(self._epoll.fileno(), gone)
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        HANG_UPS.watch(self._descriptor, 0, transport.abort)
 
     def is_alive(self) -> bool:
         """Probe now, and again later. False: there is no way to tell."""
         self._left -= 1
         if self._left:
-            self._timer = self._loop.call_later(AGAIN_S, self.is_alive)
+            self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self.is_alive)
         return self._probe()
 
     def close(self) -> None:
         """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.remove_reader(self._epoll.fileno())
-        self._epoll.close()
+        HANG_UPS.forget(self._descriptor)

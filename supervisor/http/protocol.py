@@ -12,6 +12,7 @@ disconnected. If an application fails after its response began, its connection i
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from functools import partial
 from typing import Any, Final, cast
@@ -36,6 +37,7 @@ from supervisor.gateway.tunnel import EXTENSION as TUNNEL
 from supervisor.http import connections
 from supervisor.http.crowd import LEAVING
 from supervisor.http.half_closed import HalfClosed
+from supervisor.http.hang_ups import HANG_UPS
 from supervisor.http.request_head import headers_too_large, refused_head, split_url, without_upgrade
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
@@ -80,6 +82,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._slow_sender: SlowSender | None = None
         self._slow_reader: SlowReader | None = None
         self._half_closed: HalfClosed | None = None
+        self._waits: int | None = None  # its descriptor, while its end alone is watched for
+        self._has_ended = False  # the client's side of it
         self._address: str | None = None  # counted in `connections`
         self._serving: ResponseCycle | None = None
         self._refusal: LlmuxError | None = None
@@ -102,7 +106,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._disconnect = Disconnect(partial(resume_reading, self.flow, transport), self._read_while_held_up)
+        resume = partial(resume_reading, self.flow, transport)
+        self._disconnect = Disconnect(resume, self._read_while_held_up, self._wait_long)
         self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
@@ -117,6 +122,19 @@ class GuardedProtocol(HttpToolsProtocol):
             return 0  # it holds the worker up, as one that reads nothing
         return read_while_held_up(self.flow, self.transport)
 
+    def _wait_long(self) -> None:
+        """Don't read until the answer has been sent, but for the end: see `hang_ups`."""
+        if self._waits is None and not (self._has_ended or self._in_message or self.transport.is_closing()):
+            self._waits = self.transport.get_extra_info("socket").fileno()
+            self.flow.pause_reading()
+            HANG_UPS.watch(self._waits, select.EPOLLRDHUP, self._read_again)
+
+    def _read_again(self) -> None:
+        assert self._waits is not None
+        HANG_UPS.forget(self._waits)
+        self._waits = None
+        self.flow.resume_reading()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._tunnelled is not None:
@@ -126,32 +144,33 @@ class GuardedProtocol(HttpToolsProtocol):
         for watch in (self._slow_reader, self._half_closed):
             if watch is not None:
                 watch.close()
+        if self._waits is not None:
+            HANG_UPS.forget(self._waits)
         if self._address is not None:
             connections.closed(self._address)
         self._refusal = None  # it keeps the frames that it passed, and they this object
         LEAVING.call(self._disconnect.happened)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        """True keeps the connection for the answer that is still to come; see `half_closed`."""
+        """True keeps the connection: for the answer that is still to come, see `half_closed`, or until its turn to be closed."""
+        serving, self._has_ended = self._serving, True
         if self._tunnelled is not None:
-            self._tunnelled.received.feed_eof()
-            return False  # a WebSocket ends by frames: this client has gone
-        serving = self._serving
-        if serving is None or serving.response_complete:
-            return False
-        if self._linger_left is not None:  # the answer to a body that failed is on its way
-            return True
-        if self._in_message:
-            return False
-        self.cycle.keep_alive = False
-        LEAVING.call(partial(self._probe, serving))
+            self._tunnelled.received.feed_eof()  # a WebSocket ends by frames: this client has gone
+        elif serving is not None and not serving.response_complete:
+            if self._linger_left is not None:  # the answer to a body that failed is on its way
+                return True
+            if not self._in_message:
+                self.cycle.keep_alive = False
+                LEAVING.call(partial(self._probe, serving))
+                return True
+        LEAVING.call(self.transport.close)  # takes longer than all the rest
         return True
 
     def _probe(self, serving: ResponseCycle) -> None:
         """Has the client left, or does it wait for this answer?"""
         if self.transport.is_closing():
             return
-        self._half_closed = HalfClosed(self.loop, self.transport, serving.probe, self.transport.abort)
+        self._half_closed = HalfClosed(self.transport, serving.probe)
         if not self._half_closed.is_alive():
             self.transport.close()
 
@@ -366,6 +385,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
+        if self._waits is not None:
+            self._read_again()
         self.flow.resume_reading()
         if not self.cycle.keep_alive and self.cycle.response_complete and self.cycle.more_body:
             self._linger()
