@@ -62,9 +62,9 @@ class InFlight:
         context.ended_at = loop.time()
         self._ended.append(context)
         if len(self._ended) == GROUP:  # in the next turn of the loop, after their responses were sent
-            self._record_with(loop.call_soon(self.record))
+            self._record_with(loop.call_soon(self._record, GROUP))
         elif self._recording is None:
-            self._record_with(loop.call_later(GROUP_S, self.record))
+            self._record_with(loop.call_later(GROUP_S, self._record, GROUP))
         for observer in self.observers:
             observer(context)
 
@@ -75,10 +75,20 @@ class InFlight:
 
     def record(self) -> None:
         """Record all requests that ended since the last time, in their order. Call it before looking at what follows from it."""
-        ended, self._ended = self._ended, []
+        self._record(len(self._ended))
+
+    async def recorded(self) -> None:
+        """As `record`, a group in each turn of the loop: thousands may have ended in one."""
+        for _ in range(0, len(self._ended), GROUP):
+            self._record(GROUP)
+            await asyncio.sleep(0)
+
+    def _record(self, most: int) -> None:
+        """The first ones, and the others in the next turns of the loop."""
+        ended, self._ended = self._ended[:most], self._ended[most:]
         if not ended:
             return
-        self._record_with(None)
+        self._record_with(asyncio.get_running_loop().call_soon(self._record, GROUP) if self._ended else None)
         log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
         is_followed = self._hub.wants("request")
         epoch = time.time() - asyncio.get_running_loop().time()  # as of all lines: clocks are set
@@ -133,25 +143,24 @@ class InFlight:
 
     def by_tenant(self) -> Counter[str]:
         """How many of each are queued or running."""
-        return Counter(context.demand.tenant for context, _ in self._calls.values())
+        return Counter([context.demand.tenant for context, _ in self._calls.values()])
 
-    def views(self) -> list[Json]:
-        """For the admin API, oldest first."""
+    def views(self) -> Iterator[Json]:
+        """For the admin API, oldest first: each as it is when it is looked at. One that has ended by then is left out."""
         now = asyncio.get_running_loop().time()
-        return [
-            {
+        for ticket_id, (context, _) in tuple(self._calls.items()):
+            if ticket_id not in self._calls:
+                continue
+            attempt, ticket = context.attempt, context.attempt.ticket
+            yield {
                 "id": ticket_id,
-                "state": "queued" if context.attempt.ticket is None else "running",
+                "state": "queued" if ticket is None else "running",
                 **_about(context),
-                "worker": f"{context.attempt.ticket.model}:{context.attempt.ticket.generation}"
-                if context.attempt.ticket is not None
-                else None,
+                "worker": None if ticket is None else f"{ticket.model}:{ticket.generation}",
                 "age_s": round(now - context.arrived_at, 3),
-                "bytes": context.attempt.outcome.bytes_sent,
-                "progress": None if context.attempt.step is None else context.attempt.step.view(),
+                "bytes": attempt.outcome.bytes_sent,
+                "progress": None if attempt.step is None else attempt.step.view(),
             }
-            for ticket_id, (context, _) in self._calls.items()
-        ]
 
 
 def _about(context: Request) -> Json:

@@ -243,7 +243,7 @@ class Application:
         await response(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, context: GatewayRequest) -> None:
-        self._daemon.requests.record()  # whoever asks sees all that ended before
+        await self._daemon.requests.recorded()  # whoever asks sees all that ended before
         await asyncio.sleep(0)  # also in the log: its lines are written at the end of a turn
         if scope["method"] not in SAFE and scope["path"] != admin.UPGRADE:
             # What changes something is for the daemon that goes on.

@@ -77,6 +77,44 @@ class TestGroups:
         await settled()
         assert groups == [GROUP, 1]
 
+    async def test_thousands_are_recorded_a_group_in_each_turn(self, requests):
+        """A worker with all of them has ended, for one."""
+        groups, most = [], 3 * GROUP + 5
+        requests.listeners.append(lambda ended: groups.append([each.ticket_id for each in ended]))
+        for number in range(most):
+            requests.finished(context(number, asyncio.get_running_loop().time()))
+        seen = []
+        while sum(map(len, groups)) < most:
+            seen.append(len(groups))
+            await asyncio.sleep(0)
+        assert seen == [*range(len(groups))]
+        assert [len(group) for group in groups] == [GROUP, GROUP, GROUP, 5]
+        assert sum(groups, []) == [str(number) for number in range(most)]
+
+    @pytest.mark.parametrize("turns", range(4))
+    async def test_who_looks_meanwhile_sees_them_all(self, requests, turns):
+        groups = []
+        requests.listeners.append(lambda ended: groups.append([each.ticket_id for each in ended]))
+        for number in range(3 * GROUP):
+            requests.finished(context(number, asyncio.get_running_loop().time()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await requests.recorded()
+        assert sum(groups, []) == [str(number) for number in range(3 * GROUP)]
+        assert max(map(len, groups)) == GROUP
+        await settled()
+        assert len(groups) == 3
+
+    async def test_a_view_of_many_leaves_out_who_has_ended_meanwhile(self, requests):
+        running = [context(number, asyncio.get_running_loop().time()) for number in range(3)]
+        for each in running:
+            requests.begin(each, None)
+        views = requests.views()
+        assert next(views)["id"] == "0"
+        requests.finished(running[1])
+        requests.begin(context(3, 0.0), None)
+        assert [view["id"] for view in views] == ["2"]
+
     async def test_who_looks_sees_them(self, requests):
         requests.finished(context(1, asyncio.get_running_loop().time()))
         assert [each.id for each in requests.last()] == ["1"]
