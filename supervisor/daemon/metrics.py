@@ -22,6 +22,7 @@ from supervisor.daemon.counters import FastCounter, FastHistogram, Told, family
 from supervisor.engine.ticket import Ticket
 from supervisor.gateway.request import Request
 from supervisor.io.distribution import version
+from supervisor.io.threads import in_thread
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -100,7 +101,7 @@ class Metrics:
         self.tell(self._decision)
         self._refusals = count("llmux_refusals", "Requests that got no worker, by why.", "reason")
         self._sources.append(_States(daemon).lines)
-        self.tell(ProcessCollector(registry=None))
+        self._process = ProcessCollector(registry=None)
         daemon.engine.observers.append(self.observe)
         daemon.requests.listeners.append(self.finished)
         daemon.on_configure.append(self._expect)
@@ -135,6 +136,16 @@ class Metrics:
         """All of it, in Prometheus's text format. A piece is of one metric's samples, or begins with a metric."""
         for source in self._sources:
             yield from source()
+
+    async def own_process(self) -> str:
+        """Of the process and the loop, which have to be counted: with thousands of connections that takes long, so a thread does it."""
+        loop = asyncio.get_running_loop()
+
+        def count() -> str:
+            tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks(loop)))
+            return generate_latest(_Few(tasks, *self._process.collect())).decode()
+
+        return await in_thread(count)
 
     def orphans(self, count: int) -> None:
         """Count the leftovers that were killed at the start."""
@@ -215,6 +226,16 @@ def _counted(context: Request) -> tuple[str, int, str]:
     return context.demand.tenant, status, SUCCESS if is_success else ERROR
 
 
+class _Few(Collector):
+    """Metrics that are there already."""
+
+    def __init__(self, *metrics: Metric) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
 class _States(Collector):
     """Gauges, read from the scheduler at each scrape."""
 
@@ -235,12 +256,11 @@ class _States(Collector):
         yield generate_latest(self).decode()
 
     def collect(self) -> Iterable[Metric]:
-        tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
         dropped = CounterMetricFamily(
             "llmux_log_lines_dropped", "Lines of the log that nobody read in time, or that failed."
         )
         dropped.add_metric([], self._daemon.metrics.dropped_lines())
-        yield from (tasks, dropped, *self._bodies(), *self._memory())
+        yield from (dropped, *self._bodies(), *self._memory())
 
     def _bodies(self) -> Iterator[GaugeMetricFamily]:
         kept = GaugeMetricFamily("llmux_body_bytes", "Request bodies kept, by where.", labels=["where"])

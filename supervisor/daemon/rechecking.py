@@ -49,7 +49,7 @@ async def watch(daemon: Daemon) -> None:
     """Loops: looks at those that have failed for such a reason."""
     while True:
         await asyncio.sleep(INTERVAL_S)
-        await look_again(daemon, [model for model in daemon.catalog.models if _is_suspect(daemon, model)])
+        await look_again(daemon, _suspects(daemon))
 
 
 async def look_again(daemon: Daemon, names: Sequence[ModelId]) -> None:
@@ -66,11 +66,9 @@ async def look_again(daemon: Daemon, names: Sequence[ModelId]) -> None:
     apply(daemon, after, daemon.keyring, specs)
 
 
-def _is_suspect(daemon: Daemon, model: ModelId) -> bool:
-    if daemon.catalog.models[model].troubles:
-        return True
-    status = daemon.engine.model(model)
-    return status is not None and status.crash is not None and status.crash.kind is CrashClass.UNUSABLE
+def _suspects(daemon: Daemon) -> list[ModelId]:
+    crashed = {each.id for each in daemon.engine.figures() if each.crash and each.crash.kind is CrashClass.UNUSABLE}
+    return [model.id for model in daemon.catalog.models.values() if model.troubles or model.id in crashed]
 
 
 def _look(

@@ -31,14 +31,15 @@ def route(daemon: Daemon) -> Route:
     async def answer(_request: Request) -> Response:
         if not daemon.catalog.server.metrics:
             raise NotFoundError("Metrics are switched off: server.metrics.")
-        own: list[str] = []
-        taken: set[str] = set()
+        process = await daemon.metrics.own_process()
+        own, taken = [process.encode()], set(_NAMES.findall(process))
         async for made in slices(daemon.metrics.lines()):
-            own.append("".join(made))
+            own.append("".join(made).encode())
             taken.update(_NAMES.findall("".join([piece for piece in made if piece.startswith("#")])))
+        await asyncio.sleep(0)
         ready = ready_workers(daemon)
         texts = await asyncio.gather(*(metrics_of(daemon, model) for model in ready))
         workers = together(zip((model.id for model in ready), texts, strict=True), taken)
-        return Pieces([*map(str.encode, own), workers], CONTENT_TYPE)
+        return Pieces([*own, workers], CONTENT_TYPE)
 
     return Route("/metrics", answer, methods=["GET"])
