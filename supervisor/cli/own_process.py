@@ -70,10 +70,12 @@ def signals_end() -> Iterator[None]:
 def settle_garbage_collector() -> None:
     """Begin to collect. What is there now stays: never look through it; look for new cycles less often than by default.
 
-    Requests are freed by their reference counts. With the defaults the collector took an eighth of a busy daemon's time.
+    Requests are freed by their reference counts. With the defaults the collector took an eighth of a busy daemon's time. It
+    holds the loop for 0.4 ms per thousand objects, and a waiting request has fifty: the young are few, and all are looked
+    through after eight million new ones.
     """
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(5_000, 1, 1_600)
     gc.enable()
 
 

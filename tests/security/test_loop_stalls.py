@@ -56,7 +56,7 @@ def collector():
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(5_000, 1, 1_600)
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
