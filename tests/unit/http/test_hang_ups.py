@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.gateway.disconnect import CancelOnDisconnect
-from supervisor.http import hang_ups
+from supervisor.http import half_closed
 from supervisor.http.crowd import MOST_IN_A_TURN
 from supervisor.http.hang_ups import HANG_UPS, HangUps
 from supervisor.http.protocol import GuardedProtocol
@@ -50,7 +51,7 @@ def test_who_has_gone_is_told_once(each):
 
     asyncio.run(main())
     assert sorted(called) == expected
-    assert all(after - before <= MOST_IN_A_TURN for before, after in zip(turns, turns[1:], strict=False))
+    assert all(after - before <= MOST_IN_A_TURN for before, after in pairwise(turns))
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ async def test_one_that_has_waited_is_read_again(waiting):
 async def test_one_that_half_closes_waits_on(waiting, monkeypatch):
     """It is probed once, and told apart from one that has left."""
     running, sockets, ends = waiting
-    monkeypatch.setattr(hang_ups, "MOST_IN_A_TURN", 1)
+    monkeypatch.setattr(half_closed, "AGAIN_S", 0.05)
     sockets[0].shutdown(socket.SHUT_WR)
     await until(lambda: ends)
     sockets[0].setblocking(False)
