@@ -66,6 +66,9 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
     configure(catalog.server.log_level, catalog.server.log_format)
     _say_source(configuration)
     gc.disable()  # what a start makes stays; `settle_garbage_collector` begins
+    from supervisor.http.known_uvicorn import refuse_unknown_uvicorn  # noqa: PLC0415  # the same as below
+
+    refuse_unknown_uvicorn()
     from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
     def on_listening(url: str, keys: int) -> None:

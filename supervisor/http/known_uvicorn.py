@@ -1,0 +1,65 @@
+"""Has the installed uvicorn what `protocol`, `response_cycle` and the command line's server subclass of it, most of it private?
+
+A tested version is taken as it is. Another one is looked at before it serves: most minor versions change nothing there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import uvicorn
+
+from supervisor.errors import LlmuxError
+
+TESTED: Final = "0.54"  # the newest minor version, with which all tests passed
+
+USED: Final = {
+    "HttpToolsProtocol": "_start_asgi_task _unset_keepalive_if_required access_log access_logger app asgi_version client "
+    "connection_lost connection_made cycle data_received eof_received expect_100_continue flow headers logger loop on_body "
+    "on_header on_headers_complete on_message_begin on_message_complete on_response_complete on_url parser pause_writing pipeline "
+    "resume_writing scope server server_state tasks timeout_keep_alive timeout_keep_alive_handler "
+    "timeout_keep_alive_task transport",
+    "RequestResponseCycle": "body chunked_encoding default_headers disconnected expected_content_length flow keep_alive "
+    "message_event more_body on_response receive response_complete response_started scope send transport "
+    "waiting_for_100_continue",
+    "FlowControl": "drain pause_reading pause_writing read_paused resume_reading resume_writing write_paused",
+    "ServerState": "connections default_headers tasks total_requests",
+    "Server": "capture_signals main_loop on_tick serve server_state should_exit shutdown startup",
+}
+
+
+class UnknownUvicornError(LlmuxError):
+    """uvicorn is another inside than those that llmux was tested with."""
+
+    code = "unknown_uvicorn"
+
+
+def refuse_unknown_uvicorn() -> None:
+    """Raises UnknownUvicornError, with the remedy, where ours can't be built on it. Costs nothing for a tested version."""
+    if not uvicorn.__version__.startswith(f"{TESTED}.") and (wrong := _wrong()):
+        raise UnknownUvicornError(
+            f"uvicorn {uvicorn.__version__} is another inside than {TESTED}, which this llmux was tested with: {wrong}. "
+            f'Remedy: pip install "uvicorn=={TESTED}.*", or a newer llmux'
+        )
+
+
+def _wrong() -> str:
+    try:
+        from uvicorn.protocols.http.flow_control import FlowControl  # noqa: PLC0415  # it may not be there
+
+        from supervisor.http import response_cycle  # noqa: PLC0415  # it imports the rest
+        from supervisor.http.protocol import ServerState  # noqa: PLC0415  # so does this
+
+        async def app(_scope: object, _receive: object, _send: object) -> None: ...
+
+        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            protocol = response_cycle.HttpToolsProtocol(config, ServerState(), {}, loop)
+        cycle = response_cycle.ResponseCycle(protocol, keep_alive=True)
+        made = (protocol, cycle, FlowControl(asyncio.Transport()), protocol.server_state, uvicorn.Server(config))
+    except (ImportError, AttributeError, TypeError) as error:
+        return str(error)
+    names = ((each, kind, name) for each, kind in zip(made, USED, strict=True) for name in USED[kind].split())
+    return ", ".join(f"{kind} has no {name}" for each, kind, name in names if not hasattr(each, name))
