@@ -14,7 +14,6 @@ import uvicorn
 from supervisor.errors import LlmuxError
 
 TESTED: Final = "0.54"  # the newest minor version, with which all tests passed
-
 USED: Final = {
     "HttpToolsProtocol": "_start_asgi_task _unset_keepalive_if_required access_log access_logger app asgi_version client "
     "connection_lost connection_made cycle data_received eof_received expect_100_continue flow headers logger loop on_body "
@@ -46,20 +45,20 @@ def refuse_unknown_uvicorn() -> None:
 
 
 def _wrong() -> str:
-    try:
-        from uvicorn.protocols.http.flow_control import FlowControl  # noqa: PLC0415  # it may not be there
+    async def app(_scope: object, _receive: object, _send: object) -> None: ...
 
-        from supervisor.http import response_cycle  # noqa: PLC0415  # it imports the rest
-        from supervisor.http.protocol import ServerState  # noqa: PLC0415  # so does this
+    try:  # any of this may not be there
+        from uvicorn.protocols.http import flow_control, httptools_impl  # noqa: PLC0415
+        from uvicorn.server import ServerState  # noqa: PLC0415
 
-        async def app(_scope: object, _receive: object, _send: object) -> None: ...
+        from supervisor.http.response_cycle import ResponseCycle  # noqa: PLC0415
 
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
         with contextlib.closing(asyncio.new_event_loop()) as loop:
-            protocol = response_cycle.HttpToolsProtocol(config, ServerState(), {}, loop)
-        cycle = response_cycle.ResponseCycle(protocol, keep_alive=True)
-        made = (protocol, cycle, FlowControl(asyncio.Transport()), protocol.server_state, uvicorn.Server(config))
+            protocol = httptools_impl.HttpToolsProtocol(config, state := ServerState(), {}, loop)
+        cycle, flow = ResponseCycle(protocol, keep_alive=True), flow_control.FlowControl(asyncio.Transport())
     except (ImportError, AttributeError, TypeError) as error:
         return str(error)
-    names = ((each, kind, name) for each, kind in zip(made, USED, strict=True) for name in USED[kind].split())
-    return ", ".join(f"{kind} has no {name}" for each, kind, name in names if not hasattr(each, name))
+    made = zip((protocol, cycle, flow, state, uvicorn.Server(config)), USED.items(), strict=True)
+    lacking = [(kind, name) for each, (kind, names) in made for name in names.split() if not hasattr(each, name)]
+    return ", ".join(f"{kind} has no {name}" for kind, name in lacking)
