@@ -43,16 +43,14 @@ NEVER_STARTED = Generation(0)
 STORY_LENGTH = 40
 
 
+@dataclass(slots=True)
 class Life:
     """A model's state, when and why it was entered, and the last transitions. Only `lifecycle.advance` changes it."""
 
-    __slots__ = ("_story", "reason", "since", "state")
-
-    def __init__(self, now: float) -> None:
-        self.state = WorkerState.STOPPED
-        self.since = now
-        self.reason = "never loaded"
-        self._story: deque[tuple[float, str, WorkerState, str]] = deque(maxlen=STORY_LENGTH)
+    since: float
+    state: WorkerState = WorkerState.STOPPED
+    reason: str = "never loaded"
+    _story: deque[tuple[float, str, WorkerState, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
     def enter(self, state: WorkerState, trigger: str, now: float, reason: str) -> None:
         """Be in `state` from now on."""
@@ -157,7 +155,9 @@ class ModelState:
     prefixes: OrderedDict[int, ModelId] = field(
         default_factory=OrderedDict
     )  # of conversations, the last one last: its replica
-    known_options: tuple[ModelSpec, tuple[DeviceSpec, ...], dict[Devices, Option], Spread | None] | None = None
+    known_options: tuple[ModelSpec, tuple[DeviceSpec, ...], dict[Devices, Option], Spread | None] | None = field(
+        default=None, compare=False
+    )
 
     UNRECORDED: ClassVar = ("known_options",)  # made anew when needed
 

@@ -38,6 +38,7 @@ class Recovery:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._kept = SchedulerState()
         self._keep()
 
     def note(self, event: Event, now: float) -> None:
@@ -71,7 +72,12 @@ class Recovery:
                 return again, effects
 
     def _keep(self) -> None:
-        self._kept: SchedulerState = copied(self._scheduler.state)
+        state, before = self._scheduler.state, self._kept.models
+        idle = ((id(each), each, before.get(each.id)) for each in state.models.values() if each.worker is None)
+        same = {
+            place: kept for place, each, kept in idle if each == kept
+        }  # of thousands nearly all, and comparing is quick
+        self._kept = _copied(state, same)
         self._since: list[tuple[Event, float]] = []
         self._most = MOST_EVENTS + EVENTS_PER_MODEL * len(self._kept.models)
 

@@ -402,6 +402,31 @@ class TestCopies:
         assert packed(world.scheduler.state) != before
         assert packed(kept) == before
 
+    def test_each_is_of_its_moment(self, monkeypatch):
+        """Also where it shares with the one before what had not changed."""
+        kept, shared = [], 0
+        keep = Recovery._keep
+
+        def noted(self: Recovery) -> None:
+            nonlocal shared
+            before = self._kept.models
+            keep(self)
+            kept.append((packed(self._scheduler.state), self._kept))
+            shared += sum(model is before.get(model.id) for model in self._kept.models.values())
+
+        monkeypatch.setattr(recovery, "MOST_EVENTS", 1)
+        monkeypatch.setattr(recovery, "EVENTS_PER_MODEL", 0)
+        monkeypatch.setattr(Recovery, "_keep", noted)
+        world = busy()
+        world.run(40.0)
+        for ticket in list(world.dispatched):
+            world.finish(ticket)
+        world.run(4000.0)
+        assert len(kept) > 20
+        assert shared > 20
+        for state, copy in kept:
+            assert packed(copy) == state
+
     def test_events_since_the_last_copy_are_handled_again(self, monkeypatch):
         monkeypatch.setattr(recovery, "MOST_EVENTS", 7)
         monkeypatch.setattr(recovery, "EVENTS_PER_MODEL", 0)
