@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, Final
 
 from supervisor.core.effects import Effect
-from supervisor.core.events import Event, Mishandled
+from supervisor.core.events import Configured, Event, Mishandled
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import MishandledError, SchedulerState
 from supervisor.core.types import ModelId
@@ -44,7 +44,7 @@ class Recovery:
     def note(self, event: Event, now: float) -> None:
         """It was handled at `now`."""
         self._since.append((event, now))
-        if len(self._since) >= self._most:
+        if len(self._since) >= self._most or type(event) is Configured:  # all models are new: nobody waits yet
             self._keep()
 
     def recover(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
@@ -109,7 +109,7 @@ def _copied(value: Any, seen: dict[int, Any]) -> Any:
     if (made := seen.get(id(value))) is not None:
         return made
     if kind is dict or kind is OrderedDict:
-        made = kind(value)
+        made = value.copy()
         if not all(map(_is_value.__getitem__, set(map(type, value.values())))):  # else a long queue takes long
             for key, item in value.items():
                 if not _is_value[type(item)]:

@@ -38,7 +38,8 @@ class Steps:
                 by_worker.setdefault((ticket.model, ticket.generation), []).append(context)
         news: list[Request] = []
         for worker, asked in by_worker.items():
-            steps = await self._told(worker)
+            if not (steps := await self._told(worker)):
+                continue
             for context in asked:
                 found = steps.get(context.request_id.decode("latin-1"))
                 if found is not None and found != context.attempt.step:
