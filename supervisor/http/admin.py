@@ -127,6 +127,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
 
     async def requests(_request: Request) -> Response:
         await daemon.steps.look(daemon.requests.running())
+        await asyncio.sleep(0)
         return await listed(daemon.requests.views(), object="list")
 
     async def ended(request: Request) -> Response:
