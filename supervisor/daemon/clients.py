@@ -97,30 +97,30 @@ class Clients:
 
     def _count(self, ended: Sequence[Request]) -> None:
         """The tokens of requests that ended."""
-        for context in ended:
-            client = self._known.get(context.demand.tenant)
+        for request in ended:
+            client = self._known.get(request.demand.tenant)
             if client is not None:
-                client.prompt_tokens += context.usage.prompt or 0
-                client.completion_tokens += context.usage.completion or 0
+                client.prompt_tokens += request.usage.prompt or 0
+                client.completion_tokens += request.usage.completion or 0
 
-    def finished(self, context: Request) -> None:
+    def finished(self, request: Request) -> None:
         """A request ended: its client may have to pause."""
-        client = self._known.get(context.demand.tenant)
+        client = self._known.get(request.demand.tenant)
         if client is None:
             return
-        outcome, code = context.attempt.outcome, context.attempt.outcome.error or context.failure
-        status = outcome.status or context.failed_status
-        if context.attempt.ticket is None and status in _REFUSED:
+        outcome, code = request.attempt.outcome, request.attempt.outcome.error or request.failure
+        status = outcome.status or request.failed_status
+        if request.attempt.ticket is None and status in _REFUSED:
             client.refused += 1
             return
         if code in _NOT_THEIRS or (
-            context.attempt.ticket is not None and context.attempt.ticket.cut_reason is not None
+            request.attempt.ticket is not None and request.attempt.ticket.cut_reason is not None
         ):
             return
         failed = code is not None or status >= 400
         client.errors += failed
         until = client.cooldown.until
-        client.cooldown.ended(self._rule(client.id), context.ended_at, failed=failed)
+        client.cooldown.ended(self._rule(client.id), request.ended_at, failed=failed)
         self._tell(client, until)
 
     def _tell(self, client: Client, until: float) -> None:

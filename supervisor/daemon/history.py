@@ -64,13 +64,13 @@ class History:
     def count_tokens(self, ended: Sequence[Request]) -> None:
         """Add the tokens of requests that have ended."""
         quick = 0  # of responses no longer than a point: added in one step
-        for context in ended:
-            if context.usage.completion is not None and context.attempt.ticket is not None:
-                if context.ended_at - context.attempt.ticket.admitted < self.interval_s:
-                    quick += context.usage.completion
+        for request in ended:
+            if request.usage.completion is not None and request.attempt.ticket is not None:
+                if request.ended_at - request.attempt.ticket.admitted < self.interval_s:
+                    quick += request.usage.completion
                 else:
                     self.spread(
-                        "tokens_per_s", context.usage.completion, context.attempt.ticket.admitted, context.ended_at
+                        "tokens_per_s", request.usage.completion, request.attempt.ticket.admitted, request.ended_at
                     )
         if quick:
             now = ended[-1].ended_at

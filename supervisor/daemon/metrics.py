@@ -174,15 +174,15 @@ class Metrics:
     def finished(self, ended: Sequence[Request]) -> None:
         """Requests ended. Unknown model names are not counted by name: clients could make up any number of them."""
         by_name: dict[str | None, list[Request]] = {}
-        for context in ended:
-            by_name.setdefault(context.name, []).append(context)
-        for asked, contexts in by_name.items():
+        for request in ended:
+            by_name.setdefault(request.name, []).append(request)
+        for asked, requests in by_name.items():
             route = None if asked is None else self._daemon.catalog.route(asked)
             name = "unknown" if asked is None or route is None else asked
-            for (tenant, status, result), count in Counted(map(_counted, contexts)).items():
+            for (tenant, status, result), count in Counted(map(_counted, requests)).items():
                 label = self._daemon.clients.label(tenant) if tenant else ""
                 self.requests.add((name, label, str(status or _NONE), result), count)
-            if served := [(each, each.attempt.ticket) for each in contexts if each.attempt.ticket is not None]:
+            if served := [(each, each.attempt.ticket) for each in requests if each.attempt.ticket is not None]:
                 self._took(name, served)
 
     def _took(self, name: str, served: Sequence[tuple[Request, Ticket]]) -> None:
@@ -218,12 +218,12 @@ class Metrics:
             self._completion.add((name,), completions)
 
 
-def _counted(context: Request) -> tuple[str, int, str]:
+def _counted(request: Request) -> tuple[str, int, str]:
     """Tenant, status and result."""
-    outcome = context.attempt.outcome
-    is_success = 0 < outcome.status < 400 and not (outcome.error or context.failure)
-    status = outcome.error_status or outcome.status or context.failed_status
-    return context.demand.tenant, status, SUCCESS if is_success else ERROR
+    outcome = request.attempt.outcome
+    is_success = 0 < outcome.status < 400 and not (outcome.error or request.failure)
+    status = outcome.error_status or outcome.status or request.failed_status
+    return request.demand.tenant, status, SUCCESS if is_success else ERROR
 
 
 class _Few(Collector):

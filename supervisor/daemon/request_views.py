@@ -56,9 +56,9 @@ def ended_views(
     return {"object": "list", "data": data}
 
 
-def _awaits(daemon: Daemon, context: Request) -> Json | None:
+def _awaits(daemon: Daemon, request: Request) -> Json | None:
     """What a queued request waits for right now; None when it waits for nothing."""
-    wait = context.waits[-1] if context.waits else None
+    wait = request.waits[-1] if request.waits else None
     current = wait.current if wait is not None else None
     if wait is None or current is None:
         return None

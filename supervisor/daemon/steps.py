@@ -30,21 +30,21 @@ class Steps:
         self._daemon = daemon
         self._watching: asyncio.Task[None] | None = None
 
-    async def look(self, contexts: Iterable[Request]) -> list[Request]:
+    async def look(self, requests: Iterable[Request]) -> list[Request]:
         """Ask the workers of these requests, and write down what they tell. Returns those of which it is news."""
         by_worker: dict[_Worker, list[Request]] = {}
-        for context in contexts:
-            if (ticket := context.attempt.ticket) is not None and ticket.generation is not None:
-                by_worker.setdefault((ticket.model, ticket.generation), []).append(context)
+        for request in requests:
+            if (ticket := request.attempt.ticket) is not None and ticket.generation is not None:
+                by_worker.setdefault((ticket.model, ticket.generation), []).append(request)
         news: list[Request] = []
         for worker, asked in by_worker.items():
             if not (steps := await self._told(worker)):
                 continue
-            for context in asked:
-                found = steps.get(context.request_id.decode("latin-1"))
-                if found is not None and found != context.attempt.step:
-                    context.attempt.step = found
-                    news.append(context)
+            for request in asked:
+                found = steps.get(request.request_id.decode("latin-1"))
+                if found is not None and found != request.attempt.step:
+                    request.attempt.step = found
+                    news.append(request)
         return news
 
     def watch(self) -> None:
@@ -56,11 +56,11 @@ class Steps:
         daemon = self._daemon
         while daemon.hub.wants("progress"):
             news = await self.look(daemon.requests.running())
-            left = {context.ticket_id for context in daemon.requests.running()}  # the others ended while it was asked
-            for context in (context for context in news if context.ticket_id in left):
-                about = {"id": context.ticket_id, "request_id": context.request_id.decode("latin-1")}
-                assert context.attempt.step is not None
-                daemon.hub.publish("progress", {**about, "model": context.name, **context.attempt.step.view()})
+            left = {request.ticket_id for request in daemon.requests.running()}  # the others ended while it was asked
+            for request in (request for request in news if request.ticket_id in left):
+                about = {"id": request.ticket_id, "request_id": request.request_id.decode("latin-1")}
+                assert request.attempt.step is not None
+                daemon.hub.publish("progress", {**about, "model": request.name, **request.attempt.step.view()})
             await asyncio.sleep(INTERVAL_S)
 
     async def _told(self, worker: _Worker) -> Mapping[str, Step]:

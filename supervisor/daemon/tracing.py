@@ -60,19 +60,19 @@ class Tracing:
 
     def observe(self, ended: Sequence[Request]) -> None:
         """Requests ended. See `InFlight.listeners`."""
-        for context in ended:
-            self._observe(context)
+        for request in ended:
+            self._observe(request)
 
-    def _observe(self, context: Request) -> None:
+    def _observe(self, request: Request) -> None:
         from opentelemetry.sdk.trace import Event, ReadableSpan  # noqa: PLC0415
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags  # noqa: PLC0415
 
-        trace = context.trace
+        trace = request.trace
         if trace is None or not trace.is_sampled:
             return
-        outcome = context.attempt.outcome
-        failed = outcome.error or context.failure
-        for name, span_id, parent_id, begin, end in spans(context, trace):
+        outcome = request.attempt.outcome
+        failed = outcome.error or request.failure
+        for name, span_id, parent_id, begin, end in spans(request, trace):
             is_request, is_forward = parent_id == trace.parent_id, name == "forward"
             first_at = outcome.first_byte_at if is_forward else None
             self._processor.on_end(
@@ -83,7 +83,7 @@ class Tracing:
                     if parent_id is None
                     else SpanContext(int(trace.trace_id, 16), int(parent_id, 16), is_request, TraceFlags(1)),
                     self._resource,
-                    _attributes(context) if is_request else {},
+                    _attributes(request) if is_request else {},
                     () if first_at is None else (Event("first_token", timestamp=self._ns(first_at)),),
                     kind=SpanKind.SERVER if is_request else SpanKind.CLIENT if is_forward else SpanKind.INTERNAL,
                     status=Status(StatusCode.ERROR, failed) if failed and is_request else Status(),
@@ -110,34 +110,34 @@ class Tracing:
         return int((at + self._epoch) * 1e9)
 
 
-def spans(context: Request, trace: TraceContext) -> Iterator[Span]:
+def spans(request: Request, trace: TraceContext) -> Iterator[Span]:
     """Of a request that has ended; the request's own first."""
     own = secrets.token_hex(8)
-    yield "request", own, trace.parent_id, context.arrived_at, context.ended_at
-    ticket = context.attempt.ticket
-    for wait in context.waits:
+    yield "request", own, trace.parent_id, request.arrived_at, request.ended_at
+    ticket = request.attempt.ticket
+    for wait in request.waits:
         queue, at = secrets.token_hex(8), wait.since
-        yield "queue", queue, own, at, context.ended_at if wait.until is None else wait.until
-        for awaited, seconds in wait.parts(context.ended_at):
+        yield "queue", queue, own, at, request.ended_at if wait.until is None else wait.until
+        for awaited, seconds in wait.parts(request.ended_at):
             if awaited.kind is WaitKind.LOAD:
                 yield "load", secrets.token_hex(8), queue, at, at + seconds
             at += seconds
     if ticket is not None:
-        yield "forward", context.span_id, own, ticket.admitted, context.ended_at
+        yield "forward", request.span_id, own, ticket.admitted, request.ended_at
 
 
-def _attributes(context: Request) -> Mapping[str, str | int]:
+def _attributes(request: Request) -> Mapping[str, str | int]:
     """By OpenTelemetry's conventions for HTTP and for generative AI."""
-    outcome, usage = context.attempt.outcome, context.usage
+    outcome, usage = request.attempt.outcome, request.usage
     found = {
-        "url.path": context.path,
-        "http.response.status_code": outcome.status or context.failed_status or None,
-        "error.type": outcome.error or context.failure,
-        "gen_ai.request.model": context.name,
-        "gen_ai.response.model": context.attempt.model,
+        "url.path": request.path,
+        "http.response.status_code": outcome.status or request.failed_status or None,
+        "error.type": outcome.error or request.failure,
+        "gen_ai.request.model": request.name,
+        "gen_ai.response.model": request.attempt.model,
         "gen_ai.usage.input_tokens": usage.prompt,
         "gen_ai.usage.output_tokens": usage.completion,
-        "llmux.request_id": context.request_id.decode("latin-1"),
-        "llmux.tenant": context.demand.tenant or None,
+        "llmux.request_id": request.request_id.decode("latin-1"),
+        "llmux.tenant": request.demand.tenant or None,
     }
     return {name: value for name, value in found.items() if value is not None}

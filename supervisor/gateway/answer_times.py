@@ -27,16 +27,16 @@ class AnswerLog:
         self._clock = clock
         self._taken: dict[tuple[ModelId, str], deque[tuple[float, float]]] = {}  # when it ended, and what it took
 
-    def observe(self, context: Request) -> None:
+    def observe(self, request: Request) -> None:
         """A request ended. See `InFlight.observers`."""
-        ticket, outcome = context.attempt.ticket, context.attempt.outcome
-        if ticket is None or outcome.status != 200 or outcome.error or context.failure:
+        ticket, outcome = request.attempt.ticket, request.attempt.outcome
+        if ticket is None or outcome.status != 200 or outcome.error or request.failure:
             return
-        at = base_of(ticket.model), context.path
+        at = base_of(ticket.model), request.path
         kept = self._taken.get(at)
         if kept is None:
             kept = self._taken[at] = deque(maxlen=KEPT)
-        kept.append((context.ended_at, context.ended_at - ticket.admitted))
+        kept.append((request.ended_at, request.ended_at - ticket.admitted))
 
     def of(self, model: ModelId, path: str) -> AnswerTimes | None:
         """Of the model's answers on this path; None where none is remembered."""

@@ -85,8 +85,8 @@ class Gateway:
             self.routes, engine, catalog.server.media, bodies, salts, pictures, contexts, may_fall_back
         )
         self._admit = Admitting(engine, catalog, answers)
-        self.arrival: Stages = (self._body, self._conversation, Identifying(catalog, arrived), preparing)
-        self.attempt: Stages = (self._admit, Sending(engine, catalog, bodies, pictures, preparing.strict))
+        self.arrival_stages: Stages = (self._body, self._conversation, Identifying(catalog, arrived), preparing)
+        self.attempt_stages: Stages = (self._admit, Sending(engine, catalog, bodies, pictures, preparing.strict))
         self._engine = engine
         self._requests = requests
         self._bodies = bodies
@@ -97,7 +97,7 @@ class Gateway:
         keeping = () if body_log is None else (m.id for m in catalog.models.values() if m.config.keep_bodies)
         self._kept_models = frozenset(keeping)
         if self._kept_models:
-            self.arrival = (*self.arrival, self._copy)
+            self.arrival_stages = (*self.arrival_stages, self._copy)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
         """Serve one request. Raises LlmuxError if nothing was sent yet, else ResponseBrokenError: see `break_off`.
@@ -108,7 +108,7 @@ class Gateway:
         exchange = Exchange(scope, receive, send, request, HeldBody(self._bodies))
         is_for_daemon = False
         try:
-            for stage in self.arrival:
+            for stage in self.arrival_stages:
                 await stage(exchange)
             with self._entered(exchange):
                 await self._answer(exchange)
@@ -188,7 +188,7 @@ class Gateway:
         request = exchange.request
         while True:
             try:
-                for stage in self.attempt:
+                for stage in self.attempt_stages:
                     await stage(exchange)
             except LlmuxError as error:
                 following = None if request.attempt.outcome.started else await self._following(exchange, error)

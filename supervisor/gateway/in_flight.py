@@ -47,26 +47,26 @@ class InFlight:
         self.observers: list[Callable[[Request], None]] = []  # told at once of each request that ended
         self.listeners: list[Callable[[Sequence[Request]], None]] = []  # told of each group that is recorded
 
-    def begin(self, context: Request, cancelling: CancelOnDisconnect) -> None:
+    def begin(self, request: Request, cancelling: CancelOnDisconnect) -> None:
         """Enter it. `finished` must follow."""
-        assert context.ticket_id is not None
-        self._calls[context.ticket_id] = (context, cancelling)
+        assert request.ticket_id is not None
+        self._calls[request.ticket_id] = (request, cancelling)
         if self._hub.wants("request"):
-            self._hub.publish("request", {"id": context.ticket_id, "state": "started", **_about(context)})
+            self._hub.publish("request", {"id": request.ticket_id, "state": "started", **_about(request)})
 
-    def finished(self, context: Request) -> None:
+    def finished(self, request: Request) -> None:
         """Remove it now and record it soon. Also for requests that were rejected before they were added."""
-        if context.ticket_id is not None:
-            self._calls.pop(context.ticket_id, None)
+        if request.ticket_id is not None:
+            self._calls.pop(request.ticket_id, None)
         loop = asyncio.get_running_loop()
-        context.ended_at = loop.time()
-        self._ended.append(context)
+        request.ended_at = loop.time()
+        self._ended.append(request)
         if len(self._ended) == GROUP:  # in the next turn of the loop, after their responses were sent
             self._record_with(loop.call_soon(self._record, GROUP))
         elif self._recording is None:
             self._record_with(loop.call_later(GROUP_S, self._record, GROUP))
         for observer in self.observers:
-            observer(context)
+            observer(request)
 
     def _record_with(self, handle: asyncio.Handle | None) -> None:
         if self._recording is not None:
@@ -92,13 +92,13 @@ class InFlight:
         log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
         is_followed = self._hub.wants("request")
         epoch = time.time() - asyncio.get_running_loop().time()  # as of all lines: clocks are set
-        for context in ended:
-            context.counted()
-            record = context.record(context.ended_at)
+        for request in ended:
+            request.counted()
+            record = request.record(request.ended_at)
             self._last.append(record)
             if self.kept is not None:
                 self.kept.append(record)
-            log.info("request.finished", _line=record.line(), _at=epoch + context.ended_at)
+            log.info("request.finished", _line=record.line(), _at=epoch + request.ended_at)
             if is_followed:
                 self._hub.publish("request", {"state": "finished", **record.view(self._epoch)})
         for listener in self.listeners:
@@ -121,12 +121,12 @@ class InFlight:
         if ended is not None:
             return ended
         name = wanted.encode("latin-1", "replace")
-        running = (context for context, _ in reversed(self._calls.values()) if context.request_id == name)
+        running = (request for request, _ in reversed(self._calls.values()) if request.request_id == name)
         return next(running, None) or next((e for e in reversed(self._last) if e.request_id == wanted), None)
 
     def running(self) -> list[Request]:
         """Those that a worker answers."""
-        return [context for context, _ in self._calls.values() if context.attempt.ticket is not None]
+        return [request for request, _ in self._calls.values() if request.attempt.ticket is not None]
 
     def last(self) -> Iterator[RequestRecord]:
         """Those that ended last, newest first."""
@@ -143,32 +143,32 @@ class InFlight:
 
     def by_tenant(self) -> Counter[str]:
         """How many of each are queued or running."""
-        return Counter([context.demand.tenant for context, _ in self._calls.values()])
+        return Counter([request.demand.tenant for request, _ in self._calls.values()])
 
     def views(self) -> Iterator[Json]:
         """For the admin API, oldest first: each as it is when it is looked at. One that has ended by then is left out."""
         now = asyncio.get_running_loop().time()
-        for ticket_id, (context, _) in tuple(self._calls.items()):
+        for ticket_id, (request, _) in tuple(self._calls.items()):
             if ticket_id not in self._calls:
                 continue
-            attempt, ticket = context.attempt, context.attempt.ticket
+            attempt, ticket = request.attempt, request.attempt.ticket
             yield {
                 "id": ticket_id,
                 "state": "queued" if ticket is None else "running",
-                **_about(context),
+                **_about(request),
                 "worker": None if ticket is None else f"{ticket.model}:{ticket.generation}",
-                "age_s": round(now - context.arrived_at, 3),
+                "age_s": round(now - request.arrived_at, 3),
                 "bytes": attempt.outcome.bytes_sent,
                 "progress": None if attempt.step is None else attempt.step.view(),
             }
 
 
-def _about(context: Request) -> Json:
+def _about(request: Request) -> Json:
     return {
-        "request_id": context.request_id.decode("latin-1"),
-        "model": context.name,
-        "path": context.path,
-        "key": context.key.name if context.key is not None else None,
-        **demanded(context.demand),
-        "stream": context.stream,
+        "request_id": request.request_id.decode("latin-1"),
+        "model": request.name,
+        "path": request.path,
+        "key": request.key.name if request.key is not None else None,
+        **demanded(request.demand),
+        "stream": request.stream,
     }

@@ -23,9 +23,9 @@ _LOADED: Final = frozenset({WaitKind.PLACE, WaitKind.HEALTH})  # the model has a
 class LoadNews:
     """The news for one request. A call gives the next event; None: there is nothing new."""
 
-    def __init__(self, engine: Engine, context: Request, event: ReasoningEvent) -> None:
+    def __init__(self, engine: Engine, request: Request, event: ReasoningEvent) -> None:
         self._engine = engine
-        self._context = context
+        self._request = request
         self._event = event
         self._created = int(time.time())
         self._told: Awaited | None = None  # the last that was told
@@ -33,7 +33,7 @@ class LoadNews:
 
     def __call__(self) -> bytes | None:
         """See above."""
-        waits = self._context.waits
+        waits = self._request.waits
         current = waits[-1].current if waits else None
         if current is None:
             return None
@@ -43,11 +43,11 @@ class LoadNews:
             return None
         text = self._line(current, now)
         self._told, self._told_at = current, now
-        name, request_id = self._context.name or "", self._context.request_id.decode("latin-1")
+        name, request_id = self._request.name or "", self._request.request_id.decode("latin-1")
         return self._event(f"{text}\n", name, request_id, self._created)
 
     def _line(self, current: Awaited, now: float) -> str:
-        name, wait = self._context.name, self._context.waits[-1]
+        name, wait = self._request.name, self._request.waits[-1]
         if current.kind in _LOADED:
             return f"{name} waits for {current.what}."
         told = self._engine.forecast(wait.model).told

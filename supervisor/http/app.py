@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
@@ -33,7 +33,7 @@ from supervisor.gateway.disconnect import Message, Receive, Scope, Send
 from supervisor.gateway.error_response import error_body, error_event, error_headers
 from supervisor.gateway.forward import processing_ms
 from supervisor.gateway.head import head_of
-from supervisor.gateway.request import Request as GatewayRequest
+from supervisor.gateway.request import Request
 from supervisor.gateway.tunnel import client_of
 from supervisor.gateway.tunnel import refuse as refuse_tunnel
 from supervisor.http import (
@@ -146,22 +146,22 @@ class Application:
         dialect = dialect_of(scope)
         request_id = scope["state"][STATE_KEY]
         own = dialect.headers(request_id)
-        context = GatewayRequest(request_id, asyncio.get_running_loop().time(), dialect, extra=own)
+        request = Request(request_id, asyncio.get_running_loop().time(), dialect, extra=own)
         try:
             if self._extra_ports and (key := self._extra_ports.get(scope["server"][1])) is not None:
                 extra_ports.restrict(key, scope, dialect)
             if self._daemon.successor is not None:
-                await self._relay(scope, receive, send, context)
+                await self._relay(scope, receive, send, request)
                 return
             head, gateway = head_of(scope), self._daemon.gateway
             method, path = scope["method"], scope["path"]
             place = self._places.get((dialect, method, path)) or self._place(dialect, method, path)
             if head.origin is not None and (cors := self._auth.cors(scope, place.scope)):
-                context.extra = own + cors
+                request.extra = own + cors
                 if method == "OPTIONS":
-                    await Response(status_code=204)(scope, receive, _signed(send, context))
+                    await Response(status_code=204)(scope, receive, _signed(send, request))
                     return
-            context.key = scope["state"][KEY] = self._auth.authorize(head, dialect, place.scope)
+            request.key = scope["state"][KEY] = self._auth.authorize(head, dialect, place.scope)
             is_inference = place.is_inference
             if not is_inference and (pattern := gateway.routes.pattern(scope)) is not None:
                 is_inference = not self._has_route(scope)
@@ -171,15 +171,15 @@ class Application:
                 raise refuse_tunnel(path)
             if is_inference and not dialect.is_for_daemon(method, path, scope["query_string"]):
                 try:
-                    await gateway(scope, receive, send, context)
-                except ForDaemonError as request:
-                    await self._respond(request, dialect, scope, receive, _signed(send, context), context)
+                    await gateway(scope, receive, send, request)
+                except ForDaemonError as asked:
+                    await self._respond(asked, dialect, scope, receive, _signed(send, request), request)
             else:
-                await self._route(scope, receive, _signed(send, context), context)
+                await self._route(scope, receive, _signed(send, request), request)
         except HandedOverError:
-            await self._relay(scope, receive, send, context)
+            await self._relay(scope, receive, send, request)
         except LlmuxError as error:
-            await error_response(error, dialect)(scope, receive, _signed(send, context))
+            await error_response(error, dialect)(scope, receive, _signed(send, request))
 
     def _place(self, dialect: OpenAI, method: str, path: str) -> _Place:
         if len(self._places) >= MOST_PLACES:  # clients choose the paths, but few make sense
@@ -189,23 +189,23 @@ class Application:
             self._places[dialect, method, path] = found
         return found
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send, context: GatewayRequest) -> None:
+    async def _relay(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
         """The successor answers it, from the beginning."""
-        upstream, dialect, body = self._daemon.successor, context.dialect, context.waiting
+        upstream, dialect, body = self._daemon.successor, request.dialect, request.waiting
         assert upstream is not None
-        is_started = context.answering
+        is_started = request.answering
         try:
             if body is None:
                 body = HeldBody(self._daemon.bodies)
                 body.keep(await self._whole(scope, receive, body))
             original = body.source or body
-            await relay(scope, send, original, upstream, context.request_id, dialect, is_started=is_started)
+            await relay(scope, send, original, upstream, request.request_id, dialect, is_started=is_started)
         except LlmuxError as error:
             if is_started:
                 event = error_event(error, dialect)
                 await send({"type": "http.response.body", "body": event, "more_body": False})
                 return
-            await error_response(error, dialect)(scope, receive, _signed(send, context))
+            await error_response(error, dialect)(scope, receive, _signed(send, request))
         finally:
             if body is not None:
                 body.release()
@@ -221,28 +221,28 @@ class Application:
 
     async def _respond(
         self,
-        request: ForDaemonError,
+        asked: ForDaemonError,
         dialect: OpenAI,
         scope: Scope,
         receive: Receive,
         send: Send,
-        context: GatewayRequest,
+        request: Request,
     ) -> None:
         """Do what a request on a path of inference asks of the daemon. What changes something is for the one that goes on."""
-        body = context.waiting
+        body = request.waiting
         assert body is not None
         try:
-            self._auth.authorize(head_of(scope), dialect, request.scope)
+            self._auth.authorize(head_of(scope), dialect, asked.scope)
             await self._daemon.settled.wait()
         except BaseException:
             body.release()
             raise
         if self._daemon.successor is not None:
             raise HandedOverError
-        response = await dialect.respond(self._daemon, scope, request.fields, body.take())
+        response = await dialect.respond(self._daemon, scope, asked.fields, body.take())
         await response(scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send, context: GatewayRequest) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
         await self._daemon.requests.recorded()  # whoever asks sees all that ended before
         await asyncio.sleep(0)  # also in the log: its lines are written at the end of a turn
         if scope["method"] not in SAFE and scope["path"] != admin.UPGRADE:
@@ -251,12 +251,12 @@ class Application:
             if self._daemon.successor is not None:
                 raise HandedOverError
             if not _is_upload(scope):
-                receive = _keeping(receive, context)
+                receive = _keeping(receive, request)
         # Starlette's patterns end at one, and ignore it at a path's end: it would serve another path than the authorised one.
         scope["path"] = scope["path"].replace("\n", "\u2424")
         await self._others(scope, receive, send)
 
-    async def _not_routed(self, request: Request, error: Exception) -> Response:
+    async def _not_routed(self, request: StarletteRequest, error: Exception) -> Response:
         """Starlette's own 404 and 405, with its headers."""
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
@@ -287,14 +287,14 @@ def _is_upload(scope: Scope) -> bool:
     return bool(scope["method"] == "POST" and scope["path"] == files.PATH)
 
 
-def _keeping(receive: Receive, context: GatewayRequest) -> Receive:
+def _keeping(receive: Receive, request: Request) -> Receive:
     """`receive`, which keeps the body: a successor may have to read it, too."""
     read = bytearray()
 
     async def kept() -> Message:
         message = await receive()
         read.extend(message.get("body", b""))
-        context.waiting = HeldBody(data=read)
+        request.waiting = HeldBody(data=read)
         return message
 
     return kept
@@ -309,23 +309,23 @@ def error_response(error: LlmuxError, dialect: Dialect, headers: Mapping[str, st
     return response
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _refused(request: StarletteRequest, error: Exception) -> Response:
     assert isinstance(error, LlmuxError)
     return error_response(error, dialect_of(request.scope))
 
 
-async def _left_to_the_server(_request: Request, error: Exception) -> Response:
+async def _left_to_the_server(_request: StarletteRequest, error: Exception) -> Response:
     """A bug, or a client that can't get anything more."""
     raise error
 
 
-def _signed(send: Send, context: GatewayRequest) -> Send:
+def _signed(send: Send, request: Request) -> Send:
     """`send`, which adds to every response the request's id, its duration and the other common headers."""
 
     async def signed(message: Message) -> None:
         if message["type"] == "http.response.start":
             now = asyncio.get_running_loop().time()
-            own = ((b"x-request-id", context.request_id), processing_ms(context.arrived_at, now), *context.extra)
+            own = ((b"x-request-id", request.request_id), processing_ms(request.arrived_at, now), *request.extra)
             message["headers"] = [*message["headers"], *own]
         await send(message)
 

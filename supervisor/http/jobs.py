@@ -275,17 +275,17 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     dialect, held = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
     response = _Response(body, held, is_kept=job.response is None)
     del body  # the gateway's from now on: it counts it, and may write it to disk
-    context = GatewayRequest(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
+    request = GatewayRequest(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
-        context.key = _key(daemon, job.owner)
-        if context.key is None:
+        request.key = _key(daemon, job.owner)
+        if request.key is None:
             message = "The key that it came with is no longer there, or allows no inference."
             return Answer(401, "", b"", {"message": message, "code": "invalid_api_key"})
     try:
         if not daemon.gateway.routes.serves("POST", job.endpoint, dialect):
             raise InvalidRequestError(f"No configured model serves POST {job.endpoint} any more.")
-        await daemon.gateway(scope, response.receive, response.send, context)
+        await daemon.gateway(scope, response.receive, response.send, request)
     except ForDaemonError:
         return Answer(400, "", b"", {"message": _FOR_DAEMON, "code": "invalid_request"})
     except HandedOverError as handed_over:
@@ -300,8 +300,8 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         return replace(answer, body=b"")
     finally:
         held.release()
-        if context.waiting is not None:  # nobody else sends it
-            context.waiting.release()
+        if request.waiting is not None:  # nobody else sends it
+            request.waiting.release()
 
 
 def _failed(error: LlmuxError | ResponseOverError, dialect: Dialect) -> Answer:

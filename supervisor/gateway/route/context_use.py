@@ -33,15 +33,15 @@ class ContextUse:
         self._prompts: dict[ModelId, deque[float]] = {}  # bytes of each token
         self._answers: dict[ModelId, deque[int]] = {}  # tokens
 
-    def observe(self, context: Request) -> None:
+    def observe(self, request: Request) -> None:
         """A request ended. See `InFlight.observers`."""
-        text_bytes = context.attempt.text_bytes
-        if not text_bytes or context.attempt.ticket is None:
+        text_bytes = request.attempt.text_bytes
+        if not text_bytes or request.attempt.ticket is None:
             return
-        usage = context.counted()
+        usage = request.counted()
         if usage.prompt is None or usage.completion is None:
             return
-        model = base_of(context.attempt.ticket.model)
+        model = base_of(request.attempt.ticket.model)
         self._answers.setdefault(model, deque(maxlen=KEPT)).append(usage.completion)
         if usage.prompt >= _LEAST:
             self._prompts.setdefault(model, deque(maxlen=KEPT)).append(text_bytes / usage.prompt)
