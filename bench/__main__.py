@@ -22,7 +22,7 @@ import uvloop
 
 from bench import report
 from bench.load import LIMITED_KEY, Burst, begin_at_once, hang_up, listen, post, repeat, request_bytes
-from bench.report import Samples
+from bench.report import Samples, others_share
 from bench.targets import (
     GO,
     GO_MISSING,
@@ -143,19 +143,6 @@ async def per_stream_kib(target: Target) -> float:
     grown = target.memory_kib() - before
     await hang_up(clients)
     return grown / IDLE_STREAMS
-
-
-def others_share() -> float:
-    """How busy the processors are for a second in which this program only waits; also by neighbours of a virtual machine."""
-
-    def read() -> tuple[int, int]:
-        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return fields[3] + fields[4], sum(fields)
-
-    idle, total = read()
-    time.sleep(1)
-    idle_then, total_then = read()
-    return 1 - (idle_then - idle) / max(1, total_then - total)
 
 
 def drain(reports: socket.socket) -> None:

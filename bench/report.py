@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import platform
 import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -68,7 +71,20 @@ GOALS: Final = (
 )
 
 
-def _digits(value: float) -> str:
+def others_share() -> float:
+    """How busy the processors are for a second in which this program only waits; also by neighbours of a virtual machine."""
+
+    def read() -> tuple[int, int]:
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return fields[3] + fields[4], sum(fields)
+
+    idle, total = read()
+    time.sleep(1)
+    idle_then, total_then = read()
+    return 1 - (idle_then - idle) / max(1, total_then - total)
+
+
+def digits(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
@@ -83,7 +99,7 @@ def _ratio(samples: Samples, measure: str, name: str) -> str:
     if base is None or name in {DIRECT, base} or measure.endswith(("MiB", "KiB", "CPU s")):
         return ""
     found = Goal("", measure, None, base).values(samples, name)
-    return _digits(statistics.median(found)) if found else ""
+    return digits(statistics.median(found)) if found else ""
 
 
 def plain(samples: Samples) -> str:
@@ -96,7 +112,7 @@ def plain(samples: Samples) -> str:
         for name in names:
             if name not in rows:
                 continue
-            cells += _digits(statistics.median(rows[name])).rjust(12) + _ratio(samples, measure, name).rjust(8)
+            cells += digits(statistics.median(rows[name])).rjust(12) + _ratio(samples, measure, name).rjust(8)
         lines.append(measure.ljust(width) + cells)
     return "\n".join([*lines, "", *goals(samples)])
 
@@ -106,10 +122,10 @@ def goals(samples: Samples) -> list[str]:
     lines = ["| What | llmux | least to most | goal |", "| --- | --- | --- | --- |"]
     for goal in GOALS:
         if values := goal.values(samples):
-            spread = f"{_digits(min(values))} to {_digits(max(values))}" if len(values) > 1 else ""
+            spread = f"{digits(min(values))} to {digits(max(values))}" if len(values) > 1 else ""
             most = "" if goal.most is None else f"≤ {goal.most:g}"
             found = statistics.median(values)
-            shown = f"**{_digits(found)}**" if goal.most is not None and found > goal.most else _digits(found)
+            shown = f"**{digits(found)}**" if goal.most is not None and found > goal.most else digits(found)
             lines.append(f"| {goal.what} | {shown} | {spread} | {most} |")
     return lines
 
@@ -124,16 +140,25 @@ def peers(samples: Samples) -> list[str]:
         cells = []
         for name in names:
             ratio = _ratio(samples, measure, name)
-            cells.append(_digits(statistics.median(rows[name])) + (f" ({ratio})" if ratio else ""))
+            cells.append(digits(statistics.median(rows[name])) + (f" ({ratio})" if ratio else ""))
         lines.append(f"| {measure} | {' | '.join(cells)} |")
     return lines
 
 
 def plot(samples: Samples) -> str:
     """As SVG: llmux's ratios to Go's and to the plain request, and their goals."""
-    rows = [(goal, values) for goal in GOALS if "÷" in goal.what if (values := goal.values(samples))]
+    return bars(
+        [(goal.what, values, goal.most) for goal in GOALS if "÷" in goal.what if (values := goal.values(samples))]
+    )
+
+
+def bars(rows: Sequence[tuple[str, list[float], float | None]], cap: float = math.inf) -> str:
+    """As SVG: a bar of each median, a line from least to most, and a mark at what it should be at most.
+
+    Bars end at `cap`, and have their value beside the name where they are longer.
+    """
     left, unit, height = 380, 120, 24
-    most = max(2.5, *(max(values) for _, values in rows))
+    most = min(cap, max(2.5, *(max(values) for _, values, _ in rows)))
     width, bottom = left + int(unit * most) + 40, 30 + height * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 30}" font-family="sans-serif" font-size="12">',
@@ -143,25 +168,37 @@ def plot(samples: Samples) -> str:
         x = left + half * unit / 2
         parts.append(f'<path d="M{x:.0f} 20V{bottom}" stroke="{"#888" if half == 2 else "#ddd"}"/>')
         parts.append(f'<text x="{x:.0f}" y="{bottom + 16}" text-anchor="middle">{half / 2:g}</text>')
-    for number, (goal, values) in enumerate(rows):
+    for number, (what, values, goal) in enumerate(rows):
         y, found = 26 + height * number, statistics.median(values)
-        colour = "#d55e00" if goal.most is not None and found > goal.most else "#0072b2"
-        parts.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{goal.what}</text>')
-        parts.append(f'<rect x="{left}" y="{y}" width="{found * unit:.0f}" height="15" fill="{colour}"/>')
-        low, high = left + min(values) * unit, left + max(values) * unit
+        label = f"{what}: {digits(found)}" if found > cap else what
+        colour = "#d55e00" if goal is not None and found > goal else "#0072b2"
+        parts.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{label}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{min(found, cap) * unit:.0f}" height="15" fill="{colour}"/>')
+        low, high = (left + min(value, cap) * unit for value in (min(values), max(values)))
         parts.append(f'<path d="M{low:.0f} {y + 7.5}H{high:.0f}" stroke="#000"/>')
-        if goal.most is not None:
-            x = left + goal.most * unit
+        if goal is not None:
+            x = left + goal * unit
             parts.append(f'<path d="M{x:.0f} {y - 2}V{y + 17}" stroke="#009e73" stroke-width="3"/>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def write(samples: Samples, rounds: int, busy: float) -> None:
-    """Into the page, between its marks, and the plot beside it."""
+def put(lines: Sequence[str], begin: str, end: str) -> None:
+    """Into the page, between these marks."""
+    before, rest = PAGE.read_text().split(begin, 1)
+    PAGE.write_text(f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{rest.split(end, 1)[1]}")
+
+
+def about(rounds: int, busy: float) -> str:
+    """When, with what, how often, and how quiet the machine was."""
     today = dt.datetime.now(dt.UTC).date()
     others = f"; other programs used {busy:.0%} of the processors" if busy >= 0.01 else ""
+    return f"{today:%-d %B %Y}, Python {platform.python_version()}, {rounds} rounds{others}."
+
+
+def write(samples: Samples, rounds: int, busy: float) -> None:
+    """Into the page, between its marks, and the plot beside it."""
     text = [
-        f"{today:%-d %B %Y}, Python {platform.python_version()}, {rounds} rounds{others}. A goal that is missed is bold.",
+        f"{about(rounds, busy)} A goal that is missed is bold.",
         "",
         *goals(samples),
         "",
@@ -171,6 +208,5 @@ def write(samples: Samples, rounds: int, busy: float) -> None:
         "",
         *peers(samples),
     ]
-    before, rest = PAGE.read_text().split(BEGIN, 1)
-    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(text) + f"\n\n{END}{rest.split(END, 1)[1]}")
+    put(text, BEGIN, END)
     PLOT.write_text(plot(samples))
