@@ -372,6 +372,8 @@ def _each(group: Sequence[tuple[asyncio.Future[None], Callable[[], None]]]) -> R
 
 def _told(done: asyncio.Future[Results]) -> None:
     for future, error in done.result():
+        if future.done():  # whoever waited for it was cancelled
+            continue
         if error is None:
             future.set_result(None)
         else:
