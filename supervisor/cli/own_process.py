@@ -19,6 +19,7 @@ DESCRIPTORS = 65536  # each request takes two: the client's connection and the w
 MAPPED_ABOVE = 1024 * 1024  # bytes: what is larger than this goes back to the system as soon as it is freed
 TRIM_S = 5.0  # between looks for what else was freed
 ALARM_S = 1.0
+THRESHOLDS = (5_000, 1, 600)  # of the collector
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -72,10 +73,10 @@ def settle_garbage_collector() -> None:
 
     Requests are freed by their reference counts. With the defaults the collector took an eighth of a busy daemon's time. It
     holds the loop for 0.4 ms per thousand objects, and a waiting request has fifty: the young are few, and all are looked
-    through after eight million new ones.
+    through after nine million new ones.
     """
     gc.freeze()
-    gc.set_threshold(5_000, 1, 1_600)
+    gc.set_threshold(*THRESHOLDS)
     gc.enable()
 
 

@@ -57,6 +57,9 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
     catalog = configuration.read()
     if nothing := catalog.nothing_to_serve():
         raise ConfigError((nothing,))
+    from supervisor.http.known_uvicorn import refuse_unknown_uvicorn  # noqa: PLC0415  # late, as below
+
+    refuse_unknown_uvicorn()
     if local:
         _install_for(catalog, lambda line: click.echo(line, err=as_json))
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
@@ -66,9 +69,6 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
     configure(catalog.server.log_level, catalog.server.log_format)
     _say_source(configuration)
     gc.disable()  # what a start makes stays; `settle_garbage_collector` begins
-    from supervisor.http.known_uvicorn import refuse_unknown_uvicorn  # noqa: PLC0415  # the same as below
-
-    refuse_unknown_uvicorn()
     from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
     def on_listening(url: str, keys: int) -> None:

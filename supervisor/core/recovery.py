@@ -44,7 +44,7 @@ class Recovery:
     def note(self, event: Event, now: float) -> None:
         """It was handled at `now`."""
         self._since.append((event, now))
-        if len(self._since) >= self._most or type(event) is Configured:  # all models are new: nobody waits yet
+        if len(self._since) >= self._most or type(event) is Configured:  # it may have changed every model
             self._keep()
 
     def recover(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
@@ -74,9 +74,7 @@ class Recovery:
     def _keep(self) -> None:
         state, before = self._scheduler.state, self._kept.models
         idle = ((id(each), each, before.get(each.id)) for each in state.models.values() if each.worker is None)
-        same = {
-            place: kept for place, each, kept in idle if each == kept
-        }  # of thousands nearly all, and comparing is quick
+        same = {place: kept for place, each, kept in idle if each == kept}  # of thousands nearly all: no copy for these
         self._kept = _copied(state, same)
         self._since: list[tuple[Event, float]] = []
         self._most = MOST_EVENTS + EVENTS_PER_MODEL * len(self._kept.models)

@@ -138,14 +138,9 @@ class Metrics:
             yield from source()
 
     async def own_process(self) -> str:
-        """Of the process and the loop, which have to be counted: with thousands of connections that takes long, so a thread does it."""
-        loop = asyncio.get_running_loop()
-
-        def count() -> str:
-            tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks(loop)))
-            return generate_latest(_Few(tasks, *self._process.collect())).decode()
-
-        return await in_thread(count)
+        """Of the loop and the process. A thread counts the process's descriptors: with thousands that takes long."""
+        tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
+        return await in_thread(lambda: generate_latest(_Few(tasks, *self._process.collect())).decode())
 
     def orphans(self, count: int) -> None:
         """Count the leftovers that were killed at the start."""

@@ -44,7 +44,7 @@ class Disconnect:
         wait_long: Callable[[], None] = lambda: None,
     ) -> None:
         self.gone = False
-        self.wait_long = wait_long  # this request is one of perhaps thousands that wait
+        self.wait_long = wait_long  # read no more until the answer is sent; only the connection's end is noticed
         self.read_while_held_up = read_while_held_up  # the bytes the client has read so far, if we wait for it to read
         self.task: asyncio.Task[Any] | None = None  # what serves the request now
         self._resume_reading = resume_reading
@@ -59,8 +59,9 @@ class Disconnect:
         self._callback = None
 
     def happened(self) -> None:
-        """The connection is lost."""
+        """The connection is lost. Of what it consists, nothing is referred to any more."""
         self.gone = True
+        self.read_while_held_up = self.wait_long = self._resume_reading = lambda: None
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
@@ -110,7 +111,7 @@ class CancelOnDisconnect:
             self._task.cancel()
 
     def wait_long(self) -> None:
-        """It is one of perhaps thousands that wait."""
+        """It may wait for long: its connection is not read until the answer is sent; only the end is noticed."""
         self._disconnect.wait_long()
 
     def read_while_held_up(self) -> int | None:

@@ -24,7 +24,7 @@ class HangUps:
         self._loop: asyncio.AbstractEventLoop
 
     def watch(self, descriptor: int, events: int, call: Callable[[], None]) -> None:
-        """Call it once: at these events, or when the connection is reset."""
+        """Call it once: at these events, or when the connection is reset. Not twice for one descriptor."""
         if not self._calls:
             self._epoll, self._loop = select.epoll(), asyncio.get_running_loop()
             self._loop.add_reader(self._epoll.fileno(), self._look)

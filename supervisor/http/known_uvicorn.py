@@ -30,7 +30,7 @@ USED: Final = {
 
 
 class UnknownUvicornError(LlmuxError):
-    """uvicorn is another inside than those that llmux was tested with."""
+    """The installed uvicorn lacks what llmux uses of its inside."""
 
     code = "unknown_uvicorn"
 
@@ -39,7 +39,7 @@ def refuse_unknown_uvicorn() -> None:
     """Raises UnknownUvicornError, with the remedy, where ours can't be built on it. Costs nothing for a tested version."""
     if not uvicorn.__version__.startswith(f"{TESTED}.") and (wrong := _wrong()):
         raise UnknownUvicornError(
-            f"uvicorn {uvicorn.__version__} is another inside than {TESTED}, which this llmux was tested with: {wrong}. "
+            f"uvicorn {uvicorn.__version__} doesn't fit: {wrong}. This llmux was tested with {TESTED}. "
             f'Remedy: pip install "uvicorn=={TESTED}.*", or a newer llmux'
         )
 
@@ -47,17 +47,18 @@ def refuse_unknown_uvicorn() -> None:
 def _wrong() -> str:
     async def app(_scope: object, _receive: object, _send: object) -> None: ...
 
-    try:  # any of this may not be there
+    try:
         from uvicorn.protocols.http import flow_control, httptools_impl  # noqa: PLC0415
         from uvicorn.server import ServerState  # noqa: PLC0415
 
+        import supervisor.http.protocol  # noqa: PLC0415, F401  # which imports all that is used
         from supervisor.http.response_cycle import ResponseCycle  # noqa: PLC0415
 
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
         with contextlib.closing(asyncio.new_event_loop()) as loop:
             protocol = httptools_impl.HttpToolsProtocol(config, state := ServerState(), {}, loop)
         cycle, flow = ResponseCycle(protocol, keep_alive=True), flow_control.FlowControl(asyncio.Transport())
-    except (ImportError, AttributeError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001  # any of this may not be there, or be something else
         return str(error)
     made = zip((protocol, cycle, flow, state, uvicorn.Server(config)), USED.items(), strict=True)
     lacking = [(kind, name) for each, (kind, names) in made for name in names.split() if not hasattr(each, name)]

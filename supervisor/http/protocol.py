@@ -123,17 +123,20 @@ class GuardedProtocol(HttpToolsProtocol):
         return read_while_held_up(self.flow, self.transport)
 
     def _wait_long(self) -> None:
-        """Don't read until the answer has been sent, but for the end: see `hang_ups`."""
+        """Read nothing until the answer is sent. `hang_ups` tells of the connection's end."""
         if self._waits is None and not (self._has_ended or self._in_message or self.transport.is_closing()):
             self._waits = self.transport.get_extra_info("socket").fileno()
             self.flow.pause_reading()
             HANG_UPS.watch(self._waits, select.EPOLLRDHUP, self._read_again)
 
     def _read_again(self) -> None:
-        assert self._waits is not None
-        HANG_UPS.forget(self._waits)
-        self._waits = None
+        self._forget_waiting()
         self.flow.resume_reading()
+
+    def _forget_waiting(self) -> None:
+        if self._waits is not None:
+            HANG_UPS.forget(self._waits)
+            self._waits = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -144,8 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
         for watch in (self._slow_reader, self._half_closed):
             if watch is not None:
                 watch.close()
-        if self._waits is not None:
-            HANG_UPS.forget(self._waits)
+        self._forget_waiting()
         if self._address is not None:
             connections.closed(self._address)
         self._refusal = None  # it keeps the frames that it passed, and they this object
@@ -154,6 +156,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
         """True keeps the connection: for the answer that is still to come, see `half_closed`, or until its turn to be closed."""
         serving, self._has_ended = self._serving, True
+        self._forget_waiting()
         if self._tunnelled is not None:
             self._tunnelled.received.feed_eof()  # a WebSocket ends by frames: this client has gone
         elif serving is not None and not serving.response_complete:

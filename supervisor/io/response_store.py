@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -191,7 +191,7 @@ class ResponseStore:
         self._bytes = 0
         self._pending: dict[str, asyncio.Future[None]] = {}
         self._pending_bytes = 0
-        self._unwritten: list[tuple[asyncio.Future[None], Callable[[], None]]] = []  # for the writer, soon
+        self._unwritten: list[_Work] = []  # for the writer, soon
         self._writer = ThreadPoolExecutor(1, "responses")  # one: what is written first is there first
 
     @property
@@ -270,7 +270,7 @@ class ResponseStore:
             self._pending_bytes -= size
             if self._pending.get(name) is writing:
                 del self._pending[name]
-            if (error := done.exception()) is not None:
+            if not done.cancelled() and (error := done.exception()) is not None:
                 log.warning("response.not_kept", response=name, reason=str(error))
                 if not replaces:  # else the earlier one is there still
                     self._drop(name)
@@ -290,7 +290,7 @@ class ResponseStore:
         """Let the writer have all that waits for it, in one turn of its thread: each costs the loop as much as a request."""
         group, self._unwritten = self._unwritten, []
         if group:
-            asyncio.get_running_loop().run_in_executor(self._writer, _each, group).add_done_callback(_told)
+            asyncio.get_running_loop().run_in_executor(self._writer, _do_all, group).add_done_callback(_tell)
 
     async def find(self, name: str, owner: str | None, *, is_admin: bool = False) -> Kept | None:
         """The response of this name, for whom it is or for an admin; None where there is none, or no longer."""
@@ -319,7 +319,8 @@ class ResponseStore:
         """Forget it."""
         self._pending.pop(name, None)
         self._drop(name)
-        await asyncio.wrap_future(self._unlink([name]))
+        self._unlink([name])
+        await self.flushed()
 
     # -------------------------------------------------------------------------------------------------------------- room
 
@@ -340,10 +341,9 @@ class ResponseStore:
         if gone:
             self._unlink(gone)
 
-    def _unlink(self, names: list[str]) -> Future[None]:
+    def _unlink(self, names: list[str]) -> None:
         folder = self._folder
         assert folder is not None
-        self._write_now()  # in their order
 
         def unlink() -> None:
             for name in names:
@@ -351,18 +351,22 @@ class ResponseStore:
                     with contextlib.suppress(OSError):
                         (folder / f"{name}{suffix}").unlink()
 
-        return self._writer.submit(unlink)
+        if self._unwritten:  # after these, and with them
+            self._unwritten.append((None, unlink))
+        else:
+            self._writer.submit(unlink)
 
 
-Results = list[tuple[asyncio.Future[None], Exception | None]]
+_Work = tuple[asyncio.Future[None] | None, Callable[[], None]]  # who is told of its end
+_Results = list[tuple[asyncio.Future[None] | None, Exception | None]]
 
 
-def _each(group: Sequence[tuple[asyncio.Future[None], Callable[[], None]]]) -> Results:
-    """Write all of a group: what becomes of each. In the writer's thread."""
-    results: Results = []
-    for future, write in group:
+def _do_all(group: Sequence[_Work]) -> _Results:
+    """In the writer's thread. A mistake in one is its own."""
+    results: _Results = []
+    for future, work in group:
         try:
-            write()
+            work()
         except Exception as error:  # noqa: BLE001  # the future has it
             results.append((future, error))
         else:
@@ -370,9 +374,9 @@ def _each(group: Sequence[tuple[asyncio.Future[None], Callable[[], None]]]) -> R
     return results
 
 
-def _told(done: asyncio.Future[Results]) -> None:
+def _tell(done: asyncio.Future[_Results]) -> None:
     for future, error in done.result():
-        if future.done():  # whoever waited for it was cancelled
+        if future is None or future.done():  # whoever waited for it was cancelled
             continue
         if error is None:
             future.set_result(None)

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 
 from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
+from supervisor.cli.own_process import THRESHOLDS
 from supervisor.dialects.responses import stored
 from supervisor.dialects.responses.turn import turn_of
 from supervisor.errors import InvalidRequestError
@@ -56,7 +57,7 @@ def collector():
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000, 1, 1_600)
+    gc.set_threshold(*THRESHOLDS)
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
@@ -281,7 +282,7 @@ def test_slices():
     assert outline._SLICE <= 128 * 1024
     assert form.SLICE <= 32 * 1024
     assert outline.MOST_VALUES <= 100_000
-    assert json_body._SMALL <= 64 * 1024
+    assert json_body.SMALL <= 64 * 1024
     assert json_body._LARGE <= 256 * 1024
 
 

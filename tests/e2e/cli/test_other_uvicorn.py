@@ -13,6 +13,8 @@ from supervisor.cli.exit_codes import ExitCode
 from supervisor.http.known_uvicorn import TESTED
 from tests.support.daemon import Daemon, fake
 
+HERE = Path(uvicorn.__file__).parent
+FILES = [file.relative_to(HERE) for file in HERE.rglob("*.py")]
 INSIDE = "protocols/http/httptools_impl.py"
 
 
@@ -28,7 +30,7 @@ def daemon(tmp_path):
 def other(folder: Path, *changes: tuple[str, str, str]) -> None:
     """A copy of uvicorn that comes first, with these changes: file, text, other text."""
     copy = folder / "other" / "uvicorn"
-    shutil.copytree(Path(uvicorn.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(HERE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for name, before, after in (("__init__.py", uvicorn.__version__, "0.77.3"), *changes):
         text = (copy / name).read_text()
         assert before in text
@@ -50,6 +52,10 @@ def test_one_that_fits_serves(daemon):
         ),
         ([(INSIDE, "STATUS_LINE", "STATUS_LINES")], "cannot import name 'STATUS_LINE' from"),
         (
+            [(str(file), "HTTPScope", "WebScope") for file in FILES if "HTTPScope" in (HERE / file).read_text()],
+            "cannot import name 'HTTPScope' from",
+        ),
+        (
             [(INSIDE, "keep_alive: bool,", "keep_alive: bool, scheme: str,")],
             r"RequestResponseCycle.__init__\(\) missing 1 required positional argument: 'scheme'",
         ),
@@ -60,5 +66,5 @@ def test_one_that_does_not_fit_is_refused(daemon, changes, told):
     daemon.start(wait=False)
     assert daemon.process.wait(60) == ExitCode.FAILED
     (line,) = daemon.log_text().splitlines()[-1:]
-    assert re.match(f"llmux: uvicorn 0.77.3 is another inside than {TESTED}, .*: {told}", line), line
-    assert line.endswith(f'Remedy: pip install "uvicorn=={TESTED}.*", or a newer llmux')
+    assert re.match(f"llmux: uvicorn 0.77.3 doesn't fit: {told}", line), line
+    assert line.endswith(f'tested with {TESTED}. Remedy: pip install "uvicorn=={TESTED}.*", or a newer llmux')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import select
 import socket
 from itertools import pairwise
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.gateway.disconnect import CancelOnDisconnect
+from supervisor.gateway.disconnect import CancelOnDisconnect, Disconnect
 from supervisor.http import half_closed
 from supervisor.http.crowd import MOST_IN_A_TURN
 from supervisor.http.hang_ups import HANG_UPS, HangUps
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.http.response_cycle import ResponseCycle
 from tests.support.wire import front
 
 COUNT = 3 * MOST_IN_A_TURN
@@ -140,3 +142,73 @@ async def test_one_that_half_closes_waits_on(waiting, monkeypatch):
     assert len(running.state.connections) == COUNT
     sockets[0].close()
     await until(lambda: len(running.state.connections) < COUNT)
+
+
+@pytest.mark.parametrize("count", [1, COUNT])
+async def test_one_that_waits_again_and_half_closes_gets_its_answer(count):
+    """As one that another daemon answers, which has taken over meanwhile."""
+    is_time = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await receive()
+        with CancelOnDisconnect(scope) as client:
+            client.wait_long()
+            await asyncio.sleep(0)
+        with CancelOnDisconnect(scope):
+            await is_time.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+            await send({"type": "http.response.body", "body": b"x"})
+
+    async with front(app) as running:
+        streams = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(count)]
+        for _, writer in streams:
+            writer.write(REQUEST)
+        await until(lambda: len(running.state.tasks) == count)
+        for _, writer in streams:
+            writer.write_eof()
+        await asyncio.sleep(0.05)
+        is_time.set()
+        for reader, writer in streams:
+            assert (await reader.read()).endswith(b"\r\n\r\nx")
+            writer.close()
+    assert not HANG_UPS._calls
+
+
+@pytest.mark.parametrize("path", [b"/short", b"/long", b"/half"], ids=["answered", "left while it waited", "not sent"])
+async def test_a_connection_leaves_no_reference_cycle(path):
+    """The collector looks seldom: thousands of them would stay for long."""
+
+    async def app(scope, receive, send):
+        await receive()
+        with CancelOnDisconnect(scope) as client:
+            client.wait_long()
+            if scope["path"] == "/long":
+                await asyncio.Event().wait()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+            await send({"type": "http.response.body", "body": b"x"})
+
+    async def leave(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST.replace(b"/ ", path + b" ", 1) if path != b"/half" else REQUEST[:9])
+        if path == b"/short":
+            await reader.readuntil(b"\r\n\r\nx")
+        elif path == b"/long":
+            await until(lambda: HANG_UPS._calls)
+        writer.close()
+        await until(lambda: not running.state.connections and not running.state.tasks)
+
+    async with front(app) as running:
+        await leave(running.port)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(COUNT):
+                await leave(running.port)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            found = [each for each in gc.garbage if isinstance(each, GuardedProtocol | Disconnect | ResponseCycle)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert found == []

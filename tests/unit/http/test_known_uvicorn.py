@@ -66,7 +66,7 @@ def test_one_that_lacks_some_is_refused(monkeypatch, kind, name):
     refuse_unknown_uvicorn()  # as long as it is the tested version
     monkeypatch.setattr(uvicorn, "__version__", "0.77.1")
     with pytest.raises(
-        UnknownUvicornError, match=rf"^uvicorn 0\.77\.1 .* {TESTED}, .*: {kind.__name__} has no {name}\. "
+        UnknownUvicornError, match=rf"^uvicorn 0\.77\.1 doesn't fit: {kind.__name__} has no {name}\. .* {TESTED}\. "
     ):
         refuse_unknown_uvicorn()
 
