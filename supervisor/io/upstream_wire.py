@@ -97,6 +97,7 @@ class Connection(asyncio.Protocol):
                 self._pool.lost_a_request(reused=self._answered)
                 response.fail(UpstreamError("The worker closed the connection without an answer."))
         self._pool.forget(self)
+        del self._parser  # it refers to this object
 
     def usable(self) -> bool:
         """Open, with no close or stray byte unread in the socket."""

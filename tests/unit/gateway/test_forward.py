@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import itertools
 import json
 import time
@@ -20,6 +18,7 @@ from supervisor.gateway.upstream_error import error_answer
 from supervisor.http import half_closed
 from supervisor.http.protocol import GuardedProtocol
 from tests.support.cases import cases
+from tests.support.garbage import no_cycles_of
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answering, chunk, ok, post, proxied, talk, until
 
 EVENT = b'data: {"choices":[]}\n\n'
@@ -512,24 +511,6 @@ class TestSlowReader:
             writer.close()
 
 
-@contextlib.contextmanager
-def keeping_nothing():
-    """Fails if an error of the block is found in a reference cycle, which would keep its frames and their bodies for long."""
-    gc.collect()
-    gc.freeze()  # what others have left is looked through once
-    gc.disable()
-    try:
-        yield
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        ours = (LlmuxError, ResponseOverError)
-        assert [item for item in gc.garbage if isinstance(item, ours)] == []
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-
-
 class TestMemory:
     """The end of a failed request frees it at once: no error is in a reference cycle."""
 
@@ -552,7 +533,7 @@ class TestMemory:
             else:
                 await conn.send(wire)
 
-        with keeping_nothing():
+        with no_cycles_of(LlmuxError, ResponseOverError):
             async with proxied(script, **options) as (front, _):
                 await talk(front.port, post(b"x" * 100_000))
 
@@ -563,7 +544,7 @@ class TestMemory:
             await conn.send(wire)
             await conn.closed()
 
-        with keeping_nothing():
+        with no_cycles_of(LlmuxError, ResponseOverError):
             async with proxied(script) as (front, behind):
                 _, writer = await asyncio.open_connection("127.0.0.1", front.port)
                 writer.write(post(b"x" * 100_000))

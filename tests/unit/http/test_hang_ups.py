@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import select
 import socket
 from itertools import pairwise
@@ -18,6 +17,7 @@ from supervisor.http.crowd import MOST_IN_A_TURN
 from supervisor.http.hang_ups import HANG_UPS, HangUps
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.response_cycle import ResponseCycle
+from tests.support.garbage import no_cycles_of
 from tests.support.wire import front
 
 COUNT = 3 * MOST_IN_A_TURN
@@ -199,16 +199,6 @@ async def test_a_connection_leaves_no_reference_cycle(path):
 
     async with front(app) as running:
         await leave(running.port)
-        gc.collect()
-        gc.disable()
-        try:
+        with no_cycles_of(GuardedProtocol, Disconnect, ResponseCycle):
             for _ in range(COUNT):
                 await leave(running.port)
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            found = [each for each in gc.garbage if isinstance(each, GuardedProtocol | Disconnect | ResponseCycle)]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-    assert found == []

@@ -10,8 +10,9 @@ import pytest
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
 from supervisor.io.upstream import UpstreamPool
-from supervisor.io.upstream_wire import kept_s
+from supervisor.io.upstream_wire import Connection, kept_s
 from tests.support.cases import cases
+from tests.support.garbage import no_cycles_of
 from tests.support.wire import PATIENCE_S, Conn, answering, chunk, ok, open_fds, pool, until, worker
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\n2\r\nhi\r\n0\r\n\r\n"
@@ -51,6 +52,14 @@ class TestReuse:
             assert await get(upstream) == (200, b"hi")
             assert await get(upstream) == (200, b"hi")
             assert behind.accepted == 2
+
+    async def test_closed_ones_leave_no_reference_cycle(self):
+        async with worker(answering(ok(b"hi", b"Connection: close"))) as behind, pool(behind.port) as upstream:
+            assert await get(upstream) == (200, b"hi")
+            with no_cycles_of(Connection):
+                for _ in range(3):
+                    assert await get(upstream) == (200, b"hi")
+                await until(lambda: not upstream.open_connections)
 
     async def test_reused_after_a_stream_of_any_other_server(self):
         async with worker(answering(STREAM % b"")) as behind, pool(behind.port) as upstream:
