@@ -20,14 +20,18 @@ class HangUps:
 
     def __init__(self) -> None:
         self._calls: dict[int, Callable[[], None]] = {}  # by descriptor
-        self._epoll: select.epoll  # open iff there are some
-        self._loop: asyncio.AbstractEventLoop
+        self._epoll: select.epoll
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self) -> None:
+        """Be ready: later there may be no descriptor left. Harmless when it is open. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._epoll, self._loop = select.epoll(), loop
+            loop.add_reader(self._epoll.fileno(), self._look)
 
     def watch(self, descriptor: int, events: int, call: Callable[[], None]) -> None:
         """Call it once: at these events, or when the connection is reset. Not twice for one descriptor."""
-        if not self._calls:
-            self._epoll, self._loop = select.epoll(), asyncio.get_running_loop()
-            self._loop.add_reader(self._epoll.fileno(), self._look)
         self._calls[descriptor] = call
         self._epoll.register(descriptor, events | select.EPOLLET)
 
@@ -36,9 +40,6 @@ class HangUps:
         del self._calls[descriptor]
         with contextlib.suppress(OSError):
             self._epoll.unregister(descriptor)
-        if not self._calls:
-            self._loop.remove_reader(self._epoll.fileno())
-            self._epoll.close()
 
     def _look(self) -> None:
         for descriptor, _ in self._epoll.poll(0, MOST_IN_A_TURN):

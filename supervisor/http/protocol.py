@@ -106,6 +106,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        HANG_UPS.open()
         resume = partial(resume_reading, self.flow, transport)
         self._disconnect = Disconnect(resume, self._read_while_held_up, self._wait_long)
         self._extensions = {EXTENSION: self._disconnect}

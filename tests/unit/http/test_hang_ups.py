@@ -32,6 +32,7 @@ def test_who_has_gone_is_told_once(each):
 
     async def main() -> None:
         watched, pairs = HangUps(), [socket.socketpair() for _ in each]
+        watched.open()
         for at, (ours, _) in enumerate(pairs):
             watched.watch(ours.fileno(), select.EPOLLRDHUP, lambda at=at: called.append(at))
         for (ours, _), (_, is_forgotten) in zip(pairs, each, strict=True):
