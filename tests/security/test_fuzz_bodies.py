@@ -102,7 +102,7 @@ def outlined():
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("_LONG", 30), ("_KEPT", 12), ("_SLICE", 50), ("_FIRST_LOOK", 3), ("_RUN", 10)):
             patch.setattr(outline, name, size)
-        patch.setattr(json_body, "_SMALL", 0)
+        patch.setattr(json_body, "SMALL", 0)
         patch.setattr(json_body, "_LARGE", 0)
         yield
 
