@@ -167,7 +167,7 @@ async def test_one_that_waits_again_and_half_closes_gets_its_answer(count):
         await until(lambda: len(running.state.tasks) == count)
         for _, writer in streams:
             writer.write_eof()
-        await asyncio.sleep(0.05)
+        await until(lambda: all(each._half_closed for each in running.state.connections))
         is_time.set()
         for reader, writer in streams:
             assert (await reader.read()).endswith(b"\r\n\r\nx")
