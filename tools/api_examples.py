@@ -1,6 +1,6 @@
 """Record what the demo answers to the examples of the API: `llmux demo`, and then `python -m tools.api_examples URL`.
 
-Writes supervisor/http/examples.json, of which /openapi.json and docs/api.md take the answers. What the demo lacks stands in
+Writes supervisor/api/examples.json, of which /openapi.json and docs/api.md take the answers. What the demo lacks stands in
 the operations themselves. Names of the machine and of folders are replaced, and long texts cut.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import httpx
 
-from supervisor.dialects.operation import JSON, Operation
-from supervisor.http.openapi import EXAMPLES, key_of, sections
+from supervisor.api.openapi import EXAMPLES, key_of, sections
+from supervisor.schema.operation import JSON, Operation
 
 LONGEST: Final = 200
 _TEXTS: Final = (JSON, "text/plain")

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from supervisor.api.openapi import answer_of, key_of, recorded, sections
 from supervisor.dialects.openai.schemas import X_FIELDS
-from supervisor.dialects.operation import FORM, JSON, Operation, Schema, Section
-from supervisor.http.openapi import answer_of, key_of, recorded, sections
+from supervisor.schema.operation import FORM, JSON, Operation, Schema, Section
 
 URL: Final = "http://127.0.0.1:8081"
 WIDTH: Final = 120

@@ -39,11 +39,13 @@ from supervisor.cli import manual
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
-from tools import api_page, licences, reliability, runtime_figures
+from tools import api_clients, api_page, licences, reliability, runtime_figures
 from tools.locks import ROOT
 
 DOCS: Final = ROOT / "docs"
 MANUAL: Final = DOCS / "llmux.1"
+COMMANDS: Final = ROOT / "supervisor" / "cli" / "operations.py"
+DASHBOARD: Final = ROOT / "supervisor" / "http" / "ui" / "js" / "operations.js"
 SCHEMA: Final = ROOT / "config" / "llmux.schema.json"
 
 _HEADING: Final = re.compile(r"^#{1,3} ", re.MULTILINE)
@@ -57,6 +59,8 @@ def outputs(registry: Registry = REGISTRY) -> Iterator[tuple[Path, str]]:
     for path in sorted(DOCS.glob("*.md")):
         yield path, render(path.read_text(encoding="utf-8"), registry)
     yield MANUAL, manual.page(main)
+    yield COMMANDS, api_clients.commands()
+    yield DASHBOARD, api_clients.dashboard()
     yield SCHEMA, json.dumps(schema_of(registry), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -6,11 +6,11 @@ It never uses a proxy: requests to a daemon on this machine, and their key, must
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.errors import (
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
 Json = dict[str, object]
+T = TypeVar("T")
+Query = Mapping[str, str | int | bool | None]
+"""Names and values; None: not given."""
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 TASK: Final = "task:"  # as the catalog has it, which a command doesn't import to be declared
@@ -59,6 +62,28 @@ def quoted(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path. `cli.operations` has all."""
+
+    method: str
+    path: str  # /v1/admin/models/{name}
+
+    def at(self, query: Query | None = None, **places: str) -> str:
+        """The path of one request."""
+        path = self.path.format_map({name: quoted(place) for name, place in places.items()})
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+        return f"{path}?{urlencode(words)}" if words else path
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Operation, Generic[T]):
+    """One that answers with such a struct."""
+
+    answer: type[T]
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """A daemon and the key for it: by default the one that it offers to its own user on this machine.
 
@@ -79,14 +104,29 @@ class Client:
         """POST, without a time limit: a load may take minutes."""
         return self._json(self._read("POST", path, None, body))
 
-    def put(self, path: str, body: Json) -> Json:
-        return self._json(self._read("PUT", path, TIMEOUT_S, body))
+    def call(
+        self,
+        call: Call[T],
+        body: object = None,
+        *,
+        query: Query | None = None,
+        timeout_s: float = TIMEOUT_S,
+        **places: str,
+    ) -> T:
+        """The answer of an operation; a POST has no time limit: a load may take minutes."""
+        import msgspec  # noqa: PLC0415  # half of the start
 
-    def delete(self, path: str) -> Json:
-        return self._json(self._read("DELETE", path, TIMEOUT_S))
+        limit_s = None if call.method == "POST" else timeout_s
+        content = self._read(call.method, call.at(query, **places), limit_s, msgspec.to_builtins(body))
+        try:
+            return msgspec.json.decode(content, type=call.answer)
+        except msgspec.MsgspecError as error:
+            message = f"The daemon at {self.url} is of another version, or no llmux: {error}. Upgrade it: llmux service upgrade"
+            raise UnreachableError(message) from error
 
-    def text(self, path: str) -> str:
-        return self._read("GET", path, TIMEOUT_S).decode("utf-8", "replace")
+    def text(self, operation: Operation, query: Query | None = None, **places: str) -> str:
+        """The answer of an operation that answers with text."""
+        return self._read("GET", operation.at(query, **places), TIMEOUT_S).decode("utf-8", "replace")
 
     def names(self, *, public: bool) -> list[str]:
         """Names of models, for completion: quickly, or none."""
@@ -123,12 +163,12 @@ class Client:
                 elif field == "data":
                     data.append(value)
 
-    def _read(self, method: str, path: str, timeout_s: float | None, body: Json | None = None) -> bytes:
+    def _read(self, method: str, path: str, timeout_s: float | None, body: object = None) -> bytes:
         with self._response(method, path, timeout_s, body) as response:
             return response.read()
 
     @contextmanager
-    def _response(self, method: str, path: str, timeout_s: float | None, body: Json | None) -> Iterator[HTTPResponse]:
+    def _response(self, method: str, path: str, timeout_s: float | None, body: object) -> Iterator[HTTPResponse]:
         """The answer to a request on a connection of its own, which ends with the block, also where it breaks."""
         from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415  # half of the start
 

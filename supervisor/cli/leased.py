@@ -19,12 +19,13 @@ from typing import Final
 
 import click
 
-from supervisor.cli import client
-from supervisor.cli.client import Client, Json
+from supervisor.cli import operations
+from supervisor.cli.client import Client
 from supervisor.cli.own_process import on_signals, signals_end
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io.process import WorkerProcess, become_subreaper
 from supervisor.io.spawn import SpawnOrder, spawn
+from supervisor.schema.memory import Lease, LeaseRenewal
 
 GRACE_S: Final = 10.0
 KILL_WAIT_S: Final = 5.0
@@ -32,29 +33,27 @@ SIGNALLED: Final = 128
 """A shell's exit code of a command that a signal ended is this and the signal's number."""
 
 
-def run(daemon: Client, lease: Json, command: Sequence[str]) -> int:
+def run(daemon: Client, lease: Lease, command: Sequence[str]) -> int:
     """Run it and end the lease; its exit code. Raises SpawnError when it can't be started."""
-    path = f"/v1/admin/leases/{client.quoted(str(lease['id']))}"
     code = SIGNALLED + signal.SIGINT
     with signals_end():
         try:
-            code = asyncio.run(_run(daemon, path, lease, tuple(command)))
+            code = asyncio.run(_run(daemon, lease, tuple(command)))
         finally:
             with contextlib.suppress(LlmuxError):  # what isn't ended here ends by its time to live
-                daemon.delete(path)
+                daemon.call(operations.END_LEASE, id=lease.id)
     return code
 
 
-async def _run(daemon: Client, path: str, lease: Json, command: tuple[str, ...]) -> int:
+async def _run(daemon: Client, lease: Lease, command: tuple[str, ...]) -> int:
     become_subreaper()
-    given = {str(name): str(value) for name, value in client.part(lease, "env").items()}
     with tempfile.TemporaryDirectory(prefix="llmux-lease-") as folder, _stdio() as stdio:
         order = SpawnOrder(
-            instance=str(lease["id"]),
-            model=str(lease["id"]),
+            instance=lease.id,
+            model=lease.id,
             generation=1,
             argv=command,
-            env={**os.environ, **given},
+            env={**os.environ, **lease.env},
             log=Path(folder, "unused.log"),
             stdio=stdio,
             dies_first=False,  # it is the user's, not the daemon's
@@ -63,9 +62,7 @@ async def _run(daemon: Client, path: str, lease: Json, command: tuple[str, ...])
         on_signals(lambda: signals.put_nowait(None), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         process = await spawn(order)
         ending = asyncio.create_task(_end(process, signals))
-        ttl_s = lease["ttl_s"]
-        assert isinstance(ttl_s, int | float)
-        beating = asyncio.create_task(_beat(daemon, path, process, ttl_s / 3))
+        beating = asyncio.create_task(_beat(daemon, lease, process))
         code = (await process.wait()).code
         for task in (beating, ending):
             task.cancel()
@@ -83,12 +80,12 @@ async def _end(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
     process.kill()
 
 
-async def _beat(daemon: Client, path: str, process: WorkerProcess, interval_s: float) -> None:
+async def _beat(daemon: Client, lease: Lease, process: WorkerProcess) -> None:
     """Until the lease has ended, and with it the command."""
-    is_heard = True
+    is_heard, interval_s, beat = True, lease.ttl_s / 3, LeaseRenewal(pid=process.shim_pid)
     while True:
         try:
-            await asyncio.to_thread(daemon.put, path, {"pid": process.shim_pid})
+            await asyncio.to_thread(daemon.call, operations.RENEW_LEASE, beat, id=lease.id)
             is_heard = True
         except NotFoundError as error:
             click.echo(f"llmux: {error.message}", err=True)

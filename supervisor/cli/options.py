@@ -169,7 +169,14 @@ complete_public = _completing("virtual_models", "models")
 def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
     """For machines. JSON allows some characters that can't be printed, or that control a terminal: those are escaped."""
     _printed.append(True)
-    click.echo(json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED), err=err)
+    click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain).translate(_ESCAPED), err=err)
+
+
+def _plain(value: object) -> object:
+    """Of a struct."""
+    import msgspec  # noqa: PLC0415  # not for declaring
+
+    return msgspec.to_builtins(value)
 
 
 def has_printed() -> bool:

@@ -4,89 +4,76 @@ a task, whom a request would go to.
 
 from __future__ import annotations
 
-from supervisor.cli import client, output
-from supervisor.cli.client import Json
+from supervisor.cli import output
 from supervisor.core.demand import NORMAL
+from supervisor.schema.request import Request
+from supervisor.schema.task import Task
 
 
-def story(request: Json) -> list[output.Words | output.Table]:
+def story(request: Request) -> list[output.Words | output.Table]:
     """For people, from `GET /v1/admin/requests/{id}`."""
     told: list[output.Words | output.Table] = [_headline(request)]
-    waited = client.rows(request, "wait")
-    if waited:
-        total_s = sum(_seconds(part.get("s")) for part in waited)
-        told.append(f"It waited {_amount(total_s)} for a worker:")
-        told.append(output.Table([(_amount(_seconds(part.get("s"))), _what(part)) for part in waited], head=False))
-    elif request.get("worker") is not None:
+    if request.wait:
+        told.append(f"It waited {_amount(sum(part.s for part in request.wait))} for a worker:")
+        told.append(output.Table([(_amount(part.s), part.what) for part in request.wait], head=False))
+    elif request.worker is not None:
         told.append("A worker took it at once.")
-    now = client.part(request, "awaits")
-    if now:
-        eta = output.text(now.get("eta") or "nobody knows how long still")
-        told.append(f"{_what(now)} {eta[:1].upper()}{eta[1:]}.")
+    if request.awaits is not None:
+        eta = request.awaits.eta or "nobody knows how long still"
+        told.append(f"{request.awaits.what} {eta[:1].upper()}{eta[1:]}.")
     if (answer := _answer(request)) is not None:
         told.append(answer)
     decided: list[output.Row] = [
-        (output.clock(each.get("at")), *(output.text(each.get(name)) for name in ("model", "kind", "reason")))
-        for each in client.rows(request, "decisions")
+        (output.clock(each.at), output.text(each.model), each.kind, each.reason) for each in request.decisions
     ]
     if decided:
         told += ["", output.Table([("TIME", "MODEL", "KIND", "REASON"), *decided], whole=True)]
     return told
 
 
-def choice(task: Json) -> list[output.Words | output.Table]:
+def choice(task: Task) -> list[output.Words | output.Table]:
     """What `llmux why task:NAME` tells, from `GET /v1/admin/tasks/{name}`."""
     rows: list[output.Row] = [
         (
-            "→" if candidate.get("model") == task.get("chosen") else "",
-            output.text(candidate.get("model")),
-            output.state(str(candidate.get("state"))),
-            "" if candidate.get("allowed") else "not asked: no cloud fallback is allowed",
+            "→" if candidate.model == task.chosen else "",
+            candidate.model,
+            output.state(str(candidate.state)),
+            "" if candidate.allowed else "not asked: no cloud fallback is allowed",
         )
-        for candidate in client.rows(task, "candidates")
+        for candidate in task.candidates
     ]
     return [
-        f"{output.text(task.get('name'))} would go to {output.text(task.get('chosen'))}. {output.text(task.get('why'))}",
+        f"{task.name} would go to {task.chosen}. {task.why}",
         "",
         output.Table([("", "CANDIDATE", "STATE", ""), *rows], whole=True),
     ]
 
 
-def _headline(request: Json) -> str:
-    name, model, path = (output.text(request.get(key)) for key in ("request_id", "model", "path"))
-    asked = f"{name} asked {model} at {output.clock(request.get('at'))} ({path}){_demand(request)}"
-    took = _amount(_seconds(request.get("total_ms")) / 1000)
-    if request.get("state") != "finished":
-        return f"{asked}; it has been {output.text(request.get('state'))} for {took}."
-    error = f" ({request['error']})" if request.get("error") else ""
-    return f"{asked}; it ended with {output.text(request.get('status'))}{error} after {took}."
+def _headline(request: Request) -> str:
+    model = output.text(request.model)
+    asked = f"{request.request_id} asked {model} at {output.clock(request.at)} ({request.path}){_demand(request)}"
+    took = _amount(request.total_ms / 1000)
+    if request.state != "finished":
+        return f"{asked}; it has been {request.state} for {took}."
+    error = f" ({request.error})" if request.error else ""
+    return f"{asked}; it ended with {request.status}{error} after {took}."
 
 
-def _demand(request: Json) -> str:
+def _demand(request: Request) -> str:
     """For whom, and how urgently, where that is anything but usual."""
-    tenant, priority = request.get("tenant"), request.get("priority")
-    told = f" for {output.text(tenant)}" if tenant not in (None, request.get("key")) else ""
-    return told if priority in (None, NORMAL) else f"{told} with priority {priority}"
+    told = f" for {request.tenant}" if request.tenant not in (None, request.key) else ""
+    return told if request.priority == NORMAL else f"{told} with priority {request.priority}"
 
 
-def _answer(request: Json) -> str | None:
-    if request.get("error_message"):
-        return f"Its client was told: {request['error_message']}"
-    first_ms = request.get("first_token_ms")
-    if not isinstance(first_ms, int | float):
+def _answer(request: Request) -> str | None:
+    if request.error_message:
+        return f"Its client was told: {request.error_message}"
+    if request.first_token_ms is None:
         return None
-    answer = f"The first piece of the answer came after {_amount(first_ms / 1000)}"
-    if request.get("tokens_per_s") is not None:
-        answer += f"; then {output.text(request.get('tokens_per_s'))} tokens per second"
+    answer = f"The first piece of the answer came after {_amount(request.first_token_ms / 1000)}"
+    if request.tokens_per_s is not None:
+        answer += f"; then {request.tokens_per_s} tokens per second"
     return f"{answer}."
-
-
-def _what(part: Json) -> str:
-    return output.text(part.get("what"))
-
-
-def _seconds(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _amount(count_s: float) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import structlog
@@ -21,6 +21,8 @@ from supervisor.catalog.assembly import NAME_RULE, is_name
 from supervisor.daemon import watched
 from supervisor.daemon.pulls import Amount
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, UnavailableError
+from supervisor.schema import edit as schema
+from supervisor.schema.edit import Addition, Found, Wanted
 
 log = structlog.get_logger("llmux.additions")
 
@@ -29,61 +31,6 @@ MOST_WAITING: Final = 8
 LOOK_S: Final = 120.0
 LONGEST: Final = 500
 _CONTROLS: Final = {chr(code) for code in (*range(32), *range(127, 160))}
-
-
-class Variant(msgspec.Struct):
-    """One quantisation of a repository's model, and by which words it is wanted. `taken`: the one that is chosen by itself."""
-
-    quantisation: str
-    reference: str
-    size_bytes: int
-    need_mib: int
-    fits: bool
-    taken: bool
-
-
-class Found(msgspec.Struct):
-    """What there is. `names`: what it would be called, or is, where it isn't new. `entry`: the lines for the configuration.
-
-    `device`: the one for which it fits or doesn't; `why`: the chosen one and not the largest that fits.
-    """
-
-    names: list[str]
-    is_new: bool
-    entry: str
-    device: str | None
-    why: str
-    variants: list[Variant]
-    problems: list[str]
-
-
-class Wanted(msgspec.Struct, forbid_unknown_fields=True):
-    """`what`: ORG/REPO, ORG/REPO:QUANTISATION, the address of its page, a well-known name, or a path on the daemon's machine."""
-
-    what: str
-    name: str | None = None
-
-
-class Addition(msgspec.Struct):
-    """One that was asked for. `stage`: what it does, in words; `names`: the models that were entered."""
-
-    id: str
-    what: str
-    name: str | None
-    state: Literal["queued", "running", "done", "failed", "cancelled"] = "queued"
-    stage: str = ""
-    done_bytes: int = 0
-    total_bytes: int | None = None
-    bytes_per_s: float | None = None
-    eta_s: float | None = None
-    names: list[str] = []
-    error: str | None = None
-
-
-class Listed(msgspec.Struct):
-    """Those under way and the last that ended, the newest first."""
-
-    data: list[Addition]
 
 
 class Additions:
@@ -136,9 +83,9 @@ class Additions:
         )  # not in the task: one that is cancelled at once never runs
         return addition
 
-    def listing(self) -> Listed:
+    def listing(self) -> schema.Additions:
         """Those under way and the last that ended, the newest first."""
-        return Listed([*reversed(self._all.values())])
+        return schema.Additions([*reversed(self._all.values())])
 
     def find(self, number: str) -> Addition:
         """Raises NotFoundError."""

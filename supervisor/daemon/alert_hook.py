@@ -23,6 +23,7 @@ from supervisor.core.effects import Alert
 from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 from supervisor.fleet.local import inherited
 from supervisor.io.spawn import SpawnOrder, spawn
+from supervisor.schema.daemon import AlertDelivery
 
 log = structlog.get_logger("llmux.alerts")
 
@@ -44,13 +45,6 @@ class AlertMessage(msgspec.Struct):
     device: str | None
     model: str | None
     host: str
-
-
-class Delivery(msgspec.Struct):
-    """What became of a test: a line for each of the ways that are configured, null where it went well."""
-
-    webhook: str | None
-    command: str | None
 
 
 class AlertHook:
@@ -92,7 +86,7 @@ class AlertHook:
                             break
                         await asyncio.sleep(pause_s)
 
-    async def test(self) -> Delivery:
+    async def test(self) -> AlertDelivery:
         """Send one now, once. Raises InvalidRequestError where nothing is configured."""
         config = self._config()
         if config is None or (config.webhook is None and not config.command):
@@ -106,7 +100,7 @@ class AlertHook:
                 found.append(None)
             except (LlmuxError, OSError) as error:
                 found.append(str(error))
-        return Delivery(*found)
+        return AlertDelivery(*found)
 
     async def _post(self, config: AlertsConfig, message: AlertMessage) -> None:
         """Raises UnavailableError."""

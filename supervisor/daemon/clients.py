@@ -11,19 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from pydantic import JsonValue
 
 from supervisor.catalog.clients import DEFAULT, ClientConfig
 from supervisor.core.cooldown import Cooldown, CooldownRule
 from supervisor.errors import MAX_RETRY_AFTER_S, NotFoundError, RateLimitError
+from supervisor.schema import client as schema
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
     from supervisor.gateway.request import Request
 
 log = structlog.get_logger("llmux.clients")
-
-Json = dict[str, JsonValue]
 
 KEPT: Final = 1000  # clients without a profile
 OTHER: Final = "other"
@@ -149,37 +147,37 @@ class Clients:
             )
         return client
 
-    def views(self) -> list[JsonValue]:
+    def views(self) -> list[schema.Client]:
         """For the admin API: who came last is the first; those with a profile that never came stand at the end."""
         never = [name for name in self._rules if name not in self._known and name != DEFAULT]
         in_flight = self._daemon.requests.by_tenant()
         return [self._view(name, in_flight) for name in (*reversed(self._known), *never)]
 
-    def view(self, tenant: str) -> Json:
+    def view(self, tenant: str) -> schema.Client:
         """One client, as the admin API tells it. Raises NotFoundError."""
         return self._view(tenant, self._daemon.requests.by_tenant())
 
-    def _view(self, tenant: str, in_flight: Mapping[str, int]) -> Json:
+    def _view(self, tenant: str, in_flight: Mapping[str, int]) -> schema.Client:
         daemon = self._daemon
         now = daemon.engine.clock()
         has_profile = tenant in self._rules and tenant != DEFAULT
         client = Client(tenant, now, now) if has_profile and tenant not in self._known else self.find(tenant)
         is_seen = client.id in self._known
         left_s = client.cooldown.left_s(now)
-        return {
-            "id": client.id,
-            "requests": client.requests,
-            "errors": client.errors,
-            "refused": client.refused,
-            "prompt_tokens": client.prompt_tokens,
-            "completion_tokens": client.completion_tokens,
-            "in_flight": in_flight.get(tenant, 0),
-            "first_seen": round(daemon.wall_time(client.first_seen), 3) if is_seen else None,
-            "last_seen": round(daemon.wall_time(client.last_seen), 3) if is_seen else None,
-            "cooldown_s": round(left_s, 1) if left_s else None,
-            "cooldown_reason": client.cooldown.reason if left_s else None,
-            "profile": daemon.catalog.clients[tenant].model_dump(mode="json") if has_profile else None,
-        }
+        return schema.Client(
+            id=client.id,
+            requests=client.requests,
+            errors=client.errors,
+            refused=client.refused,
+            prompt_tokens=client.prompt_tokens,
+            completion_tokens=client.completion_tokens,
+            in_flight=in_flight.get(tenant, 0),
+            first_seen=round(daemon.wall_time(client.first_seen), 3) if is_seen else None,
+            last_seen=round(daemon.wall_time(client.last_seen), 3) if is_seen else None,
+            cooldown_s=round(left_s, 1) if left_s else None,
+            cooldown_reason=client.cooldown.reason if left_s else None,
+            profile=daemon.catalog.clients[tenant].model_dump(mode="json") if has_profile else None,
+        )
 
 
 _NO_RULE: Final = CooldownRule()

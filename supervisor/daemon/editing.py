@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-import msgspec
 import structlog
+from pydantic import JsonValue
 
 from runtimes.model_config import PLACEMENT
 from supervisor.catalog import Catalog, CatalogModel, local_models, pulled_files
@@ -28,15 +28,22 @@ from supervisor.core.device_sets import allowed
 from supervisor.core.plans import Admit, Evict, Refuse, Wait
 from supervisor.core.types import ModelId, ModelSpec
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.reload import Difference, Reloader
+from supervisor.daemon.reload import Reloader
 from supervisor.errors import ConfigError, ForbiddenError, InvalidRequestError, LlmuxError, NotFoundError
 from supervisor.io import files
-from supervisor.io.versions import Version, Versions, digest
-
-if TYPE_CHECKING:
-    from pydantic import JsonValue
-else:
-    JsonValue = Any  # msgspec reads these annotations, and knows no type that refers to itself
+from supervisor.io.versions import Versions, digest
+from supervisor.schema.edit import (
+    Checked,
+    Edit,
+    FileView,
+    Fit,
+    Mark,
+    PulledFiles,
+    Room,
+    Setting,
+    SettingsView,
+    VersionView,
+)
 
 log = structlog.get_logger("llmux.editing")
 
@@ -63,114 +70,6 @@ class ReadOnlyError(LlmuxError):
     status = HTTPStatus.CONFLICT
     type = "invalid_request_error"
     code = "configuration_read_only"
-
-
-class Edit(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`text`: the whole file. Else `keys` of a `model` (null: its default), and the further `names` for it, all of them.
-
-    `remove` takes the model out instead, with its further names; `files` deletes what llmux fetched for it, too.
-    """
-
-    text: str | None = None
-    model: str | None = None
-    keys: dict[str, JsonValue] = {}
-    names: list[str] | None = None
-    remove: bool = False
-    files: bool = False
-    force: bool = False
-
-
-class Mark(msgspec.Struct):
-    """A mistake; line and column count from 1, and are 0 where it isn't in this text."""
-
-    line: int
-    column: int
-    key: str
-    message: str
-
-
-class Room(msgspec.Struct):
-    """A device on which the model would be, and what it would lease there; of those that are too small, the largest."""
-
-    device: str
-    name: str
-    need_mib: int
-    usable_mib: int
-
-
-class Fit(msgspec.Struct):
-    """What loading a model would mean now. `others`: who would go for it, or whom it would wait for."""
-
-    outcome: Literal["fits", "evicts", "waits", "refused"]
-    rooms: list[Room]
-    others: list[str]
-    why: str
-
-
-class PulledFiles(msgspec.Struct):
-    """What llmux fetched for a model alone."""
-
-    folder: str
-    names: list[str]
-    bytes: int
-
-
-class Checked(msgspec.Struct):
-    """What an edit would do. It can be saved iff there are neither `marks` nor `guarded` keys.
-
-    `files`: those of a model that goes, which are deleted iff the edit says so.
-    """
-
-    etag: str
-    text: str
-    diff: str
-    marks: list[Mark]
-    guarded: list[str]
-    notes: list[str]
-    difference: Difference | None = None
-    fit: Fit | None = None
-    files: PulledFiles | None = None
-
-
-class FileView(msgspec.Struct):
-    """The base file. `locked`: why it can't be changed from here."""
-
-    path: str
-    text: str
-    etag: str
-    edit: Literal["none", "safe", "all"]
-    locked: str | None
-    guarded_keys: list[str]
-    versions: list[Version]
-
-
-class VersionView(msgspec.Struct):
-    """An earlier text."""
-
-    id: str
-    at: float
-    text: str
-
-
-class Setting(msgspec.Struct):
-    """A key that can be set. `written`: what the file says; `value`: what is in effect."""
-
-    key: str
-    schema: Mapping[str, JsonValue]
-    description: str
-    written: JsonValue
-    value: JsonValue
-
-
-class SettingsView(msgspec.Struct):
-    """What can be set of a model. `other_names`: names with settings of their own, which are edited as text."""
-
-    model: str
-    etag: str
-    locked: str | None
-    settings: list[Setting]
-    names: list[str]
-    other_names: list[str]
 
 
 @dataclass(frozen=True, slots=True)

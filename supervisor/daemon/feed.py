@@ -16,9 +16,10 @@ from supervisor.core.effects import Alert, Decided, Effect
 from supervisor.core.events import Event, MemorySampled, RequestArrived, RequestFinished
 from supervisor.core.types import ModelId
 from supervisor.daemon.slices import SLICE_S
-from supervisor.daemon.views import Json, decision_view, device_views, model_view
+from supervisor.daemon.views import decision_view, device_views, model_view
 from supervisor.engine.events import SUBSCRIBERS, Kind, Subscription
 from supervisor.engine.status import Mark
+from supervisor.schema.memory import Device
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -34,7 +35,7 @@ class Feed:
         self._daemon = daemon
         self._told: dict[ModelId, Mark] = {}
         self._changed: dict[ModelId, None] = {}  # since then, and not published yet
-        self._devices_told: list[Json] = []
+        self._devices_told: list[Device] = []
         self._devices_at = float("-inf")
         self._flush: asyncio.Handle | None = None
         self._flush_at = 0.0  # loop time
@@ -62,7 +63,7 @@ class Feed:
                     daemon.history.count("swaps", daemon.engine.clock())
             elif isinstance(effect, Alert):
                 at = round(daemon.wall_time(daemon.engine.clock()), 3)
-                about: Json = {"device": effect.device, "model": effect.model}
+                about = {"device": effect.device, "model": effect.model}
                 if daemon.alerts is not None:
                     daemon.alerts.add(effect)
                 daemon.hub.publish("alert", {"at": at, "code": effect.code, "message": effect.message, **about})
@@ -119,7 +120,7 @@ class Feed:
         devices = device_views(self._daemon)
         if devices != self._devices_told:
             self._devices_told, self._devices_at = devices, now
-            hub.publish("memory", {"devices": list(devices)})
+            hub.publish("memory", {"devices": devices})
 
     def _keep_history(self) -> None:
         engine = self._daemon.engine

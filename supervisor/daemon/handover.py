@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import IO, Final
 
 import structlog
-from pydantic import JsonValue
 
 from supervisor.core.events import HandoverAsked, HandoverEnded
 from supervisor.core.types import TicketId
@@ -40,6 +39,7 @@ from supervisor.io.process import WorkerProcess
 from supervisor.io.reap import InstanceLock
 from supervisor.io.store import Store
 from supervisor.io.upstream import UpstreamPool
+from supervisor.schema.daemon import Upgrade
 
 log = structlog.get_logger("llmux.upgrade")
 
@@ -112,14 +112,14 @@ class Handover:
 
     # ------------------------------------------------------------------------------------------------------- a new one
 
-    async def upgrade(self) -> dict[str, JsonValue]:
+    async def upgrade(self) -> Upgrade:
         """Start the program that is installed now, with our own arguments, as our successor; returns once it serves.
 
         Goes on if the caller is cancelled. Raises TakeoverError with its words when it can't; then nothing has changed.
         """
         return await asyncio.shield(asyncio.create_task(self._upgrade(), name="upgrade"))
 
-    async def _upgrade(self) -> dict[str, JsonValue]:
+    async def _upgrade(self) -> Upgrade:
         if self._attempt is not None or self._child is not None or self.done.is_set():
             raise TakeoverError("Another upgrade is under way already.")
         try:
@@ -138,7 +138,7 @@ class Handover:
                 _kill(pidfd)
             os.close(pidfd)
         if self.done.is_set():
-            return {"pid": self.successor, "running": self.running}
+            return Upgrade(self.successor, self.running)
         with contextlib.suppress(TimeoutError):  # what it has started may hold its stderr
             async with asyncio.timeout(END_S):
                 await copying

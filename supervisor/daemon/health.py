@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Literal
-
-from pydantic import JsonValue
 
 from supervisor.core.types import CrashClass, WorkerState
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
 
-Json = dict[str, JsonValue]
 Trouble = Literal["starting", "stopping", "gpu_oom", "all_models_failed", "queue_full"]
 
 _CRASHED = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
@@ -37,14 +33,3 @@ def trouble(daemon: Daemon) -> Trouble | None:
     if models and all(model.state is WorkerState.FAILED for model in models):
         return "all_models_failed"
     return "queue_full" if queue.waiting >= queue.most else None
-
-
-def health_view(daemon: Daemon, found: Trouble | None) -> Json:
-    """`/health` as a runner's: `found` is what `trouble` said."""
-    return {
-        "status": "healthy" if found is None else "unhealthy",
-        **({} if found is None else {"reason": found}),
-        "uptime": int(time.monotonic() - daemon.started),
-        "modelsLoaded": len(daemon.engine.answering()),
-        "queueDepth": daemon.engine.queue().waiting,
-    }

@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pydantic import JsonValue
-
 if TYPE_CHECKING:
     from supervisor.gateway.request import Request
 
@@ -76,10 +74,10 @@ class History:
             now = ended[-1].ended_at
             self.spread("tokens_per_s", quick, now, now)
 
-    def series(self) -> tuple[float, dict[str, JsonValue]]:
+    def series(self) -> tuple[float, dict[str, list[float | None]]]:
         """The first point's time, and every name's values, oldest first; None if there was no sample."""
         names = dict.fromkeys(COUNTED) | dict.fromkeys(name for point in self._points for name in point)
-        table: dict[str, JsonValue] = {
+        table = {
             name: [_rounded(point.get(name, 0.0 if name in COUNTED else None)) for point in self._points]
             for name in names
         }

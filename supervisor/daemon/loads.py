@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -30,6 +30,8 @@ from supervisor.core.types import SERVES, ModelId, WorkerState, base_of
 from supervisor.engine.status import LoadStatus
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.io.store import Entry, NotSavedError, Store
+from supervisor.schema import load as schema
+from supervisor.schema.load import State
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -48,7 +50,6 @@ _INTERRUPTED: Final = "llmux ended, or another daemon took over, before the mode
 _UNWANTED: Final = "nobody waits for it any more"
 
 Json = dict[str, JsonValue]
-State = Literal["waiting", "loading", "ready", "failed", "cancelled", "interrupted"]
 _ENDS: Final[Mapping[str, State]] = {
     "crash": "failed",
     "failed": "failed",
@@ -252,26 +253,26 @@ class Loads:
 
     # ------------------------------------------------------------------------------------------------------------- views
 
-    def views(self) -> Json:
+    def views(self) -> schema.LoadList:
         """All of them, the newest first, and how good the estimates were."""
         found = [*self._open.values(), *self._ended]
         newest = sorted(found, key=lambda load: int(load.id), reverse=True)
-        return {"object": "list", "data": [self._view(load) for load in newest], "estimates": self._estimates()}
+        return schema.LoadList("list", [self._view(load) for load in newest], self._estimates())
 
-    def view(self, number: str) -> Json:
+    def view(self, number: str) -> schema.Load:
         """One of them. Raises NotFoundError."""
         return self._view(self._found(number))
 
-    def current(self, model: ModelId) -> Json | None:
+    def current(self, model: ModelId) -> schema.Load | None:
         """The one of this model that waits or runs; of its replicas', the furthest."""
         found = [load for worker, load in self._open.items() if base_of(worker) == model]
         return self._view(max(found, key=lambda load: load.share)) if found else None
 
-    def last(self, model: ModelId) -> Json | None:
+    def last(self, model: ModelId) -> schema.Load | None:
         """The model's last one that ended."""
         return next((self._view(load) for load in reversed(self._ended) if base_of(load.worker) == model), None)
 
-    def cancel(self, number: str) -> Json:
+    def cancel(self, number: str) -> schema.Load:
         """End it, wherever it stands; who waits for it is told. Raises NotFoundError, InvalidRequestError for one that has ended."""
         load = self._found(number)
         if load.is_over:
@@ -288,35 +289,35 @@ class Loads:
                 return load
         raise NotFoundError(f"There is no load {number[:50]!r}; GET /v1/admin/loads lists them.", code="load_not_found")
 
-    def _view(self, load: Load) -> Json:
+    def _view(self, load: Load) -> schema.Load:
         now = time.time()
         eta_s = load.eta_s(now)
         waits_s = max(0.0, (load.started_at or load.ended_at or now) - load.asked_at)
         taken_s = load.took_s if load.started_at is None or load.is_over else now - load.started_at
-        return {
-            "id": load.id,
-            "model": base_of(load.worker),
-            "worker": load.worker,
-            "generation": load.generation,
-            "state": load.state,
-            "reason": load.reason,
-            "asked_at": load.asked_at,
-            "started_at": load.started_at,
-            "ended_at": load.ended_at,
-            "waited_s": round(waits_s, 3),
-            "took_s": None if taken_s is None else round(taken_s, 3),
-            "expected_s": load.expected_s,
-            "eta_s": None if eta_s is None else round(eta_s, 1),
-            "progress": round(load.share, 3),
-            "stage": load.stage,
-            "bytes_read": load.bytes_read,
-            "bytes_total": load.bytes_total or None,
-            "memory_mib": load.memory_mib,
-            "lease_mib": load.lease_mib,
-            "devices": list(load.devices),
-        }
+        return schema.Load(
+            id=load.id,
+            model=base_of(load.worker),
+            worker=load.worker,
+            generation=load.generation,
+            state=load.state,
+            reason=load.reason,
+            asked_at=load.asked_at,
+            started_at=load.started_at,
+            ended_at=load.ended_at,
+            waited_s=round(waits_s, 3),
+            took_s=None if taken_s is None else round(taken_s, 3),
+            expected_s=load.expected_s,
+            eta_s=None if eta_s is None else round(eta_s, 1),
+            progress=round(load.share, 3),
+            stage=load.stage,
+            bytes_read=load.bytes_read,
+            bytes_total=load.bytes_total or None,
+            memory_mib=load.memory_mib,
+            lease_mib=load.lease_mib,
+            devices=list(load.devices),
+        )
 
-    def _estimates(self) -> Json:
+    def _estimates(self) -> schema.LoadEstimates:
         """How far the expected times were from those that came."""
         came = [
             (abs(load.took_s - load.expected_s), load.took_s)
@@ -324,12 +325,12 @@ class Loads:
             if load.state == "ready" and load.expected_s is not None and load.took_s
         ]
         if not came:
-            return {"loads": 0, "mean_error_s": None, "mean_error": None}
-        return {
-            "loads": len(came),
-            "mean_error_s": round(sum(error for error, _ in came) / len(came), 3),
-            "mean_error": round(sum(error / took for error, took in came) / len(came), 3),
-        }
+            return schema.LoadEstimates(0, None, None)
+        return schema.LoadEstimates(
+            loads=len(came),
+            mean_error_s=round(sum(error for error, _ in came) / len(came), 3),
+            mean_error=round(sum(error / took for error, took in came) / len(came), 3),
+        )
 
     # -------------------------------------------------------------------------------------------------------------- kept
 

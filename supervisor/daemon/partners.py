@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 import structlog
 from pydantic import JsonValue
@@ -35,26 +35,20 @@ from supervisor.engine.status import PartnerStatus
 from supervisor.errors import InvalidRequestError, LeaseUnavailableError, LlmuxError, NotFoundError
 from supervisor.io.memory import MemorySampler
 from supervisor.io.store import NotSavedError, Store
+from supervisor.schema.memory import Lease, LeaseEnd, LeaseRequest
 
 log = structlog.get_logger("llmux.partners")
 
+TTL_S: Final = 30.0
+"""How long a lease lasts without a heartbeat, where its holder does not say."""
 _COLLECTION = "leases"
-_STATES = {WorkerState.STOPPED: "waiting", WorkerState.READY: "held", WorkerState.STOPPING: "ending"}
+_STATES: Final[Mapping[WorkerState, Literal["waiting", "held", "ending"]]] = {
+    WorkerState.STOPPED: "waiting",
+    WorkerState.READY: "held",
+    WorkerState.STOPPING: "ending",
+}
 
 Json = dict[str, JsonValue]
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a partner asks for. `vram_mib` is shared equally by its `gpus`; no `devices`: any."""
-
-    holder: str
-    vram_mib: int
-    devices: tuple[str, ...] = ()
-    gpus: int = 1
-    ttl_s: float = 30.0
-    pid: int | None = None
-    waits: bool = False
 
 
 class Partners:
@@ -83,7 +77,7 @@ class Partners:
 
     # ------------------------------------------------------------------------------------------------- what is asked
 
-    async def take(self, wanted: Wanted) -> Json:
+    async def take(self, wanted: LeaseRequest) -> Lease:
         """A lease, once it is granted. Cancelling it leaves none.
 
         Raises InvalidRequestError for what can never be, LeaseUnavailableError, UnavailableError during the shutdown.
@@ -92,13 +86,13 @@ class Partners:
             try:
                 return await self._take_once(wanted)
             except LeaseUnavailableError as error:
-                if not wanted.waits or error.retry_after_s is None:
+                if not wanted.wait or error.retry_after_s is None:
                     raise
                 await asyncio.sleep(error.retry_after_s)
 
-    async def _take_once(self, wanted: Wanted) -> Json:
+    async def _take_once(self, wanted: LeaseRequest) -> Lease:
         spec = self._spec(wanted)
-        partner = Partner(wanted.holder, wanted.ttl_s, wanted.waits, wanted.pid)
+        partner = Partner(wanted.holder, wanted.ttl_s or TTL_S, wanted.wait, wanted.pid)
         try:
             await self._engine.lease(LeaseAsked(spec, partner))
             await self._share(spec.id)
@@ -120,7 +114,7 @@ class Partners:
         if trouble is not None:
             raise LeaseUnavailableError(f"{name} lost its lease: {trouble}. Try again.", retry_after_s=1.0)
 
-    async def renew(self, name: str, ttl_s: float | None, pid: int | None) -> Json:
+    async def renew(self, name: str, ttl_s: float | None, pid: int | None) -> Lease:
         """A heartbeat. Raises NotFoundError when the lease has ended: then its holder must stop."""
         if not self._find(name).is_held:
             raise _gone(name)
@@ -129,34 +123,37 @@ class Partners:
             await self._save(ModelId(name))
         return self.view(name)
 
-    def end(self, name: str) -> Json:
+    def end(self, name: str) -> LeaseEnd:
         """Its holder needs it no more, or has ended. Raises NotFoundError."""
         self._find(name)
         self._engine.post(LeaseEnded(ModelId(name), "its holder ended it"))
-        return {"id": name, "ended": True}
+        return LeaseEnd(name, ended=True)
 
-    def _spec(self, wanted: Wanted) -> ModelSpec:
+    def _spec(self, wanted: LeaseRequest) -> ModelSpec:
         known = {device.id: device.spec for device in self._sampler.devices()}
-        for device in wanted.devices:
+        asked = [wanted.device] if isinstance(wanted.device, str) else wanted.device or []
+        for device in asked:
             if device not in known:
                 message = f"There is no device {device[:50]!r}, only {', '.join(known)}."
                 raise InvalidRequestError(message, param="device")
         name = ModelId(f"{wanted.holder}-{secrets.token_hex(3)}")
         footprint = Footprint(wanted.vram_mib, FootprintSource.EXPLICIT, "as asked for")
-        devices = tuple(DeviceId(device) for device in wanted.devices)
+        devices = tuple(DeviceId(device) for device in asked)
         priority = min(DEFAULT_PRIORITY.values())
-        spec = ModelSpec(name, PARTNER, priority, footprint, devices=devices, gpus=wanted.gpus, pin=True, drain_s=0.0)
+        spec = ModelSpec(
+            name, PARTNER, priority, footprint, devices=devices, gpus=wanted.gpus or 1, pin=True, drain_s=0.0
+        )
         if (problem := misplaced(spec, tuple(known.values()))) is not None:
             raise InvalidRequestError(f"{wanted.holder} can't have this lease: {problem[1]}.", param="vram_mib")
         return spec
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    def views(self) -> list[Json]:
+    def views(self) -> list[Lease]:
         """All of them, oldest first."""
         return [self._view(found) for found in self._engine.partners()]
 
-    def view(self, name: str) -> Json:
+    def view(self, name: str) -> Lease:
         """One of them. Raises NotFoundError."""
         return self._view(self._find(name))
 
@@ -166,23 +163,23 @@ class Partners:
                 return found
         raise _gone(name)
 
-    def _view(self, found: PartnerStatus) -> Json:
+    def _view(self, found: PartnerStatus) -> Lease:
         model, partner = found.model, found.partner
-        return {
-            "id": found.id,
-            "holder": partner.holder,
-            "state": _STATES[model.state],
-            "reason": model.reason,
-            "since_s": round(model.since_s, 3),
-            "vram_mib": model.spec.footprint.mib,
-            "devices": list(model.devices),
-            "measured_mib": model.measured_mib,
-            "ttl_s": partner.ttl_s,
-            "expires_s": None if found.expires_s is None else round(found.expires_s, 3),
-            "pid": partner.pid,
-            "waits_for": list(model.waits_for),
-            "env": dict(self._environment(model.devices)),
-        }
+        return Lease(
+            id=found.id,
+            holder=partner.holder,
+            state=_STATES[model.state],
+            reason=model.reason,
+            since_s=round(model.since_s, 3),
+            vram_mib=model.spec.footprint.mib,
+            devices=list(model.devices),
+            measured_mib=model.measured_mib,
+            ttl_s=partner.ttl_s,
+            expires_s=None if found.expires_s is None else round(found.expires_s, 3),
+            pid=partner.pid,
+            waits_for=list(model.waits_for),
+            env=dict(self._environment(model.devices)),
+        )
 
     def _environment(self, devices: Devices) -> dict[str, str]:
         """The variables that let its process see its devices, and no others."""

@@ -16,10 +16,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 from pydantic import BaseModel
 
@@ -35,9 +36,9 @@ from supervisor.core.types import ModelId, ModelSpec, WorkerState, base_of
 from supervisor.daemon import rechecking
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.sizes import Warnings, tell_sizes, warnings_of
-from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
 from supervisor.io import notify
+from supervisor.schema.daemon import Difference, Stop
 
 log = structlog.get_logger("llmux.reload")
 
@@ -66,37 +67,6 @@ LIVE: Final = frozenset(
 Stamp = tuple[int, int, int, int] | None
 """A file's modification time, size, number and mode; None: it isn't there."""
 Stamps = dict[Path, Stamp]
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A worker that ends by the reload: after its running requests, but at most `drain_s` later."""
-
-    model: ModelId
-    state: WorkerState
-    in_flight: int
-    queued: int  # these wait for its next worker, or are refused if the model was removed
-    pinned: bool
-    drain_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a reload does. Models and virtual models by name, settings as `limits.drain_s`."""
-
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    changed: tuple[str, ...]
-    restarted: tuple[str, ...]  # those of `changed` whose worker is replaced
-    stops: tuple[Stop, ...]  # the workers of those restarted or removed
-    unchanged: int
-    settings: tuple[str, ...]  # changed, and in effect
-    needs_restart: tuple[str, ...]  # changed in the file, and not in effect
-    warnings: tuple[str, ...]  # of models that can't run here, and of others' memory
-
-    def view(self) -> Json:
-        """For the API."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +200,8 @@ class Reloader:
         finally:
             if not self._is_stopping():
                 notify.notify("READY=1", f"STATUS=serving {len(self._daemon.catalog.listing())} models{refused}")
-        log.info("reload.finished", cause=cause, **difference.view())
-        self._daemon.hub.publish("reload", difference.view())
+        log.info("reload.finished", cause=cause, **msgspec.to_builtins(difference))
+        self._daemon.hub.publish("reload", difference)
         return difference
 
     async def _refused(self, error: ConfigError) -> ConfigError:

@@ -8,37 +8,15 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import structlog
 
 from supervisor.core.events import PinAsked
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.reload import Reloader
 from supervisor.errors import LlmuxError, NotFoundError
+from supervisor.schema.daemon import SetList, SetView
 
 log = structlog.get_logger("llmux.sets")
-
-
-class SetView(msgspec.Struct):
-    """A set as it is configured, and whether it is active."""
-
-    name: str
-    description: str | None
-    default_models: list[str]
-    pin: list[str]
-    active: bool
-
-
-class SetList(msgspec.Struct):
-    """All sets, in the order of the file. None of them active: it is all as configured."""
-
-    data: list[SetView]
-
-
-class Switch(msgspec.Struct, forbid_unknown_fields=True):
-    """`active`: the set to switch to; null: all as configured."""
-
-    active: str | None
 
 
 class Sets:

@@ -11,9 +11,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import asdict
+
 from supervisor.core.types import Generation, ModelId
-from supervisor.fleet.steps import Step, told
+from supervisor.fleet.steps import told
 from supervisor.gateway.request import Request
+from supervisor.schema.request import Step
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -60,7 +63,7 @@ class Steps:
             for request in (request for request in news if request.ticket_id in left):
                 about = {"id": request.ticket_id, "request_id": request.request_id.decode("latin-1")}
                 assert request.attempt.step is not None
-                daemon.hub.publish("progress", {**about, "model": request.name, **request.attempt.step.view()})
+                daemon.hub.publish("progress", {**about, "model": request.name, **asdict(request.attempt.step)})
             await asyncio.sleep(INTERVAL_S)
 
     async def _told(self, worker: _Worker) -> Mapping[str, Step]:

@@ -14,11 +14,10 @@ from datetime import date, datetime
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-import msgspec
-
 from runtimes.device_kind import HOST
 from supervisor.core.types import REMOTE
 from supervisor.gateway.record import RequestRecord
+from supervisor.schema.daemon import UsageRow
 
 NO_KEY: Final = "(no key)"
 _NO_GPU: Final = frozenset({HOST.device_id(), *REMOTE})
@@ -39,27 +38,6 @@ class Used(NamedTuple):
     cached_tokens: int
     completion_tokens: int
     gpu_s: float
-
-
-class UsageRow(msgspec.Struct):
-    """The sum for a day and key, and for a model where that was asked for. `key_id`: of a key that is called so now or was."""
-
-    day: str
-    key: str
-    key_id: str
-    requests: int
-    failed: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    gpu_s: float
-    model: str | None = None
-
-
-class UsageList(msgspec.Struct):
-    """The oldest day first."""
-
-    data: list[UsageRow]
 
 
 def today() -> date:

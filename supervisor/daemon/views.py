@@ -1,4 +1,4 @@
-"""What the admin API shows: plain JSON objects made from the scheduler's state, the running workers and the catalog.
+"""What the admin API shows of models, devices and decisions, made from the scheduler's state, the workers and the catalog.
 
 A view may be stale by an event, so nothing here is used to decide.
 """
@@ -8,73 +8,85 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
+from msgspec.structs import asdict
 
 from supervisor.catalog import CatalogModel, Route
 from supervisor.catalog.fitting import memory_warnings, pins_warning
+from supervisor.core import types as core
 from supervisor.core.decisions import Decision
-from supervisor.core.types import DeviceId, DeviceSpec, Footprint, ModelId
+from supervisor.core.types import DeviceId, DeviceSpec, ModelId
 from supervisor.engine.status import DeviceStatus, ModelStatus
 from supervisor.gateway.route.thinking import thinking_modes
 from supervisor.io.convert import documents
 from supervisor.io.memory import DeviceInfo
+from supervisor.schema.memory import Device, DeviceLease
+from supervisor.schema.model import (
+    Capabilities,
+    Crash,
+    Footprint,
+    Memory,
+    ModelMemory,
+    ModelView,
+    Replica,
+    Sizing,
+    WorkerFacts,
+)
+from supervisor.schema.request import Decision as DecisionView
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
 
-Json = dict[str, JsonValue]
 
-
-def model_view(daemon: Daemon, model: ModelId) -> Json | None:
+def model_view(daemon: Daemon, model: ModelId) -> ModelView | None:
     """One model's whole state; None when it isn't configured."""
     status = daemon.engine.model(model)
     if status is None or model not in daemon.catalog.models:
         return None
     effective = daemon.fleet.effective(model)
     override = daemon.fleet.override_of(model)
-    worker = daemon.fleet.facts(status.worker, status.generation)
-    return {
-        "name": model,
-        "virtual_models": list(daemon.catalog.names_of(model)),
-        "runtime": effective.config.runtime,
-        "type": status.spec.type,
-        "priority": status.spec.priority,
-        "pin": status.pinned,
-        "state": status.state.value,
-        "answering": status.answering,
-        "reason": status.reason,
-        "since_s": round(status.since_s, 3),
-        "retry_s": _rounded(status.retry_s, 1),
-        "eta_s": _rounded(status.eta_s, 1),
-        "idle_s": _rounded(status.idle_s, 3),
-        "keep_alive_s": status.spec.keep_alive_s,
-        "unload_s": _rounded(status.unload_s, 1),
-        "held_s": _rounded(status.held_s, 1),
-        "in_flight": status.in_flight,
-        "queued": status.queued,
-        "waits_for": list(status.waits_for),
-        "drain_s": status.drain_s,
-        **_devices(status),
-        "remote": status.spec.remote,
-        "memory": _memory(status, daemon.engine.device_specs()),
-        "sizing": _sizing(effective),
-        "warnings": _warnings(daemon, effective, status),
-        "worker": worker,
-        "replicas": [_replica(each, daemon.fleet.facts(each.id, each.generation)) for each in status.replicas],
-        "replica_max": status.spec.replica_max,
-        "generation": status.generation,
-        "load_s": _rounded(status.load_s, 3),
-        "crash": _crash(status),
-        "capabilities": capabilities(effective, daemon.catalog.resolve(model)),
-        "load_constraints": {key: dict(constraint) for key, constraint in effective.load_constraints.items()},
-        "overrides": dict(override.values) if override is not None else {},
-        "definition": effective.shown,
-    }
+    return ModelView(
+        name=model,
+        virtual_models=list(daemon.catalog.names_of(model)),
+        runtime=effective.config.runtime,
+        type=status.spec.type,
+        priority=status.spec.priority,
+        pin=status.pinned,
+        state=status.state.value,
+        answering=status.answering,
+        reason=status.reason,
+        since_s=round(status.since_s, 3),
+        retry_s=_rounded(status.retry_s, 1),
+        eta_s=_rounded(status.eta_s, 1),
+        idle_s=_rounded(status.idle_s, 3),
+        keep_alive_s=status.spec.keep_alive_s,
+        unload_s=_rounded(status.unload_s, 1),
+        held_s=_rounded(status.held_s, 1),
+        in_flight=status.in_flight,
+        queued=status.queued,
+        waits_for=list(status.waits_for),
+        drain_s=status.drain_s,
+        device=_device_name(status),
+        devices=list(status.devices),
+        remote=status.spec.remote,
+        memory=_memory(status, daemon.engine.device_specs()),
+        sizing=_sizing(effective),
+        warnings=_warnings(daemon, effective, status),
+        worker=daemon.fleet.facts(status.worker, status.generation),
+        replicas=[_replica(each, daemon.fleet.facts(each.id, each.generation)) for each in status.replicas],
+        replica_max=status.spec.replica_max,
+        generation=status.generation,
+        load_s=_rounded(status.load_s, 3),
+        crash=_crash(status),
+        capabilities=capabilities(effective, daemon.catalog.resolve(model)),
+        load_constraints={key: dict(constraint) for key, constraint in effective.load_constraints.items()},
+        overrides=dict(override.values) if override is not None else {},
+        definition=effective.shown,
+    )
 
 
-def _warnings(daemon: Daemon, model: CatalogModel, status: ModelStatus) -> list[JsonValue]:
+def _warnings(daemon: Daemon, model: CatalogModel, status: ModelStatus) -> list[str]:
     devices = [one.spec for one in daemon.sampler.devices()]
-    told: list[JsonValue] = [*memory_warnings(model, status.spec, devices)]
+    told = [*memory_warnings(model, status.spec, devices)]
     if status.pinned:
         pins = pins_warning(daemon.engine.pinned(), devices)
         told += [pins[1]] if pins is not None and pins[0] == status.id else []
@@ -85,133 +97,127 @@ def _rounded(seconds: float | None, digits: int) -> float | None:
     return None if seconds is None else round(seconds, digits)
 
 
-def _devices(status: ModelStatus) -> Json:
-    """The worker's devices: as one text (None without a worker), and as a list."""
-    return {"device": " + ".join(status.devices) or None, "devices": list(status.devices)}
+def _device_name(status: ModelStatus) -> str | None:
+    """The worker's devices as one text; None without a worker."""
+    return " + ".join(status.devices) or None
 
 
-def _memory(status: ModelStatus, devices: Iterable[DeviceSpec]) -> Json:
+def _parts(status: ModelStatus) -> dict[str, int]:
+    """What it has leased of each device."""
+    return {lease.device: lease.mib for lease in status.leases}
+
+
+def _memory(status: ModelStatus, devices: Iterable[DeviceSpec]) -> Memory:
     """`need`: what the next load is to lease, of each device where it may go."""
-    return {
-        **_held(status),
-        "estimate": _footprint(status.spec.footprint),
-        "learned": {device: footprint.mib for device, footprint in status.spec.learned.items()},
-        "raised": {device: mib for device, mib in status.spec.raised.items()},  # noqa: C416  # of another type
-        "need": {
+    return Memory(
+        lease_mib=status.lease_mib,
+        measured_mib=status.measured_mib,
+        parts=_parts(status),
+        estimate=_footprint(status.spec.footprint),
+        learned={device: footprint.mib for device, footprint in status.spec.learned.items()},
+        raised={device: mib for device, mib in status.spec.raised.items()},  # noqa: C416  # of another type
+        need={
             device.id: _footprint(device.need(status.spec))
             for device in devices
             if not status.spec.devices or device.id in status.spec.devices
         },
-    }
+    )
 
 
-def _sizing(model: CatalogModel) -> Json | None:
+def _sizing(model: CatalogModel) -> Sizing | None:
     """Context and slots, and why; None for a runtime that has neither, and while the file can't be read."""
     sizing = model.sizing
     if sizing is None:
         return None
-    return {"context": sizing.context, "slots": sizing.slots, "trained": sizing.trained or None, "text": str(sizing)}
+    return Sizing(sizing.context, sizing.slots, sizing.trained or None, str(sizing))
 
 
-def _held(status: ModelStatus) -> Json:
-    parts: Json = {lease.device: lease.mib for lease in status.leases}
-    return {"lease_mib": status.lease_mib, "measured_mib": status.measured_mib, "parts": parts}
+def _replica(status: ModelStatus, worker: WorkerFacts | None) -> Replica:
+    return Replica(
+        worker=f"{status.id}:{status.generation}",
+        state=status.state.value,
+        answering=status.answering,
+        device=_device_name(status),
+        devices=list(status.devices),
+        in_flight=status.in_flight,
+        lease_mib=status.lease_mib,
+        measured_mib=status.measured_mib,
+        parts=_parts(status),
+        **({} if worker is None else asdict(worker)),
+    )
 
 
-def _replica(status: ModelStatus, worker: Json | None) -> Json:
-    return {
-        "worker": f"{status.id}:{status.generation}",
-        "state": status.state.value,
-        "answering": status.answering,
-        **_devices(status),
-        "in_flight": status.in_flight,
-        **_held(status),
-        **(worker or {}),
-    }
-
-
-def _crash(status: ModelStatus) -> Json | None:
+def _crash(status: ModelStatus) -> Crash | None:
     crash = status.crash
-    if crash is None:
-        return None
-    return {
-        "class": crash.kind.value,
-        "summary": crash.told,
-        "exit_code": crash.exit_code,
-        "log_tail": list(crash.log_tail),
-    }
+    return None if crash is None else Crash(crash.kind.value, crash.told, crash.exit_code, list(crash.log_tail))
 
 
-def _footprint(footprint: Footprint) -> Json:
-    return {"mib": footprint.mib, "source": footprint.source.value, "detail": footprint.detail}
+def _footprint(footprint: core.Footprint) -> Footprint:
+    return Footprint(footprint.mib, footprint.source.value, footprint.detail)
 
 
-def capabilities(model: CatalogModel, route: Route) -> Json | None:
+def capabilities(model: CatalogModel, route: Route) -> Capabilities | None:
     """Of `model`, which is asked by the name of `route`. None until its metadata was read: see `Daemon.know_capabilities`."""
     known = model.known_capabilities
     if known is None:
         return None
-    return {
-        "modalities": list(known.modalities),
-        "documents": list(documents()) if known.documents else [],
-        "tools": known.tools,
-        "thinking": known.thinking,
-        "thinking_modes": list(thinking_modes(route.rewrite, model)),
-        "multi_turn": known.multi_turn,
-        "context": known.context,
-        "endpoints": list(model.paths),
-    }
+    return Capabilities(
+        modalities=list(known.modalities),
+        documents=list(documents()) if known.documents else [],
+        tools=known.tools,
+        thinking=known.thinking,
+        thinking_modes=list(thinking_modes(route.rewrite, model)),
+        multi_turn=known.multi_turn,
+        context=known.context,
+        endpoints=list(model.paths),
+    )
 
 
-def device_views(daemon: Daemon) -> list[Json]:
+def device_views(daemon: Daemon) -> list[Device]:
     """Every device: totals, what others use, and who holds how much."""
     known = {status.id: status for status in daemon.engine.devices()}
     return [_device_view(device, known[DeviceId(device.id)]) for device in daemon.sampler.devices()]
 
 
-def _device_view(device: DeviceInfo, status: DeviceStatus) -> Json:
+def _device_view(device: DeviceInfo, status: DeviceStatus) -> Device:
     totals = status.totals
-    return {
-        "id": device.id,
-        "kind": device.kind.name,
-        "name": device.name,
-        "driver": device.driver,
-        "total_mib": device.total_mib,
-        "margin_mib": device.margin_mib,
-        "free_mib": totals.free_mib,
-        "available_mib": totals.available_mib,
-        "outside_mib": totals.outside_mib,
-        "others_mib": totals.others_mib,
-        "blocked": totals.blocked,
-        "quarantined": totals.quarantined,
-        "leases": [
-            {
-                "model": lease.holder[0],
-                "partner": lease.is_partner,
-                "generation": lease.holder[1],
-                "phase": lease.phase.value,
-                "lease_mib": lease.mib,
-                "measured_mib": lease.measured_mib,
-            }
+    return Device(
+        id=device.id,
+        kind=device.kind.name,
+        name=device.name,
+        driver=device.driver,
+        total_mib=device.total_mib,
+        margin_mib=device.margin_mib,
+        free_mib=totals.free_mib,
+        available_mib=totals.available_mib,
+        outside_mib=totals.outside_mib,
+        others_mib=totals.others_mib,
+        blocked=totals.blocked,
+        quarantined=totals.quarantined,
+        leases=[
+            DeviceLease(
+                model=lease.holder[0],
+                partner=lease.is_partner,
+                generation=lease.holder[1],
+                phase=lease.phase.value,
+                lease_mib=lease.mib,
+                measured_mib=lease.measured_mib,
+            )
             for lease in status.leases
         ],
-    }
+    )
 
 
-def memory_views(daemon: Daemon) -> Iterator[Json]:
+def memory_views(daemon: Daemon) -> Iterator[ModelMemory]:
     """Of every device what each model holds, may take, and was measured to take there. May go on in a later turn of the loop."""
     devices = daemon.engine.device_specs()
     for figures in daemon.engine.figures():
         if (status := daemon.engine.model(figures.id)) is not None:
-            yield {"name": status.id, **_devices(status), **_memory(status, devices)}
+            memory = asdict(_memory(status, devices))
+            yield ModelMemory(status.id, _device_name(status), list(status.devices), **memory)
 
 
-def decision_view(daemon: Daemon, decision: Decision) -> Json:
+def decision_view(daemon: Daemon, decision: Decision) -> DecisionView:
     """One decision, its time as seconds since the epoch."""
-    return {
-        "seq": decision.seq,
-        "at": round(daemon.wall_time(decision.at), 3),
-        "kind": decision.kind,
-        "model": decision.model,
-        "reason": decision.reason,
-    }
+    at = round(daemon.wall_time(decision.at), 3)
+    return DecisionView(decision.seq, at, decision.kind, decision.model, decision.reason)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import msgspec
-from pydantic import JsonValue
 
 from supervisor.engine.listener import Listener
 from supervisor.errors import UnavailableError
@@ -29,7 +28,7 @@ class Published:
 
     seq: int
     kind: Kind
-    data: dict[str, JsonValue]
+    data: object
 
     def encoded(self) -> bytes:
         """As a server-sent event."""
@@ -48,8 +47,8 @@ class Hub:
         """Does a subscription want this kind?"""
         return bool(self._subscriptions) and any(kind in each.kinds for each in self._subscriptions)
 
-    def publish(self, kind: Kind, data: dict[str, JsonValue]) -> None:
-        """Give the event to every subscription that wants it."""
+    def publish(self, kind: Kind, data: object) -> None:
+        """Give the event to every subscription that wants it. `data` becomes JSON, when somebody reads it."""
         self._seq += 1
         event = Published(self._seq, kind, data)
         for subscription in tuple(self._subscriptions):

@@ -201,6 +201,14 @@ class WaitFigures:
     mean_s: float | None
     p95_s: float | None
 
+    @property
+    def mean_ms(self) -> int | None:
+        return None if self.mean_s is None else round(self.mean_s * 1000)
+
+    @property
+    def p95_ms(self) -> int | None:
+        return None if self.p95_s is None else round(self.p95_s * 1000)
+
 
 def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelStatus:
     """See ModelStatus. Of a model with replicas: its best one, with what all of them hold and do."""

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import structlog
-from pydantic import JsonValue
 
 from runtimes.adapters.remote_adapter import RemoteAdapter
 from supervisor.catalog import CatalogModel
@@ -23,6 +22,7 @@ from supervisor.fleet.worker import Worker
 from supervisor.io.memory import HolderPids, WorkerKey
 from supervisor.io.progress import Progress
 from supervisor.io.upstream import Upstream
+from supervisor.schema.model import WorkerFacts
 
 log = structlog.get_logger("llmux.worker")
 
@@ -134,7 +134,7 @@ class Fleet:
         holders = ((key, replica.holder()) for key, replica in self._replicas.items())
         return {key: holder for key, holder in holders if holder is not None}
 
-    def facts(self, model: ModelId, generation: Generation) -> dict[str, JsonValue] | None:
+    def facts(self, model: ModelId, generation: Generation) -> WorkerFacts | None:
         """Pid, port and the like, for the admin API; None when there is no such replica."""
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.facts()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
 import structlog
-from pydantic import JsonValue
 
 from runtimes.adapters.remote_adapter import RemoteAdapter
 from runtimes.base import ModelUnusableError, RemoteSpec
@@ -26,6 +25,7 @@ from supervisor.core.types import Crash, CrashClass
 from supervisor.fleet.replica import Post
 from supervisor.io.memory import WorkerKey
 from supervisor.io.probe import Readiness
+from supervisor.schema.model import WorkerFacts
 
 if TYPE_CHECKING:
     from supervisor.io.remote import RemotePool
@@ -57,15 +57,14 @@ class Remote:
     def holder(self) -> None:
         """See `Replica`."""
 
-    def facts(self) -> dict[str, JsonValue]:
-        return {
-            "pid": None,
-            "port": None,
-            "address": self.upstream.spec.base_url if self.upstream is not None else None,
-            "upstream_model": self._model.adapter.upstream_model(self._model.config),
-            "uptime_s": round(time.monotonic() - self._started_at, 3),
-            "connections": self.upstream.open_responses if self.upstream is not None else 0,
-        }
+    def facts(self) -> WorkerFacts:
+        return WorkerFacts(
+            pid=None,
+            address=self.upstream.spec.base_url if self.upstream is not None else None,
+            upstream_model=self._model.adapter.upstream_model(self._model.config),
+            uptime_s=round(time.monotonic() - self._started_at, 3),
+            connections=self.upstream.open_responses if self.upstream is not None else 0,
+        )
 
     async def run(self) -> Crash | None:
         adapter = cast("RemoteAdapter[ModelConfig]", self._model.adapter)

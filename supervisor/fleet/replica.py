@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from pydantic import JsonValue
-
 from supervisor.core.events import Event
 from supervisor.core.types import Crash
 from supervisor.io.memory import HolderPids
 from supervisor.io.progress import Progress
 from supervisor.io.upstream import Upstream
+from supervisor.schema.model import WorkerFacts
 
 Post = Callable[[Event], None]
 
@@ -44,5 +43,5 @@ class Replica(Protocol):
     def holder(self) -> HolderPids | None:
         """Its processes, for the memory sampler; None where it takes no memory here."""
 
-    def facts(self) -> dict[str, JsonValue]:
+    def facts(self) -> WorkerFacts:
         """For the admin API: pid, port and the like; never a secret."""

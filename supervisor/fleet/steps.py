@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from pydantic import JsonValue
 
 from supervisor.errors import LlmuxError
 from supervisor.io.upstream import Upstream
+from supervisor.schema.request import Step
 
 TIMEOUT_S: Final = 1.0
 LIMIT: Final = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How far a request is: so many steps made, of so many."""
-
-    step: int
-    steps: int
-
-    def view(self) -> dict[str, JsonValue]:
-        """For the admin API."""
-        return {"step": self.step, "steps": self.steps}
 
 
 class _Told(msgspec.Struct):

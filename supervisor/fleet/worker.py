@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-from pydantic import JsonValue
+from msgspec import UNSET
 
 from runtimes.base import LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
 from supervisor.catalog import CatalogModel
@@ -27,7 +27,7 @@ from supervisor.core.types import Crash, CrashClass, Devices, Parts, base_of
 from supervisor.errors import LlmuxError
 from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post
-from supervisor.fleet.steps import Step, told
+from supervisor.fleet.steps import told
 from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids, WorkerKey
 from supervisor.io.ports import Ownership
@@ -36,6 +36,8 @@ from supervisor.io.process import HOST_TROUBLE, SpawnError, UnkillableError
 from supervisor.io.progress import Progress
 from supervisor.io.threads import in_thread
 from supervisor.io.upstream import UpstreamPool
+from supervisor.schema.model import WorkerFacts
+from supervisor.schema.request import Step
 
 log = structlog.get_logger("llmux.worker")
 
@@ -102,19 +104,17 @@ class Worker:
         roots = () if pids is None or self._runs_elsewhere else (pids.shim_pid,)
         return HolderPids(self._devices, roots, loading=not self._ready)
 
-    def facts(self) -> dict[str, JsonValue]:
-        pids = self._launcher.list().get(self._key)
-        facts: dict[str, JsonValue] = {
-            "pid": pids.pid if pids is not None else None,
-            "shim_pid": pids.shim_pid if pids is not None else None,
-            "port": self._port,
-            "uptime_s": round(time.monotonic() - self._started_at, 3),
-            "connections": self.upstream.open_connections if self.upstream is not None else 0,
-            "log": str(self._log),
-        }
-        if self._model is not None and self._model.adapter.remote:
-            facts["upstream_model"] = self._model.adapter.upstream_model(self._model.config)
-        return facts
+    def facts(self) -> WorkerFacts:
+        pids, model = self._launcher.list().get(self._key), self._model
+        return WorkerFacts(
+            pid=pids.pid if pids is not None else None,
+            shim_pid=pids.shim_pid if pids is not None else None,
+            port=self._port,
+            upstream_model=model.adapter.upstream_model(model.config) if model and model.adapter.remote else UNSET,
+            uptime_s=round(time.monotonic() - self._started_at, 3),
+            connections=self.upstream.open_connections if self.upstream is not None else 0,
+            log=str(self._log),
+        )
 
     # ----------------------------------------------------------------------------------------------------------- life
 

@@ -18,7 +18,7 @@ from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import Headers
 
 if TYPE_CHECKING:
-    from supervisor.fleet.steps import Step
+    from supervisor.schema.request import Step
 
 _TOKENS: Final = b'_tokens"'
 _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d{1,15})\b')

@@ -11,25 +11,24 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import structlog
-from pydantic import JsonValue
+from msgspec.structs import asdict
 
 from supervisor.core.types import TicketId
 from supervisor.engine.events import Hub
 from supervisor.errors import RequestCancelledError
 from supervisor.gateway.disconnect import CancelOnDisconnect
-from supervisor.gateway.record import ENDED, RequestRecord, demanded
+from supervisor.gateway.record import ENDED, RequestRecord
 from supervisor.gateway.request import Request
+from supervisor.schema.request import ActiveRequest, FinishedRequest
 
 GROUP: Final = 64
 GROUP_S: Final = 0.025
 """Requests are recorded so many at a time, or so late: what is done once a group is not done for each."""
 
 logger = structlog.get_logger("llmux.request")
-
-Json = dict[str, JsonValue]
 
 
 class InFlight:
@@ -100,7 +99,7 @@ class InFlight:
                 self.kept.append(record)
             log.info("request.finished", _line=record.line(), _at=epoch + request.ended_at)
             if is_followed:
-                self._hub.publish("request", {"state": "finished", **record.view(self._epoch)})
+                self._hub.publish("request", FinishedRequest(**asdict(record.view(self._epoch))))
         for listener in self.listeners:
             try:
                 listener(ended)
@@ -145,30 +144,31 @@ class InFlight:
         """How many of each are queued or running."""
         return Counter([request.demand.tenant for request, _ in self._calls.values()])
 
-    def views(self) -> Iterator[Json]:
+    def views(self) -> Iterator[ActiveRequest]:
         """For the admin API, oldest first: each as it is when it is looked at. One that has ended by then is left out."""
         now = asyncio.get_running_loop().time()
         for ticket_id, (request, _) in tuple(self._calls.items()):
             if ticket_id not in self._calls:
                 continue
             attempt, ticket = request.attempt, request.attempt.ticket
-            yield {
-                "id": ticket_id,
-                "state": "queued" if ticket is None else "running",
+            yield ActiveRequest(
+                id=ticket_id,
+                state="queued" if ticket is None else "running",
                 **_about(request),
-                "worker": None if ticket is None else f"{ticket.model}:{ticket.generation}",
-                "age_s": round(now - request.arrived_at, 3),
-                "bytes": attempt.outcome.bytes_sent,
-                "progress": None if attempt.step is None else attempt.step.view(),
-            }
+                worker=None if ticket is None else f"{ticket.model}:{ticket.generation}",
+                age_s=round(now - request.arrived_at, 3),
+                bytes=attempt.outcome.bytes_sent,
+                progress=attempt.step,
+            )
 
 
-def _about(request: Request) -> Json:
+def _about(request: Request) -> dict[str, Any]:
     return {
         "request_id": request.request_id.decode("latin-1"),
         "model": request.name,
         "path": request.path,
         "key": request.key.name if request.key is not None else None,
-        **demanded(request.demand),
+        "tenant": request.demand.tenant or None,
+        "priority": request.demand.priority,
         "stream": request.stream,
     }

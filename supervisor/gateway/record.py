@@ -5,20 +5,17 @@ It has small values: no body, no exception, no ticket. The JSON is made when som
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from msgspec.structs import astuple
-from pydantic import JsonValue
+from msgspec.structs import asdict, astuple, replace
 
 from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import Devices, ModelId
 from supervisor.core.waiting import Awaited, WaitKind
 from supervisor.engine.waits import Part
-
-Json = dict[str, JsonValue]
+from supervisor.schema.request import EndedRequest, WaitPart
 
 ENDED: Final = 1000  # so many of the requests that ended last are kept
 MESSAGE_LIMIT: Final = 300  # characters of an error's message; a worker's, about a wrong field, may quote all of it
@@ -47,7 +44,7 @@ class RequestLine(msgspec.Struct, gc=False):
     priority: int | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
     trace_id: str | UnsetType = UNSET
-    ignored: Sequence[object] | UnsetType = UNSET
+    ignored: list[str] | UnsetType = UNSET
 
 
 class RequestRecord(RequestLine):
@@ -82,26 +79,24 @@ class RequestRecord(RequestLine):
         """The part for the log."""
         return RequestLine(*astuple(self)[:_LINE])
 
-    def view(self, epoch: float, state: str | None = None) -> Json:
-        """As JSON. `epoch`: when the engine's clock was zero, in Unix seconds; `state`: of a request in flight."""
+    def view(self, epoch: float) -> EndedRequest:
+        """For the API. `epoch`: when the engine's clock was zero, in Unix seconds."""
         first_s, rate = self.first_token_s, self.tokens_per_s
-        line: Json = msgspec.to_builtins(self.line())
-        return {
+        line = asdict(self.line()) | {"tenant": self.demand.tenant or None, "priority": self.demand.priority}
+        return EndedRequest(
             **line,
-            **demanded(self.demand),
-            "id": self.id,
-            "at": round(self.arrived_at + epoch, 3),
-            "stream": self.stream,
-            "wait": [
-                {"kind": awaited.kind.value, "what": f"{_WAITED}{awaited.what}.", "s": round(took_s, 3)}
+            id=self.id,
+            at=round(self.arrived_at + epoch, 3),
+            stream=self.stream,
+            wait=[
+                WaitPart(awaited.kind.value, f"{_WAITED}{awaited.what}.", round(took_s, 3))
                 for awaited, took_s in self.waits
                 if took_s >= _SHORTEST_S
             ],
-            **({} if state is None else {"state": state}),
-            "first_token_ms": None if first_s is None else round(first_s * 1000, 1),
-            "tokens_per_s": None if rate is None else round(rate, 2),
-            "error_message": self.error_message,
-        }
+            first_token_ms=None if first_s is None else round(first_s * 1000, 1),
+            tokens_per_s=None if rate is None else round(rate, 2),
+            error_message=self.error_message,
+        )
 
 
 _LINE: Final = len(RequestLine.__struct_fields__)
@@ -114,19 +109,13 @@ class _Written(msgspec.Struct):
     view: dict[str, object]
 
 
-class _ShownPart(msgspec.Struct):
-    kind: str
-    what: str
-    s: float
-
-
 class _Shown(msgspec.Struct):
     """The fields of a view that a record has in another form. Another version may have written it, with fewer of them."""
 
     at: float
     tenant: str | None = None
     priority: int = NORMAL
-    wait: list[_ShownPart] = []
+    wait: list[WaitPart] = []
     first_token_ms: float | None = None
 
 
@@ -134,15 +123,10 @@ _KINDS: Final = frozenset(WaitKind)
 _written: Final = msgspec.json.Decoder(_Written).decode
 
 
-def demanded(demand: Demand) -> Json:
-    """For whom it came, and how urgent it was."""
-    return {"tenant": demand.tenant or None, "priority": demand.priority}
-
-
 def written(record: RequestRecord, epoch: float, run: str) -> str:
     """The text to keep on disk. `run`: what stands before this daemon's numbers."""
     number = None if record.id is None else f"{run}-{record.id}"
-    return msgspec.json.encode(_Written(record.model_id, {**record.view(epoch), "id": number})).decode()
+    return msgspec.json.encode({"model": record.model_id, "view": replace(record.view(epoch), id=number)}).decode()
 
 
 def restored(text: str, epoch: float) -> RequestRecord | None:

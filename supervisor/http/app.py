@@ -17,6 +17,11 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from supervisor.api import routing
+from supervisor.api.batches import FILES
+from supervisor.api.daemon import UPGRADE
+from supervisor.api.jobs import check_line
+from supervisor.api.operation import Api
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.editing import Editor
 from supervisor.daemon.handover import Handover
@@ -36,24 +41,7 @@ from supervisor.gateway.head import head_of
 from supervisor.gateway.request import Request
 from supervisor.gateway.tunnel import client_of
 from supervisor.gateway.tunnel import refuse as refuse_tunnel
-from supervisor.http import (
-    additions,
-    admin,
-    batches,
-    clients,
-    editing,
-    extra_ports,
-    files,
-    jobs,
-    leases,
-    metrics,
-    openapi,
-    runtime_config,
-    sets,
-    ui,
-    usage,
-    watch,
-)
+from supervisor.http import extra_ports, jobs, ui
 from supervisor.http.auth import Auth, scope_for
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
@@ -92,25 +80,10 @@ class Application:
         self._daemon = daemon
         self._extra_ports = extra_ports
         self._auth: Auth
-        editor = Editor(daemon, reloader)
         self._others = Starlette(
             routes=[
-                *admin.health(daemon),
+                *routing.routes(Api(daemon, reloader, Editor(daemon, reloader), Sets(daemon, reloader), handover)),
                 *(route for dialect in DIALECTS for route in dialect.routes(daemon)),
-                *watch.routes(daemon),
-                *admin.routes(daemon, reloader, handover),
-                *editing.routes(editor),
-                *additions.routes(editor, daemon.additions),
-                *sets.routes(Sets(daemon, reloader)),
-                *clients.routes(daemon),
-                *leases.routes(daemon),
-                *jobs.routes(daemon),
-                *files.routes(daemon),
-                *batches.routes(daemon),
-                metrics.route(daemon),
-                runtime_config.route(daemon),
-                *usage.routes(daemon),
-                openapi.route(),
                 *ui.routes(),
             ],
             exception_handlers={LlmuxError: _refused, HTTPException: self._not_routed, Exception: _left_to_the_server},
@@ -131,7 +104,7 @@ class Application:
 
     def check_line(self, endpoint: str, body: Bytes) -> Awaitable[tuple[str | None, Bytes]]:
         """See `daemon.batches.Check`."""
-        return jobs.check_line(self._daemon, endpoint, body)
+        return check_line(self._daemon, endpoint, body)
 
     def close(self) -> None:
         """End the endless responses: the event streams, which get what has ended so far."""
@@ -245,7 +218,7 @@ class Application:
     async def _route(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
         await self._daemon.requests.recorded()  # whoever asks sees all that ended before
         await asyncio.sleep(0)  # also in the log: its lines are written at the end of a turn
-        if scope["method"] not in SAFE and scope["path"] != admin.UPGRADE:
+        if scope["method"] not in SAFE and scope["path"] != UPGRADE:
             # What changes something is for the daemon that goes on.
             await self._daemon.settled.wait()
             if self._daemon.successor is not None:
@@ -284,7 +257,7 @@ class Application:
 
 def _is_upload(scope: Scope) -> bool:
     """A body that may be too large to be held, and so for a successor."""
-    return bool(scope["method"] == "POST" and scope["path"] == files.PATH)
+    return bool(scope["method"] == "POST" and scope["path"] == FILES)
 
 
 def _keeping(receive: Receive, request: Request) -> Receive:

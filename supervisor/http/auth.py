@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
+from supervisor.api.routing import scope_of
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
@@ -23,8 +24,6 @@ from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.head import RequestHead, head_of
 from supervisor.gateway.identity.rate_headers import NAMES as RATE_HEADERS
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/livez", "/ui"})
-CONFIG = "/v1/admin/config"
 OWN_PAGES_ONLY = frozenset({"admin", "metrics", "configure"})
 """The scopes of paths that no page of another origin may call."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
@@ -46,15 +45,8 @@ def own_names() -> frozenset[str]:
 
 def scope_for(path: str, dialect: Dialect) -> str | None:
     """The key scope that `path` requires; None if it is open to all. The dialect decides about paths that aren't the daemon's."""
-    if path in PUBLIC_PATHS or path.startswith("/ui/"):
-        return None
-    if path == "/metrics":
-        return "metrics"
-    if path == CONFIG or path.startswith(f"{CONFIG}/"):
-        return "configure"
-    if path.startswith("/v1/admin") or path == "/api/v1/config":
-        return "admin"
-    return dialect.scope_for(path)
+    declared = scope_of(path)
+    return dialect.scope_for(path) if declared is None else declared[0]
 
 
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

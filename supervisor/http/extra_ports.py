@@ -9,10 +9,9 @@ from supervisor.dialects.ollama import AT_OWN_PORT, Ollama
 from supervisor.errors import NotFoundError
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.disconnect import Scope
-from supervisor.http.auth import PUBLIC_PATHS, scope_for
+from supervisor.http.auth import scope_for
 
-_OPEN: Final = PUBLIC_PATHS - {"/ui"}
-_METRICS_PATHS: Final = frozenset({"/metrics", "/health", "/v1/health", "/livez"})
+_HEALTH: Final = frozenset({"/health", "/v1/health", "/livez"})
 
 
 def restrict(key: str, scope: Scope, dialect: Dialect) -> None:
@@ -20,12 +19,12 @@ def restrict(key: str, scope: Scope, dialect: Dialect) -> None:
     path = scope["path"]
     if key == OLLAMA:
         scope["state"][AT_OWN_PORT] = True
-        if isinstance(dialect, Ollama) or path in _OPEN or scope_for(path, dialect) == "inference":
+        if isinstance(dialect, Ollama) or path == "/" or path in _HEALTH or scope_for(path, dialect) == "inference":
             return
         answers = "Ollama's API and inference"
     else:
         assert key == METRICS
-        if path in _METRICS_PATHS:
+        if path == "/metrics" or path in _HEALTH:
             return
         answers = "/metrics, /health and /livez"
     raise NotFoundError(f"This port (server.{key}) answers {answers} alone: ask for {path[:200]} at the main port.")

@@ -6,11 +6,11 @@ import hashlib
 import re
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from supervisor.io import files
+from supervisor.schema.edit import Version
 
 MOST: Final = 11
 """Ten to go back to, and the one in force."""
@@ -20,15 +20,6 @@ _NAME: Final = re.compile(r"(\d{13})-([0-9a-f]{16})")
 def digest(text: str) -> str:
     """Equal for equal texts alone."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One of them. `at`: when it was first seen, in Unix seconds."""
-
-    id: str
-    at: float
-    bytes: int
 
 
 class Versions:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from supervisor.dialects.operation import EVENTS, JSON, LINES
+from supervisor.schema.operation import EVENTS, JSON, LINES
 from tests.support.cases import cases
 from tests.support.counts import examples
 from tests.support.daemon import Daemon, fake, running

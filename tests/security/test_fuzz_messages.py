@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supervisor.api.metrics import together
 from supervisor.core.types import Crash
-from supervisor.http.worker_metrics import together
 from supervisor.io import logs
 from supervisor.io.process import WorkerProcess
 from supervisor.io.reap import Mark

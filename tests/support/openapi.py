@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from supervisor.http.openapi import document
+from supervisor.api.openapi import document
 
 DOCUMENT = document()
 

@@ -1,4 +1,4 @@
-"""Values that fit a JSON schema, for Hypothesis: of the schemas that `supervisor.dialects.operation` makes."""
+"""Values that fit a JSON schema, for Hypothesis: of the schemas that `supervisor.schema.operation` makes."""
 
 from __future__ import annotations
 

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from runtimes.device_kind import HOST, DeviceWanted
 from supervisor.catalog import Catalog, CatalogModel
-from supervisor.cli import client, output
-from supervisor.cli.client import Client, Json
+from supervisor.cli import operations, output
+from supervisor.cli.client import Client
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.core.events import DeviceSample
 from supervisor.core.types import DeviceId
 from supervisor.errors import LlmuxError
 from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.memory import CompositeSampler, DeviceInfo, MemorySampler
+from supervisor.schema.memory import Device
 
 
 class BenchError(LlmuxError):
@@ -26,13 +27,13 @@ class BenchError(LlmuxError):
     code = "bench_failed"
 
 
-def ledger_of(daemon: Client) -> Mapping[DeviceId, Json]:
+def ledger_of(daemon: Client) -> Mapping[DeviceId, Device]:
     """A daemon's devices as its ledger has them; none where no daemon answers. Raises LlmuxError when it refuses."""
     try:
-        answer = daemon.get("/v1/admin/gpu-memory")
+        devices = daemon.call(operations.READ_MEMORY).devices
     except UnreachableError:
         return {}
-    return {DeviceId(str(device.get("id"))): device for device in client.rows(answer, "devices")}
+    return {DeviceId(device.id): device for device in devices}
 
 
 async def open_devices(catalog: Catalog) -> Opened:
@@ -78,7 +79,7 @@ async def choose_devices(opened: Opened, model: CatalogModel, words: Sequence[st
 
 
 async def check_memory(
-    sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, ledger: Mapping[DeviceId, Json]
+    sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, ledger: Mapping[DeviceId, Device]
 ) -> int:
     """What the model is expected to take there, in MiB. Raises BenchError when so much isn't free."""
     need = device.spec.need(model.spec())
@@ -93,10 +94,10 @@ async def check_memory(
     room, by = free.free_mib - device.margin_mib, f"{output.mib(free.free_mib)} are free"
     entry = ledger.get(device.id)
     if entry is not None:
-        if blocked := entry.get("blocked"):
-            raise BenchError(f"The daemon starts nothing on {device.label} now: {blocked}. Try again later.")
-        available = entry.get("available_mib")
-        if isinstance(available, int) and available < room:
+        if entry.blocked:
+            raise BenchError(f"The daemon starts nothing on {device.label} now: {entry.blocked}. Try again later.")
+        available = entry.available_mib
+        if available is not None and available < room:
             room, by = available, f"by the daemon's ledger {output.mib(available)} may be taken"
     if need.mib > room:
         margin = f" and {output.mib(device.margin_mib)} of them are kept as a margin" if entry is None else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from supervisor.cli import client, output
-from supervisor.cli.client import Client, Json
+from supervisor.cli import operations, output
+from supervisor.cli.client import Client
 from supervisor.cli.options import answer, daemon_options
+from supervisor.schema import client as schema
+from supervisor.schema.client import PauseRequest
 
-PATH = "/v1/admin/clients"
 HEAD = ("CLIENT", "NOW", "REQUESTS", "ERRORS", "REFUSED", "TOKENS IN / OUT", "LAST SEEN", "PROFILE", "PAUSE")
 
 
@@ -21,24 +22,25 @@ def clients() -> None:
 @daemon_options
 def clients_list(daemon: Client, as_json: bool) -> None:
     """Show each client: what it asked, what came of it, its profile, and whether it has to pause."""
-    found = daemon.get(PATH)
-    told = client.rows(found)
-    shown = output.Table([HEAD, *map(_row, told)]) if told else "No client has said who it is, and none has a profile."
+    found = daemon.call(operations.LIST_CLIENTS)
+    shown = (
+        output.Table([HEAD, *map(_row, found.data)])
+        if found.data
+        else "No client has said who it is, and none has a profile."
+    )
     answer(found, shown, as_json=as_json)
 
 
-def _row(one: Json) -> output.Row:
-    tokens = (output.text(one.get(name)) for name in ("prompt_tokens", "completion_tokens"))
-    profile = client.part(one, "profile")
-    told = [f"{key} {profile[key]}" for key in ("model", "priority") if profile.get(key) is not None]
-    pause = [output.duration(one.get("cooldown_s")), ": ", output.text(one.get("cooldown_reason"))]
+def _row(one: schema.Client) -> output.Row:
+    profile = one.profile or {}
+    words = [f"{key} {profile[key]}" for key in ("model", "priority") if profile.get(key) is not None]
     return (
-        output.text(one.get("id")),
-        *(output.text(one.get(name)) for name in ("in_flight", "requests", "errors", "refused")),
-        " / ".join(tokens),
-        output.clock(one.get("last_seen")) if one.get("last_seen") is not None else "never",
-        ", ".join(told) or ("yes" if profile else "-"),
-        "".join(pause) if one.get("cooldown_s") is not None else "-",
+        one.id,
+        *map(str, (one.in_flight, one.requests, one.errors, one.refused)),
+        f"{one.prompt_tokens} / {one.completion_tokens}",
+        "never" if one.last_seen is None else output.clock(one.last_seen),
+        ", ".join(words) or ("yes" if profile else "-"),
+        "-" if one.cooldown_s is None else f"{output.duration(one.cooldown_s)}: {output.text(one.cooldown_reason)}",
     )
 
 
@@ -53,8 +55,8 @@ _argument = click.argument("name", metavar="CLIENT")
 @daemon_options
 def clients_pause(name: str, seconds: float, daemon: Client, as_json: bool) -> None:
     """Let CLIENT pause: its requests get 429 until then. Those that run go on."""
-    told = daemon.put(f"{PATH}/{client.quoted(name)}", {"cooldown_s": seconds})
-    answer(told, f"{name} pauses for {output.duration(seconds)}.", as_json=as_json)
+    found = daemon.call(operations.PAUSE_CLIENT, PauseRequest(seconds), id=name)
+    answer(found, f"{name} pauses for {output.duration(seconds)}.", as_json=as_json)
 
 
 @clients.command("resume")
@@ -62,8 +64,8 @@ def clients_pause(name: str, seconds: float, daemon: Client, as_json: bool) -> N
 @daemon_options
 def clients_resume(name: str, daemon: Client, as_json: bool) -> None:
     """End the pause of CLIENT."""
-    told = daemon.put(f"{PATH}/{client.quoted(name)}", {"cooldown_s": 0})
-    answer(told, f"{name} may go on.", as_json=as_json)
+    found = daemon.call(operations.PAUSE_CLIENT, PauseRequest(0), id=name)
+    answer(found, f"{name} may go on.", as_json=as_json)
 
 
 @clients.command("forget")
@@ -71,5 +73,5 @@ def clients_resume(name: str, daemon: Client, as_json: bool) -> None:
 @daemon_options
 def clients_forget(name: str, daemon: Client, as_json: bool) -> None:
     """Count CLIENT anew, and end its pause."""
-    told = daemon.delete(f"{PATH}/{client.quoted(name)}")
-    answer(told, f"{name} is forgotten.", as_json=as_json)
+    found = daemon.call(operations.FORGET_CLIENT, id=name)
+    answer(found, f"{name} is forgotten.", as_json=as_json)

@@ -10,13 +10,14 @@ from typing import Final
 
 import click
 
-from supervisor.cli import output, starter
-from supervisor.cli.client import Client, Json, rows
+from supervisor.cli import operations, output, starter
+from supervisor.cli.client import Client
 from supervisor.cli.exit_codes import ExitCode, UnreachableError, exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.cli.starter import EXAMPLES, SCHEMA, STARTER
 from supervisor.errors import ConfigError, InvalidRequestError
 from supervisor.io import files, local_access
+from supervisor.schema.daemon import Difference, ReloadRequest
 
 _EVERY_KEY: Final = ("llmux.example.yaml", SCHEMA)
 
@@ -214,33 +215,28 @@ def reload_(dry_run: bool, force: bool, pid: int | None, daemon: Client, as_json
             raise UnreachableError(f"There is no daemon of yours with the process id {pid}.")
         daemon = Client(access.url, access.key)
     try:
-        answer = daemon.post("/v1/admin/reload", {"dry_run": dry_run, "force": force})
+        difference = daemon.call(operations.RELOAD_CONFIGURATION, ReloadRequest(dry_run, force))
     except InvalidRequestError as error:
         if error.detail:
             raise ConfigError(error.detail) from error
         raise
-    stops = rows(answer, "stops")
     if as_json:
-        print_json(answer)
+        print_json(difference)
     else:
-        _show_difference(answer, stops)
-    if dry_run and any(stop.get("in_flight") for stop in stops):
+        _show_difference(difference)
+    if dry_run and any(stop.in_flight for stop in difference.stops):
         sys.exit(ExitCode.FAILED)
 
 
-def _show_difference(answer: Json, stops: list[Json]) -> None:
+def _show_difference(difference: Difference) -> None:
     for part in ("added", "removed", "changed", "restarted", "settings", "needs_restart"):
-        names = answer.get(part)
-        if isinstance(names, list) and names:
-            click.echo(f"{part.replace('_', ' ') + ':':15}{output.clean(', '.join(map(str, names)))}")
-    for stop in stops:
-        running = stop.get("in_flight")
-        requests = f"{counted(running, 'running request')}, cut after" if isinstance(running, int) and running else ""
-        words = (stop.get("state"), "pinned" if stop.get("pinned") is True else "")
-        about = ", ".join(output.clean(str(word)) for word in words if word)
-        ends = f"; {requests} {output.duration(stop.get('drain_s'))}" if requests else ""
-        click.echo(f"{'stops:':15}{output.clean(str(stop.get('model')))} ({about}){ends}")
-    click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")
-    warnings = answer.get("warnings")
-    for warning in warnings if isinstance(warnings, list) else []:
-        click.echo(f"warning: {output.clean(str(warning))}")
+        if names := getattr(difference, part):
+            click.echo(f"{part.replace('_', ' ') + ':':15}{output.clean(', '.join(names))}")
+    for stop in difference.stops:
+        words = f"{stop.state}, pinned" if stop.pinned else stop.state
+        running = counted(stop.in_flight, "running request")
+        ends = f"; {running}, cut after {output.duration(stop.drain_s)}" if stop.in_flight else ""
+        click.echo(f"{'stops:':15}{output.clean(stop.model)} ({output.clean(words)}){ends}")
+    click.echo(f"{'unchanged:':15}{difference.unchanged}")
+    for warning in difference.warnings:
+        click.echo(f"warning: {output.clean(warning)}")

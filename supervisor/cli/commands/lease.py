@@ -8,10 +8,11 @@ from pathlib import PurePath
 
 import click
 
-from supervisor.cli import client, output
-from supervisor.cli.client import Client, Json
+from supervisor.cli import operations, output
+from supervisor.cli.client import Client
 from supervisor.cli.options import daemon_options, print_json
 from supervisor.errors import LlmuxError
+from supervisor.schema.memory import LeaseRequest
 
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -40,11 +41,9 @@ def lease(
     lease is lost. Put -- before COMMAND. With --json the lease is printed on stderr.
     """
     whose = holder or _STRANGE.sub("-", PurePath(command[0]).name).strip("-._")[:64] or "partner"
-    body: Json = {"vram_mib": vram_mib, "gpus": gpus, "holder": whose, "wait": wait}
-    if devices:
-        body["device"] = list(devices)
+    body = LeaseRequest(vram_mib, whose, list(devices) or None, gpus, wait)
     with output.progress(lambda: _progress(daemon, whose)):
-        found = daemon.post("/v1/admin/leases", body)
+        found = daemon.call(operations.TAKE_LEASE, body)
     if as_json:
         print_json(found, indent=None, err=True)
     from supervisor.cli.leased import run  # noqa: PLC0415  # not for declaring
@@ -54,8 +53,8 @@ def lease(
 
 def _progress(daemon: Client, holder: str) -> output.Row:
     try:
-        leases = client.rows(daemon.get("/v1/admin/leases", timeout_s=2.0))
+        leases = daemon.call(operations.LIST_LEASES, timeout_s=2.0).data
     except LlmuxError:  # the command itself reports it
         return ["waiting for the daemon"]
-    mine = next((one for one in leases if one.get("holder") == holder and one.get("state") == "waiting"), {})
-    return [f"{holder} waits: ", output.dim(output.text(mine.get("reason")))]
+    reasons = (one.reason for one in leases if one.holder == holder and one.state == "waiting")
+    return [f"{holder} waits: ", output.dim(output.text(next(reasons, None)))]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from supervisor.cli import client, output
-from supervisor.cli.client import Client, Json
+from supervisor.cli import operations, output
+from supervisor.cli.client import Client
 from supervisor.cli.options import answer, daemon_options
+from supervisor.schema.load import Load, LoadEstimates
 
-PATH = "/v1/admin/loads"
 HEAD = ("LOAD", "MODEL", "STATE", "DONE", "WAITED", "TOOK", "EXPECTED", "LEFT", "ASKED", "WHY")
 
 
@@ -22,32 +22,29 @@ def loads() -> None:
 @daemon_options
 def loads_list(limit: int, daemon: Client, as_json: bool) -> None:
     """Show each load: how far it is, how long it takes and should take, and why it waits or ended."""
-    told = daemon.get(PATH)
-    found = client.rows(told)[:limit]
-    shown = output.Table([HEAD, *map(_row, found)]) if found else "Nothing was loaded yet."
-    answer({**told, "data": found}, shown, *_estimates(told), as_json=as_json)
+    found = daemon.call(operations.LIST_LOADS)
+    found.data = found.data[:limit]
+    shown = output.Table([HEAD, *map(_row, found.data)]) if found.data else "Nothing was loaded yet."
+    answer(found, shown, *_estimates(found.estimates), as_json=as_json)
 
 
-def _estimates(told: Json) -> list[output.Styled]:
-    estimates = client.part(told, "estimates")
-    error, seconds = estimates.get("mean_error"), estimates.get("mean_error_s")
-    if not isinstance(error, int | float) or not isinstance(seconds, int | float):
+def _estimates(estimates: LoadEstimates) -> list[output.Styled]:
+    error, seconds, count = estimates.mean_error, estimates.mean_error_s, estimates.loads
+    if error is None or seconds is None:
         return []
-    count = estimates.get("loads")
     loads = "1 load" if count == 1 else f"{count} loads"
     return [output.dim(f"Expected times were off by {seconds:.1f} s ({error:.0%}) on average, of {loads}.")]
 
 
-def _row(one: Json) -> output.Row:
-    progress = one.get("progress")
+def _row(one: Load) -> output.Row:
     return (
-        output.text(one.get("id")),
-        output.text(one.get("worker")),
-        output.state(str(one.get("state"))),
-        f"{progress:.0%}" if isinstance(progress, float | int) else "-",
-        *(output.duration(one.get(name)) for name in ("waited_s", "took_s", "expected_s", "eta_s")),
-        output.clock(one.get("asked_at")),
-        output.text(one.get("stage") if one.get("state") == "loading" and one.get("stage") else one.get("reason")),
+        one.id,
+        one.worker,
+        output.state(one.state),
+        f"{one.progress:.0%}",
+        *map(output.duration, (one.waited_s, one.took_s, one.expected_s, one.eta_s)),
+        output.clock(one.asked_at),
+        output.text(one.stage if one.state == "loading" and one.stage else one.reason),
     )
 
 
@@ -56,5 +53,5 @@ def _row(one: Json) -> output.Row:
 @daemon_options
 def loads_cancel(number: str, daemon: Client, as_json: bool) -> None:
     """Cancel LOAD, wherever it stands. Requests that wait for it get an error; the next one loads the model again."""
-    told = daemon.delete(f"{PATH}/{client.quoted(number)}")
-    answer(told, f"The load of {told.get('model')} is cancelled.", as_json=as_json)
+    load = daemon.call(operations.CANCEL_LOAD, id=number)
+    answer(load, f"The load of {load.model} is cancelled.", as_json=as_json)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 import click
 
-from supervisor.cli import client, output
+from supervisor.cli import operations, output
 from supervisor.cli.client import Client, Json
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.cli.options import answer, daemon_options, model_argument
 from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
+from supervisor.schema.memory import Lease
+from supervisor.schema.model import LoadRequest, ModelView
 
 HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP", "ALSO")
 WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "NEED", "UNLOAD", "CONTEXT")
@@ -20,43 +22,41 @@ WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "NEED", "UN
 MOST_WARNINGS = 3
 
 
-def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | str:
+def table_of(models: Sequence[ModelView], *, wide: bool = False) -> output.Table | str:
     if not models:
         return "No models are configured."
     rows: list[output.Row] = [(*HEAD, *(WIDE if wide else ()), "REASON")]
     rows += [
-        (*_row(model, most_names=99 if wide else 2), *(_wide(model) if wide else ()), output.text(model.get("reason")))
+        (*_row(model, most_names=99 if wide else 2), *(_wide(model) if wide else ()), output.text(model.reason))
         for model in models
     ]
     return output.Table(rows, whole=wide)
 
 
-def warnings_of(models: Sequence[Json]) -> list[str]:
+def warnings_of(models: Sequence[ModelView]) -> list[str]:
     """What is wrong with their memory: a line for what is wrong with one or with several, and few lines."""
     names: dict[str, list[str]] = {}
     for model in models:
-        told = model.get("warnings")
-        for one in told if isinstance(told, list) else []:
-            names.setdefault(str(one), []).append(str(model.get("name")))
+        for one in model.warnings:
+            names.setdefault(one, []).append(model.name)
     lines = [f"warning: {', '.join(whose)}: {one}" for one, whose in names.items()]
     if (more := len(lines) - MOST_WARNINGS) > 1:
         lines[MOST_WARNINGS:] = [f"warning: {more} more; all of them: llmux config check"]
     return lines
 
 
-def leases_of(leases: Sequence[Json]) -> list[output.Words | output.Table]:
+def leases_of(leases: Sequence[Lease]) -> list[output.Words | output.Table]:
     """The leases of partners, below an empty line; nothing where there are none."""
     head = ("LEASE", "STATE", "DEVICE", "LEASE / MEASURED", "PID", "EXPIRES", "REASON")
     rows = [
         (
-            str(lease.get("id")),
-            output.state(str(lease.get("state"))),
-            output.text(" + ".join(map(str, devices)) if isinstance(devices := lease.get("devices"), list) else None)
-            or "-",
-            f"{output.mib(lease.get('vram_mib'))} / {output.mib(lease.get('measured_mib'))}",
-            output.text(lease.get("pid")),
-            output.duration(lease.get("expires_s")),
-            output.text(lease.get("reason")),
+            lease.id,
+            output.state(lease.state),
+            " + ".join(lease.devices) or "-",
+            f"{output.mib(lease.vram_mib)} / {output.mib(lease.measured_mib)}",
+            output.text(lease.pid),
+            output.duration(lease.expires_s),
+            output.text(lease.reason),
         )
         for lease in leases
     ]
@@ -76,89 +76,84 @@ def overrides(settings: Sequence[str]) -> Json:
     return found
 
 
-def _progress(daemon: Client, path: str) -> output.Row:
+def _progress(daemon: Client, name: str) -> output.Row:
     """The progress of a load: state, time so far, and a bar where the end can be estimated."""
     try:
-        model = daemon.get(path, timeout_s=2.0)
+        model = daemon.call(operations.GET_MODEL, timeout_s=2.0, name=name)
     except LlmuxError:  # the command itself reports it
         return ["waiting for the daemon"]
-    cells: list[output.Cell] = [[f"{model.get('name')}: ", output.state(str(model.get("state")))]]
-    elapsed, left = model.get("since_s"), model.get("eta_s")
-    if isinstance(elapsed, int | float):
-        if isinstance(left, int | float) and elapsed + left > 0:
-            cells.append(output.Bar(elapsed / (elapsed + left)))
-            cells.append(f"{output.duration(elapsed)} of about {output.duration(elapsed + left)}")
-        else:
-            cells.append(output.duration(elapsed))
-    return [*cells, output.dim(output.text(model.get("reason")))]
+    cells: list[output.Cell] = [[f"{model.name}: ", output.state(model.state)]]
+    elapsed, left = model.since_s, model.eta_s
+    if left is not None and elapsed + left > 0:
+        cells.append(output.Bar(elapsed / (elapsed + left)))
+        cells.append(f"{output.duration(elapsed)} of about {output.duration(elapsed + left)}")
+    else:
+        cells.append(output.duration(elapsed))
+    return [*cells, output.dim(output.text(model.reason))]
 
 
-def _row(model: Json, most_names: int) -> output.Row:
-    memory, worker = client.part(model, "memory"), client.part(model, "worker")
-    amounts = (memory.get("lease_mib"), memory.get("measured_mib"))
-    told = model.get("virtual_models")
-    names = [str(name) for name in told] if isinstance(told, list) else []
+def _row(model: ModelView, most_names: int) -> output.Row:
+    amounts, names = (model.memory.lease_mib, model.memory.measured_mib), model.virtual_models
     return (
-        str(model.get("name")),
+        model.name,
         _state(model),
         _device(model),
         " / ".join(map(output.mib, amounts)) if amounts != (None, None) else "-",
-        output.text(model.get("in_flight")),
-        output.text(model.get("queued")),
-        output.duration(model.get("idle_s")),
-        output.duration(worker.get("uptime_s")),
+        str(model.in_flight),
+        str(model.queued),
+        output.duration(model.idle_s),
+        output.duration(None if model.worker is None else model.worker.uptime_s),
         ", ".join((*names[:most_names], *([f"+{more}"] if (more := len(names) - most_names) > 0 else []))) or "-",
     )
 
 
-def _device(model: Json) -> str:
+def _device(model: ModelView) -> str:
     """Where it is; of several devices, with its part on each."""
-    parts = client.part(client.part(model, "memory"), "parts")
+    parts = model.memory.parts
     if len(parts) < 2:
-        return "RAM (host)" if model.get("device") == "host" else output.text(model.get("device"))
+        return "RAM (host)" if model.device == "host" else output.text(model.device)
     return " + ".join(f"{device} {output.mib(mib)}" for device, mib in parts.items())
 
 
-def _state(model: Json) -> output.Styled:
+def _state(model: ModelView) -> output.Styled:
     """With the number of its replicas in this state, where there are several."""
-    word, replicas = str(model.get("state")), model.get("replicas")
-    same = (
-        [one for one in replicas if isinstance(one, dict) and one.get("state") == word]
-        if isinstance(replicas, list)
-        else []
-    )
-    return output.state(word, f"{word} ×{len(same)}" if len(same) > 1 else word)
+    same = [one for one in model.replicas if one.state == model.state]
+    return output.state(model.state, f"{model.state} ×{len(same)}" if len(same) > 1 else model.state)
 
 
-def _wide(model: Json) -> output.Row:
-    worker = client.part(model, "worker")
+def _wide(model: ModelView) -> output.Row:
+    worker = model.worker
     return (
-        output.text(model.get("type")),
-        output.text(model.get("runtime")),
-        output.text(model.get("priority")),
-        "yes" if model.get("pin") else "no",
-        output.text(worker.get("pid")),
-        output.text(worker.get("port")),
-        output.duration(model.get("load_s")),
+        model.type,
+        model.runtime,
+        str(model.priority),
+        "yes" if model.pin else "no",
+        output.text(None if worker is None else worker.pid),
+        output.text(None if worker is None else worker.port),
+        output.duration(model.load_s),
         _need(model),
-        output.duration(model.get("unload_s")),
-        output.text(client.part(model, "sizing").get("text")).removeprefix("context "),
+        output.duration(model.unload_s),
+        output.text(None if model.sizing is None else model.sizing.text).removeprefix("context "),
     )
 
 
-def _need(model: Json) -> str:
+def _need(model: ModelView) -> str:
     """What its next load is to lease, and where that figure comes from: where it is loaded, else on the first device."""
-    if model.get("remote"):
+    if model.remote:
         return "-"
-    need, device = client.part(client.part(model, "memory"), "need"), model.get("device")
-    footprint = client.part(need, str(device) if device in need else next(iter(need), ""))
-    return f"{output.mib(footprint.get('mib'))} {footprint.get('source')}" if footprint else "-"
+    need = model.memory.need
+    footprint = need.get(model.device or "") or next(iter(need.values()), None)
+    return "-" if footprint is None else f"{output.mib(footprint.mib)} {footprint.source}"
 
 
-def _last_words(daemon: Client, path: str, model: str) -> str:
+def _last_words(daemon: Client, model: str) -> str:
     """Where they are; nothing of a worker that has not run, or has said none."""
     try:
-        return f"; its last words: llmux logs {model}" if daemon.text(f"{path}/logs?lines=1") else ""
+        return (
+            f"; its last words: llmux logs {model}"
+            if daemon.text(operations.READ_LOGS, {"lines": 1}, name=model)
+            else ""
+        )
     except LlmuxError:
         return ""
 
@@ -168,10 +163,9 @@ def _last_words(daemon: Client, path: str, model: str) -> str:
 @daemon_options
 def ps(wide: bool, daemon: Client, as_json: bool) -> None:
     """Show every model: state, device, memory, requests, its other names, and the reason of the last change."""
-    found = daemon.get("/v1/admin/models")
-    models = client.rows(found)
-    leases = [] if as_json else leases_of(client.rows(daemon.get("/v1/admin/leases")))
-    answer(found, table_of(models, wide=wide), *leases, *warnings_of(models), as_json=as_json)
+    found = daemon.call(operations.LIST_MODELS)
+    leases = [] if as_json else leases_of(daemon.call(operations.LIST_LEASES).data)
+    answer(found, table_of(found.data, wide=wide), *leases, *warnings_of(found.data), as_json=as_json)
 
 
 @click.command()
@@ -186,14 +180,14 @@ def ps(wide: bool, daemon: Client, as_json: bool) -> None:
 @daemon_options
 def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -> None:
     """Load MODEL and wait until it is ready. Also resets a failed one."""
-    path, changed = f"/v1/admin/models/{client.quoted(model)}", overrides(settings)
+    body = LoadRequest(overrides(settings) or None)
     try:
-        with output.progress(lambda: _progress(daemon, path)):
-            found = daemon.post(f"{path}/load", {"overrides": changed} if changed else None)
+        with output.progress(lambda: _progress(daemon, model)):
+            found = daemon.call(operations.LOAD_MODEL, body, name=model)
     except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
         raise
     except LlmuxError as error:
-        error.detail = (*error.detail, f"What happened: llmux why {model}{_last_words(daemon, path, model)}")
+        error.detail = (*error.detail, f"What happened: llmux why {model}{_last_words(daemon, model)}")
         raise
     except KeyboardInterrupt:  # ends the wait, not the load
         click.echo(f"Not waiting any longer. Look: llmux ps; stop it: llmux unload {model}", err=True)
@@ -207,7 +201,6 @@ def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -
 @daemon_options
 def unload(model: str, force: bool, daemon: Client, as_json: bool) -> None:
     """Unload MODEL and wait until its memory is back."""
-    path = f"/v1/admin/models/{client.quoted(model)}"
-    with output.progress(lambda: _progress(daemon, path)):
-        found = daemon.post(f"{path}/unload" + ("?force=true" if force else ""))
+    with output.progress(lambda: _progress(daemon, model)):
+        found = daemon.call(operations.UNLOAD_MODEL, query={"force": force or None}, name=model)
     answer(found, table_of([found]), as_json=as_json)

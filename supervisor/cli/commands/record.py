@@ -10,7 +10,7 @@ from typing import TextIO
 
 import click
 
-from supervisor.cli import output
+from supervisor.cli import operations, output
 from supervisor.cli.client import Client
 from supervisor.cli.options import counted, daemon_options, json_option, print_json
 from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
@@ -26,7 +26,7 @@ def write(daemon: Client, file: Path, seconds: int | None) -> int:
     Raises InvalidRequestError where the file is there already, and UnavailableError for a recording that broke off; what
     was written stays. KeyboardInterrupt leaves a whole file.
     """
-    path = "/v1/admin/recording" + (f"?seconds={seconds}" if seconds is not None else "")
+    path = operations.RECORD_SCHEDULER.at({"seconds": seconds})
     events = -1  # the first line is the state
     try:
         with contextlib.ExitStack() as stack:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from supervisor.cli import output
-from supervisor.cli.client import Client, quoted, url_of
+from supervisor.cli import operations, output
+from supervisor.cli.client import Client, url_of
 from supervisor.cli.commands.chat import Conversation, chat_options, converse, question
 from supervisor.cli.options import (
     ask_options,
@@ -24,6 +24,7 @@ from supervisor.cli.options import (
     print_json,
 )
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.schema.daemon import ReloadRequest
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -285,7 +286,7 @@ def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
     if not session.is_daemon(daemon):
         return False
     try:
-        daemon.post("/v1/admin/reload", {"dry_run": False, "force": removed})
+        daemon.call(operations.RELOAD_CONFIGURATION, ReloadRequest(force=removed))
     except LlmuxError as error:
         message = f"{place.path} is written, but the daemon at {daemon.url} has not reloaded it: {error.message}"
         raise type(error)(message, detail=error.detail) from error
@@ -296,7 +297,7 @@ def _add_last_words(error: LlmuxError, daemon: Client, model: str) -> None:
     """Of a worker that failed: with this daemon gone, nobody can be asked for them."""
     if error.code == "model_failed" and not error.detail:
         with contextlib.suppress(LlmuxError):
-            lines = daemon.text(f"/v1/admin/models/{quoted(model)}/logs?lines={LAST_LINES}")
+            lines = daemon.text(operations.READ_LOGS, {"lines": LAST_LINES}, name=model)
             error.detail = tuple(lines.splitlines())
 
 

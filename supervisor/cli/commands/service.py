@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from supervisor.cli import operations
 from supervisor.cli.client import Client
 from supervisor.cli.options import config_path, daemon_options, json_option, print_json
 
@@ -66,13 +67,13 @@ def service_upgrade(daemon: Client, as_json: bool) -> None:
     """
     if not as_json:
         click.echo("starting the new daemon; loads that are under way end first")
-    answer = daemon.post("/v1/admin/upgrade")
+    answer = daemon.call(operations.UPGRADE_DAEMON)
     if as_json:
         print_json(answer)
         return
-    click.echo(f"the new daemon serves (pid {answer.get('pid')})")
-    if answer.get("running"):
-        click.echo(f"the old one ends after the requests that run on it: {answer.get('running')}")
+    click.echo(f"the new daemon serves (pid {answer.pid})")
+    if answer.running:
+        click.echo(f"the old one ends after the requests that run on it: {answer.running}")
 
 
 @service.command("uninstall")

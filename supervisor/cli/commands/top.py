@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import select
 import signal
@@ -14,13 +13,17 @@ import tty
 from collections.abc import Iterator
 
 import click
+from msgspec import Struct
 
-from supervisor.cli import client, output
-from supervisor.cli.client import Client, Json
+from supervisor.cli import operations, output
+from supervisor.cli.client import Client
 from supervisor.cli.commands import models
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.cli.options import daemon_options, print_json
 from supervisor.core.demand import NORMAL
+from supervisor.schema.memory import Device, Lease
+from supervisor.schema.model import ModelView
+from supervisor.schema.request import ActiveRequest
 
 REQUESTS = 20
 
@@ -53,31 +56,40 @@ def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
                 return
 
 
-def look(daemon: Client) -> Json:
-    return {
-        "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
-        "models": daemon.get("/v1/admin/models").get("data"),
-        "leases": daemon.get("/v1/admin/leases").get("data"),
-        "requests": daemon.get("/v1/admin/requests").get("data"),
-    }
+class Seen(Struct):
+    """What is shown."""
+
+    devices: list[Device]
+    models: list[ModelView]
+    leases: list[Lease]
+    requests: list[ActiveRequest]
 
 
-def page(seen: Json, url: str) -> Page:
-    found, requests = client.rows(seen, "models"), client.rows(seen, "requests")
-    loaded = sum(model.get("worker") is not None for model in found)
-    running = sum(request.get("state") == "running" for request in requests)
+def look(daemon: Client) -> Seen:
+    return Seen(
+        daemon.call(operations.READ_MEMORY).devices,
+        daemon.call(operations.LIST_MODELS).data,
+        daemon.call(operations.LIST_LEASES).data,
+        daemon.call(operations.LIST_REQUESTS).data,
+    )
+
+
+def page(seen: Seen, url: str) -> Page:
+    found, requests, devices = seen.models, seen.requests, seen.devices
+    loaded = sum(model.worker is not None for model in found)
+    running = sum(request.state == "running" for request in requests)
     title = f"llmux {url}  {time.strftime('%H:%M:%S')}"
     counts = f"{loaded} of {len(found)} models loaded, {running} requests running, {len(requests) - running} queued"
-    devices = client.rows(seen, "devices")
     shown: Page = [[(title, "bold"), f"  {counts}"], ""]
     if devices:
         shown.append(output.Table([_device(device) for device in devices], head=False))
-        for device, flag in itertools.product(devices, ("blocked", "quarantined")):
-            if device.get(flag):
-                shown.append((f"{device.get('id')} is {flag}: {device[flag]}", "red"))
+        for device in devices:
+            if device.blocked:
+                word = "quarantined" if device.quarantined else "blocked"
+                shown.append((f"{device.id} is {word}: {device.blocked}", "red"))
         shown.append("")
     shown.append(models.table_of(found))
-    shown += models.leases_of(client.rows(seen, "leases"))
+    shown += models.leases_of(seen.leases)
     if requests:
         shown += ["", _requests(requests)]
         if len(requests) > REQUESTS:
@@ -85,41 +97,36 @@ def page(seen: Json, url: str) -> Page:
     return shown
 
 
-def _device(device: Json) -> output.Row:
-    total, free, outside = (_amount(device.get(name)) for name in ("total_mib", "free_mib", "outside_mib"))
-    leases = client.rows(device, "leases")
-    leased = sum(_amount(lease.get("lease_mib")) for lease in leases)
-    share = 1 - free / total if total and device.get("free_mib") is not None else 0.0
-    used = f"{output.mib(total - free)} of {output.mib(total)} used"
-    rest = f"{output.mib(leased)} leased, {output.mib(outside)} outside, {output.mib(device.get('available_mib'))} available"
+def _device(device: Device) -> output.Row:
+    total, free = device.total_mib, device.free_mib
+    share = 1 - free / total if total and free is not None else 0.0
+    used = f"{output.mib(total - (free or 0))} of {output.mib(total)} used"
+    leased, outside = sum(lease.lease_mib for lease in device.leases), device.outside_mib or 0
+    rest = f"{output.mib(leased)} leased, {output.mib(outside)} outside, {output.mib(device.available_mib)} available"
     return (
-        output.text(device.get("id")),
+        device.id,
         output.Bar(share, "red" if share > 0.95 else "yellow" if share > 0.8 else "green"),
         f"{used}, {rest}",
-        output.dim(output.text(device.get("name") or device.get("kind"))),
+        output.dim(device.name or device.kind),
     )
 
 
-def _requests(requests: list[Json]) -> output.Table:
+def _requests(requests: list[ActiveRequest]) -> output.Table:
     head = ("REQUEST", "STATE", "AGE", "SENT", "CLIENT", "PRIORITY", "MODEL", "PATH")
     rows = [
         (
-            output.text(request.get("request_id")),
-            output.text(request.get("state")),
-            output.duration(request.get("age_s")),
-            f"{_amount(request.get('bytes')) / 1024:.1f} KiB",
-            output.text(request.get("tenant") or request.get("key")),
-            output.text(None if request.get("priority") == NORMAL else request.get("priority")),
-            output.text(request.get("model")),
-            output.text(request.get("path")),
+            request.request_id,
+            request.state,
+            output.duration(request.age_s),
+            f"{request.bytes / 1024:.1f} KiB",
+            output.text(request.tenant or request.key),
+            output.text(None if request.priority == NORMAL else request.priority),
+            output.text(request.model),
+            request.path,
         )
         for request in requests[:REQUESTS]
     ]
     return output.Table([head, *rows])
-
-
-def _amount(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from supervisor.cli import client, output
+from supervisor.cli import client, operations, output
 from supervisor.cli.client import Client, Json
 from supervisor.cli.options import answer, daemon_options, model_argument, print_json
 
@@ -21,21 +21,20 @@ KINDS = ("decision", "model", "memory", "request", "alert", "reload", "load", "p
 @daemon_options
 def logs(model: str, follow: bool, lines: int, daemon: Client, as_json: bool) -> None:
     """Show the last log lines of MODEL's worker, running or not."""
-    path = f"/v1/admin/models/{client.quoted(model)}/logs?lines={lines}"
     if follow:
-        for event in daemon.events(f"{path}&follow=true"):
+        for event in daemon.events(operations.READ_LOGS.at({"lines": lines, "follow": True}, name=model)):
             if as_json:
                 print_json({"line": event.data}, indent=None)
             else:
                 click.echo(output.clean(click.unstyle(event.data)))
         return
-    content = daemon.text(path)
+    content = daemon.text(operations.READ_LOGS, {"lines": lines}, name=model)
     if as_json:
         print_json({"model": model, "lines": content.splitlines()})
     elif content:
         click.echo(output.clean(click.unstyle(content)), nl=not content.endswith("\n"))
     else:
-        state = daemon.get(f"/v1/admin/models/{client.quoted(model)}").get("state")
+        state = daemon.call(operations.GET_MODEL, name=model).state
         remedy = (
             f"its worker starts with: llmux load {model}" if state == "stopped" else f"it is {state}: llmux why {model}"
         )
@@ -57,7 +56,7 @@ def events(types: str | None, daemon: Client, as_json: bool) -> None:
     wanted = [word.strip() for word in types.split(",")] if types is not None else list(KINDS)
     if unknown := [word for word in wanted if word not in KINDS]:
         raise click.BadParameter(f"there are {', '.join(KINDS)}, not {unknown[0]!r}", param_hint="--types")
-    for event in daemon.events(f"/v1/admin/events?types={','.join(wanted)}"):
+    for event in daemon.events(operations.FOLLOW_EVENTS.at({"types": ",".join(wanted)})):
         data = json.loads(event.data)
         if as_json:
             print_json({"event": event.kind, "id": event.id, "data": data}, indent=None)
@@ -84,30 +83,25 @@ def why(model: str | None, limit: int, request: str | None, daemon: Client, as_j
 
         if model is not None:
             raise click.UsageError("Give a MODEL or a --request, not both.")
-        told = daemon.get(f"/v1/admin/requests/{client.quoted(request)}")
-        answer(told, *story(told), as_json=as_json)
+        found = daemon.call(operations.GET_REQUEST, id=request)
+        answer(found, *story(found), as_json=as_json)
         return
     if model is not None and model.startswith(client.TASK):
         from supervisor.cli.why import choice  # noqa: PLC0415  # not for declaring
 
-        task = daemon.get(f"/v1/admin/tasks/{client.quoted(model)}")
+        task = daemon.call(operations.GET_TASK, name=model)
         answer(task, *choice(task), as_json=as_json)
         return
-    query = f"?limit={limit}" + (f"&model={client.quoted(model)}" if model is not None else "")
-    found = daemon.get(f"/v1/admin/decisions{query}")
+    decided = daemon.call(operations.LIST_DECISIONS, query={"limit": limit, "model": model})
     columns = [name for name in ("model", "kind", "reason") if name != "model" or model is None]
     rows: list[output.Row] = [
-        (output.clock(decision.get("at")), *(output.text(decision.get(name)) for name in columns))
-        for decision in client.rows(found)
+        (output.clock(decision.at), *(output.text(getattr(decision, name)) for name in columns))
+        for decision in decided.data
     ]
     table = output.Table([("TIME", *map(str.upper, columns)), *rows], whole=True)
-    about = (
-        []
-        if model is None or as_json
-        else client.texts(daemon.get(f"/v1/admin/models/{client.quoted(model)}"), "warnings")
-    )
+    about = [] if model is None or as_json else daemon.call(operations.GET_MODEL, name=model).warnings
     notes = [f"{model}: {warning}" for warning in about]
-    answer(found, table if rows else "Nothing was decided yet.", *notes, as_json=as_json)
+    answer(decided, table if rows else "Nothing was decided yet.", *notes, as_json=as_json)
 
 
 def line(kind: str, data: Json) -> list[str | output.Styled]:

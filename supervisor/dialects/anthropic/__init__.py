@@ -19,11 +19,11 @@ from starlette.routing import Match, Route
 from supervisor import catalog
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.views import Json
 from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
 from supervisor.dialects.anthropic.answer import CountTokens, Messages
 from supervisor.dialects.anthropic.stops import StreamedStop, WholeStop
+from supervisor.dialects.model_status import Json
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.gateway.dialect import after

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from supervisor.dialects.openai.schemas import RERANK_REQUEST, RERANKED, RERANKING
-from supervisor.dialects.operation import Example, Operation, Section, anything, mapping, record, text
+from supervisor.schema.operation import Example, Operation, Section, anything, mapping, record, text
 
 SECTION: Final = Section(
     "Cohere",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from supervisor.dialects.openai.schemas import CHAT_REQUEST, RERANK_REQUEST, RERANKED, RERANKING, STATUS, X_FIELDS
-from supervisor.dialects.operation import (
+from supervisor.schema.operation import (
     EVENTS,
     Example,
     Operation,

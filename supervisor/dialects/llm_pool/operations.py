@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.dialects.operation import (
+from supervisor.schema.operation import (
     EVENTS,
     Example,
     Operation,

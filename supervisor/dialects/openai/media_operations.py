@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from supervisor.dialects.openai.schemas import X_FIELDS
-from supervisor.dialects.operation import (
+from supervisor.schema.operation import (
     EVENTS,
     FORM,
     PLAIN,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, get_args
 
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -16,9 +17,9 @@ from starlette.routing import Route
 from runtimes.model_config import ModelType
 from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.views import Json, capabilities
+from supervisor.daemon.views import capabilities
 from supervisor.dialects.listed import listed
-from supervisor.dialects.model_status import status, status_view
+from supervisor.dialects.model_status import Json, status, status_view
 from supervisor.errors import InvalidRequestError, NotFoundError
 
 _LOADED: Final[Mapping[str | None, bool | None]] = {None: None, "1": True, "true": True, "0": False, "false": False}
@@ -88,14 +89,11 @@ def _abilities(entry: catalog.Route, model: catalog.CatalogModel) -> Json:
     known = model.known_capabilities
     if known is None:
         return {}
-    output = [_OUTPUT[model.config.type]]
+    output, found = [_OUTPUT[model.config.type]], capabilities(model, entry)
     return {
         "context_length": known.context,
         "max_model_len": known.context,
         "architecture": {"input_modalities": list(known.modalities), "output_modalities": list(output)},
         "supported_parameters": ["tools", "tool_choice"] if known.tools else [],
-        "capabilities": {
-            **(capabilities(model, entry) or {}),
-            "output_modalities": list(output),
-        },
+        "capabilities": {**({} if found is None else asdict(found)), "output_modalities": list(output)},
     }

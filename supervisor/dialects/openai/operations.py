@@ -17,7 +17,7 @@ from supervisor.dialects.openai.schemas import (
     USAGE,
     X_FIELDS,
 )
-from supervisor.dialects.operation import (
+from supervisor.schema.operation import (
     EVENTS,
     Example,
     Operation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from supervisor.dialects.operation import (
+from supervisor.schema.operation import (
     Schema,
     anything,
     array,

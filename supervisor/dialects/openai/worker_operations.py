@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from supervisor.dialects.openai.schemas import X_FIELDS
-from supervisor.dialects.operation import Example, Operation, Section, anything, array, record, request, text
+from supervisor.schema.operation import Example, Operation, Section, anything, array, record, request, text
 
 _TEXTS: Final = {"anyOf": [text(), array(minItems=1)]}
 _NEEDS: Final = "a model of vllm_serve"

@@ -6,7 +6,7 @@ from typing import Final
 
 from supervisor.dialects.llm_pool.operations import METRICS
 from supervisor.dialects.openai.schemas import X_FIELDS
-from supervisor.dialects.operation import (
+from supervisor.schema.operation import (
     EVENTS,
     Example,
     Operation,

@@ -14,7 +14,6 @@ from pydantic import JsonValue
 from supervisor.core.types import WorkerState
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.health import trouble
-from supervisor.daemon.queue_view import queue_view
 from supervisor.daemon.runner_metrics import known_estimate
 from supervisor.daemon.scrape import metrics_of, ready_workers
 from supervisor.dialects.runner.lifecycle import pull_progress
@@ -75,7 +74,7 @@ def _models(daemon: Daemon) -> Json:
         if status.answering and (whole := daemon.engine.model(status.id)) is not None:
             loaded.append(_loaded(daemon, whole))
         elif (load := daemon.loads.current(status.id)) is not None:
-            loading.append({"id": status.id, "progress": load["progress"], "eta": load["eta_s"]})
+            loading.append({"id": status.id, "progress": load.progress, "eta": load.eta_s})
         elif (pull := daemon.pulls.current(status.id)) is not None:
             loading.append({"id": status.id, "progress": pull_progress(pull), "eta": pull.eta_s})
         elif status.state is not WorkerState.FAILED:
@@ -139,12 +138,12 @@ def _sum(parts: Iterable[int | None]) -> int | None:
 
 
 def _queue(daemon: Daemon) -> Json:
-    found = queue_view(daemon)
+    found, waits = daemon.engine.queue(), daemon.engine.waits()
     return {
-        "depth": found["depth"],
-        "maxDepth": found["max_depth"],
-        "avgWaitMs": found["avg_wait_ms"],
-        "p95WaitMs": found["p95_wait_ms"],
+        "depth": found.waiting,
+        "maxDepth": found.most,
+        "avgWaitMs": waits.mean_ms,
+        "p95WaitMs": waits.p95_ms,
     }
 
 

@@ -40,6 +40,7 @@ from supervisor.dialects.runner.models import (
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.gateway.body.parameters import json_object
 from supervisor.gateway.filters.translation import ignored_header
+from supervisor.schema.load import Load
 
 TASKS: Final = "/v1/models/load/"
 _LOAD, _PULL, _MODEL = "load-", "pull-", "model-"
@@ -193,8 +194,8 @@ async def _begin(
     before = daemon.loads.last(model)
     loading.ask_load(daemon, model)
     load = daemon.loads.current(model) or daemon.loads.last(model)
-    is_new = load is not None and (before is None or load["id"] != before["id"])
-    return str(load["id"]) if load is not None and is_new else None
+    is_new = load is not None and (before is None or load.id != before.id)
+    return load.id if load is not None and is_new else None
 
 
 async def _set_context(daemon: Daemon, model: ModelId, longest: int | None, most_mib: int | None) -> None:
@@ -278,38 +279,37 @@ def _of_pull(daemon: Daemon, pull: Pull) -> Json:
     return view | pulling
 
 
-def _of_load(daemon: Daemon, load: Json) -> Json:
+def _of_load(daemon: Daemon, load: Load) -> Json:
     """One of the daemon's load tasks."""
-    state = _STATES.get(str(load["state"]), "failed")
-    model = ModelId(str(load["model"]))
+    state = _STATES.get(load.state, "failed")
+    model = ModelId(load.model)
     view: Json = {
-        "taskId": f"{_LOAD}{load['id']}",
+        "taskId": f"{_LOAD}{load.id}",
         "status": state,
         "modelId": model,
-        "progress": load["progress"],
-        "eta": 0 if state == "completed" else load["eta_s"],
+        "progress": load.progress,
+        "eta": 0 if state == "completed" else load.eta_s,
     }
     if state == "completed":
         status = daemon.engine.model(model)
         memory = memory_of(status) if status is not None and status.answering else None
         return view | {
-            "gpuMemoryUsedMB": load["memory_mib"] if memory is None else memory,
+            "gpuMemoryUsedMB": load.memory_mib if memory is None else memory,
             "loadTimeMs": _took_ms(load),
         }
     if state == "failed":
-        return view | {"error": load["reason"] or load["state"], "loadTimeMs": _took_ms(load)}
+        return view | {"error": load.reason or load.state, "loadTimeMs": _took_ms(load)}
     return view
 
 
-def _took_ms(load: Json) -> int | None:
-    took_s = load["took_s"]
-    return round(took_s * 1000) if isinstance(took_s, int | float) else None
+def _took_ms(load: Load) -> int | None:
+    return None if load.took_s is None else round(load.took_s * 1000)
 
 
 def _loaded(daemon: Daemon, model: ModelId) -> Json:
     """Of a model that is loaded: by its last load, if that is known."""
     load = daemon.loads.last(model)
-    return _of_model(daemon, model) if load is None or load["state"] != "ready" else _of_load(daemon, load)
+    return _of_model(daemon, model) if load is None or load.state != "ready" else _of_load(daemon, load)
 
 
 def _of_model(daemon: Daemon, model: ModelId) -> Json:

@@ -21,6 +21,7 @@ from supervisor.errors import NotFoundError
 from supervisor.gateway.filters.filters import Filter, Head, Use
 from supervisor.io.held_body import Bytes
 from supervisor.io.kept_bodies import KeptBodies
+from supervisor.schema.request import KeptBody
 
 log = structlog.get_logger("llmux.bodies")
 
@@ -35,16 +36,6 @@ _BASE64: Final = re.compile(
 )
 """Pictures and sounds, also in lines and as JSON writes them; with them long words, which are shorter than `_LONG`."""
 _LINE: Final = re.compile(r"(data: ?)?(.*)", re.DOTALL)
-
-
-class KeptBody(msgspec.Struct):
-    """A request's body and what its client got. `…_cut`: there was more."""
-
-    request: str
-    request_cut: bool
-    answer: str
-    answer_cut: bool
-    answer_type: str
 
 
 class Capture(Filter):

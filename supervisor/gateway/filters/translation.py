@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
-from pydantic import JsonValue
 
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
@@ -238,13 +237,13 @@ def called(fields: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(names.get(field.partition(".")[0], field) for field in fields)
 
 
-def shown(names: Sequence[str]) -> list[JsonValue]:
+def shown(names: Sequence[str]) -> list[str]:
     """Fields without effect, as they may be told, each once, and how many more there are.
 
     Clients choose the names: only plain characters of some are repeated.
     """
     each = dict.fromkeys(names)
-    told: list[JsonValue] = [
+    told = [
         "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
         for name in islice(each, MOST_SHOWN)
     ]

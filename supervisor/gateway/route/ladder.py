@@ -8,7 +8,7 @@ else went wrong may have come of the request itself, or has cost its time alread
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
 
 import structlog
@@ -42,7 +42,8 @@ FALLS_BACK: Final = frozenset(
 )
 """The codes of refusals after which the next candidate is asked."""
 
-_PRIMARY, _WARM = "primary", "warm"
+_PRIMARY: Final = "primary"
+_WARM: Final = "warm"
 
 
 def rungs(task: Task, engine: Engine) -> tuple[Rung, ...]:
@@ -56,7 +57,7 @@ def _rung(candidate: Route, engine: Engine) -> Rung:
     return Rung(is_ready, candidate.model.adapter.remote)
 
 
-def first_reason(at: int) -> str:
+def first_reason(at: int) -> Literal["primary", "warm"]:
     """Why a request is to go to the candidate at this position first."""
     return _PRIMARY if at == 0 else _WARM
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from supervisor.http.worker_metrics import together
+from supervisor.api.metrics import together
 from tests.support import tiny
 from tests.support.daemon import REPOSITORY, fake, gguf, running, wait_until
 

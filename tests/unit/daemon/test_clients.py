@@ -50,7 +50,7 @@ class World:
 
     def counts(self, tenant):
         view = self.clients.view(tenant)
-        return view["requests"], view["errors"], view["refused"]
+        return view.requests, view.errors, view.refused
 
 
 class TestCounts:
@@ -68,7 +68,7 @@ class TestCounts:
             world.ask("a", 0, error)
         assert world.counts("a") == (11, 4, 3)
         view = world.clients.view("a")
-        assert (view["prompt_tokens"], view["completion_tokens"]) == (15, 6)
+        assert (view.prompt_tokens, view.completion_tokens) == (15, 6)
 
     def test_when(self):
         world = World()
@@ -76,7 +76,7 @@ class TestCounts:
         world.now = 160.0
         world.ask("a")
         view = world.clients.view("a")
-        assert (view["first_seen"], view["last_seen"]) == (1e9 + 100, 1e9 + 160)
+        assert (view.first_seen, view.last_seen) == (1e9 + 100, 1e9 + 160)
 
     def test_who_said_nothing_is_no_client(self):
         world = World()
@@ -93,7 +93,7 @@ class TestBound:
         for number in range(KEPT + 50):
             world.ask(f"c{number}")
             world.ask("c0")
-        names = [view["id"] for view in world.clients.views()]
+        names = [view.id for view in world.clients.views()]
         assert len(names) == KEPT + 1
         assert names[0] == "c0"
         assert {"vip", f"c{KEPT + 49}"} < set(names)
@@ -124,10 +124,10 @@ class TestPause:
         ):
             world.ask("a")
         world.ask("b")
-        assert world.clients.view("a")["cooldown_s"] == 30.0
+        assert world.clients.view("a").cooldown_s == 30.0
         world.now += 30.0
         world.ask("a")
-        assert world.clients.view("a")["cooldown_s"] is None
+        assert world.clients.view("a").cooldown_s is None
 
     def test_the_default_is_for_who_has_no_profile(self):
         world = World({"default": ClientConfig(cooldown_burst=1)})
@@ -151,7 +151,7 @@ class TestPause:
         world.configure({})
         for _ in range(9):
             world.ask("a", 500)
-        assert world.clients.view("a")["cooldown_s"] is None
+        assert world.clients.view("a").cooldown_s is None
 
     def test_a_worker_that_was_stopped_is_nobodys_failure(self):
         world = World({"a": self.RULE})
@@ -173,9 +173,9 @@ class TestViews:
         for tenant in ("a", "b", "a"):
             world.ask(tenant)
         views = world.clients.views()
-        assert [view["id"] for view in views] == ["a", "b", "vip"]
-        assert (views[-1]["last_seen"], views[-1]["profile"]["priority"]) == (None, "high")
-        assert views[0]["profile"] is None
+        assert [view.id for view in views] == ["a", "b", "vip"]
+        assert (views[-1].last_seen, views[-1].profile["priority"]) == (None, "high")
+        assert views[0].profile is None
 
     def test_metrics_name_those_that_are_configured(self):
         keys = [Key(name, b"", frozenset({Scope.INFERENCE}), tenant=tenant) for name, tenant in (("k", ""), ("l", "t"))]

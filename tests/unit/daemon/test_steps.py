@@ -12,8 +12,8 @@ from supervisor.daemon.steps import Steps
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
 from supervisor.errors import UnreachableError
-from supervisor.fleet.steps import Step
 from supervisor.gateway.request import Request
+from supervisor.schema.request import Step
 from tests.support.cases import cases
 
 

@@ -18,6 +18,7 @@ import yaml
 
 import supervisor
 from runtimes.registry import REGISTRY
+from supervisor.api.openapi import sections
 from supervisor.catalog import load
 from supervisor.catalog.keys import _KeyConfig, load_keys
 from supervisor.catalog.schema import json_schema
@@ -28,7 +29,8 @@ from supervisor.core.effects import Reject
 from supervisor.core.types import CrashClass, FootprintSource, RejectCode, TicketId
 from supervisor.engine.ticket import rejection
 from supervisor.errors import LlmuxError
-from supervisor.http.openapi import sections
+from supervisor.schema.memory import Device
+from supervisor.schema.model import ModelView
 from tests.support.cases import cases
 
 ROOT = Path(supervisor.__file__).parent.parent
@@ -193,14 +195,7 @@ class TestApi:
         assert names == set(re.findall(r"`([A-Z]+ \S+)`", headings))
 
     def test_fields(self):
-        source = (ROOT / "supervisor" / "daemon" / "views.py").read_text(encoding="utf-8")
-        keys = {
-            key
-            for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.Dict)
-            for item in node.keys
-            if (key := constant(item))
-        }
+        keys = {*ModelView.__struct_encode_fields__, *Device.__struct_encode_fields__}
         administration = part(text("api.md"), "## Administration")
         assert set() == {key for key in keys if not re.search(rf"`{key}(\[\])?`", administration)}
 

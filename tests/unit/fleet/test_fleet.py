@@ -72,7 +72,7 @@ async def test_a_worker_and_a_remote(fleet, launcher, events):
     assert list(launcher.list()) == [(NEAR, FIRST)]
     assert list(fleet.holders()) == [(NEAR, FIRST)]
     assert fleet.upstream(NEAR, FIRST) is not fleet.upstream(FAR, FIRST)
-    assert fleet.facts(FAR, FIRST)["pid"] is None
+    assert fleet.facts(FAR, FIRST).pid is None
     assert fleet.metrics_source(FAR, FIRST) is None
     for model in (NEAR, FAR):
         fleet.stop(stop(model))

@@ -19,13 +19,13 @@ from supervisor.core.events import Event, WorkerReady, WorkerUnkillable, WorkerU
 from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, ModelId
 from supervisor.errors import UnavailableError
 from supervisor.fleet import worker
-from supervisor.fleet.steps import Step
 from supervisor.fleet.worker import Worker
 from supervisor.io.memory import HolderPids
 from supervisor.io.ports import Ownership
 from supervisor.io.process import ProcessExit, SpawnError, UnkillableError
 from supervisor.io.progress import Progress
 from supervisor.io.upstream import UpstreamPool
+from supervisor.schema.request import Step
 from tests.support.limits import LIMIT_S
 from tests.support.scripted_launcher import PIDS, PORT, STRANGE, ScriptedLauncher, look
 
@@ -92,8 +92,8 @@ class TestWholeLife:
         assert bench.worker.upstream is not None
         assert bench.worker.holder() == HolderPids((GPU,), (PIDS.shim_pid,), loading=False)
         facts = bench.worker.facts()
-        assert (facts["pid"], facts["shim_pid"], facts["port"]) == (PIDS.pid, PIDS.shim_pid, PORT)
-        assert facts["log"] == str(bench.launcher.log_path(KEY[0]))
+        assert (facts.pid, facts.shim_pid, facts.port) == (PIDS.pid, PIDS.shim_pid, PORT)
+        assert facts.log == str(bench.launcher.log_path(KEY[0]))
         bench.worker.stop(force=False)
         assert await bench.end() is None
         assert bench.launcher.told == ["place", "start", "ask"]

@@ -14,6 +14,7 @@ from itertools import chain
 import msgspec
 import pytest
 import structlog
+from msgspec import structs
 
 from supervisor.catalog.keys import Key
 from supervisor.core.demand import Demand
@@ -111,10 +112,10 @@ class TestGroups:
         for each in running:
             requests.begin(each, None)
         views = requests.views()
-        assert next(views)["id"] == "0"
+        assert next(views).id == "0"
         requests.finished(running[1])
         requests.begin(context(3, 0.0), None)
-        assert [view["id"] for view in views] == ["2"]
+        assert [view.id for view in views] == ["2"]
 
     async def test_who_looks_sees_them(self, requests):
         requests.finished(context(1, asyncio.get_running_loop().time()))
@@ -215,7 +216,7 @@ class TestView:
         request.waits[0].end(now - 5.0)
         requests.finished(request)
         await settled()
-        told = next(requests.last()).view(EPOCH)
+        told = msgspec.to_builtins(next(requests.last()).view(EPOCH))
         assert told["at"] == pytest.approx(EPOCH + now - 10.0, abs=0.01)
         assert told["first_token_ms"] == pytest.approx(6000, abs=1)
         assert told["tokens_per_s"] == pytest.approx(25, rel=0.05)
@@ -225,7 +226,7 @@ class TestView:
     async def test_to_look_at_one_in_flight_changes_nothing(self):
         request = context(7, 10.0, stream=True)
         before = replace(request)
-        assert [request.record(now).view(EPOCH)["total_ms"] for now in (11.0, 12.0)] == [1000, 2000]
+        assert [request.record(now).view(EPOCH).total_ms for now in (11.0, 12.0)] == [1000, 2000]
         assert request == before
 
     async def test_the_latest_of_several_with_one_name(self, requests):
@@ -322,7 +323,7 @@ class TestRestored:
         before = request.record(1005.55555)
         after = restored(written(before, EPOCH, "run"), epoch)
         number = None if before.id is None else f"run-{before.id}"
-        assert json.dumps(after.view(epoch)) == json.dumps({**before.view(EPOCH), "id": number})
+        assert after.view(epoch) == structs.replace(before.view(EPOCH), id=number)
         assert msgspec.json.encode(after.line()) == msgspec.json.encode(before.line())
         assert (after.id, after.key, after.demand.tenant) == (number, before.key, before.demand.tenant)
         assert after.has_failed is before.has_failed
@@ -333,7 +334,7 @@ class TestRestored:
     @pytest.mark.parametrize("text", OLD)
     def test_what_an_older_one_wrote(self, text, epoch):
         found = restored(text, epoch)
-        assert json.dumps({"model": found.model_id, "view": found.view(epoch)}) == json.dumps(json.loads(text))
+        assert {"model": found.model_id, "view": msgspec.to_builtins(found.view(epoch))} == json.loads(text)
 
     @pytest.mark.parametrize(
         "text", ["{", "[]", '{"view":5}', '{"model":null,"view":{"request_id":"x"}}', "[" * 5000, OLD[0][:-1]]

@@ -47,7 +47,7 @@ async def test_a_view_is_made_in_slices(served, monkeypatch, path, most):
             yield each
 
     monkeypatch.setattr("supervisor.dialects.listed.slices", watched)
-    monkeypatch.setattr("supervisor.http.metrics.slices", watched)
+    monkeypatch.setattr("supervisor.api.metrics.slices", watched)
     status, headers, body = await ask(served.port, get(path))
     assert (status, int(headers["content-length"])) == (200, len(body))
     assert max(made) <= most
@@ -69,7 +69,7 @@ async def test_the_feed_looks_at_what_changed(served, monkeypatch):
     with daemon.feed.subscribe(("model",)) as subscription:
         daemon.engine.post(PinAsked(ModelId("m7"), True))
         (event,) = await subscription.next(5)
-        assert (event.data["name"], event.data["pin"]) == ("m7", True)
+        assert (event.data.name, event.data.pin) == ("m7", True)
         assert seen == ["m7"]
 
 
@@ -81,7 +81,7 @@ async def test_the_feed_tells_of_many_in_slices(served, monkeypatch):
     with daemon.feed.subscribe(("model",)) as subscription:
         daemon.engine.post(Configured(tuple(replace(one, hold_s=7) for one in daemon.catalog.model_specs()), devices))
         while len(told) < MODELS and (events := await subscription.next(5)):
-            told += [event.data["name"] for event in events]
+            told += [event.data.name for event in events]
             turns += 1
     assert sorted(told) == sorted(daemon.catalog.models)
     assert turns > 3

@@ -2,14 +2,14 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { load } from "./actions.js";
-import { get, post, send } from "./api.js";
+import { answerOf, call } from "./api.js";
 import { WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { duration, mib, plural } from "./format.js";
 import { Dialog, useWork } from "./parts.js";
+import { addModel, cancelAddition, listAdditions, lookUpModel } from "./operations.js";
 import { href } from "./route.js";
 import { ask, notify, state } from "./state.js";
 
-const PATH = "/v1/admin/config/additions";
 const AGAIN_MS = 1000;
 
 const size = (bytes) => mib(bytes / (1 << 20));
@@ -20,7 +20,7 @@ const close = () => ask(null);
 function useAdditions() {
   const [told, setTold] = useState([]);
   const [error, setError] = useState(null);
-  const read = () => get(PATH).then(({ data }) => (setTold(data), setError(null)), setError);
+  const read = () => answerOf(listAdditions()).then(({ data }) => (setTold(data), setError(null)), setError);
   const isBusy = told.some((addition) => !isOver(addition));
   useEffect(() => void read(), [state.link]);
   useEffect(() => {
@@ -39,7 +39,7 @@ function progressText({ state: at, done_bytes: done, total_bytes: total, eta_s: 
 
 function Row({ addition, read }) {
   const { id, what, name, names, state: at, error, done_bytes: done, total_bytes: total } = addition;
-  const cancel = () => send("DELETE", `${PATH}/${id}`).then(read, (failed) => notify(failed.message, "bad"));
+  const cancel = () => call(cancelAddition(id)).then(read, (failed) => notify(failed.message, "bad"));
   return html`<li class=${at}>
     <p><b>${name ?? names[0] ?? what}</b> <small>${isOver(addition) ? at : progressText(addition)}</small></p>
     ${at === "running" && html`<progress max=${total || 1} value=${total ? done : null} aria-label=${`Progress of ${what}`} />`}
@@ -78,14 +78,14 @@ function Adding() {
   const [look, looking, stop] = useWork(async (signal) => {
     setFound(null);
     setTrouble(null);
-    const told = await post(`${PATH}/look`, { what }, { signal }).catch(failed);
+    const told = await answerOf(lookUpModel(), { body: { what }, signal }).catch(failed);
     if (!told) return;
     setFound(told);
     setChosen(told.variants.find(({ taken }) => taken)?.reference ?? what);
   });
   const [add, adding] = useWork(async (signal) => {
     setTrouble(null);
-    const begun = await post(PATH, { what: chosen, name: name.trim() || null }, { signal }).catch(failed);
+    const begun = await answerOf(addModel(), { body: { what: chosen, name: name.trim() || null }, signal }).catch(failed);
     if (!begun) return;
     setFound(null);
     setWhat("");

@@ -115,4 +115,10 @@ export async function* events(response) {
   }
 }
 
-export const modelPath = (name, rest = "") => `/v1/admin/models/${encodeURIComponent(name)}${rest}`;
+/** One of operations.js: its Response. */
+export const call = ({ method, path }, options) => send(method, path, options);
+
+/** One of operations.js: the JSON that it answers. */
+export async function answerOf(operation, options) {
+  return (await call(operation, options)).json();
+}

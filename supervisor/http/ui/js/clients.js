@@ -1,8 +1,9 @@
 // Who asks: what each client did, its profile, and its pause, which the operator may begin and end.
 
 import { html } from "../vendor/htm-preact.js";
-import { send } from "./api.js";
+import { call } from "./api.js";
 import { duration, now } from "./format.js";
+import { listClients, pauseClient } from "./operations.js";
 import { useRead } from "./read.js";
 import { notify } from "./state.js";
 
@@ -13,7 +14,7 @@ const about = (profile) => profile && ([profile.model, profile.priority != null 
 function Row({ client, read }) {
   const pauses = client.cooldown_s !== null;
   const pause = () =>
-    send("PUT", `/v1/admin/clients/${encodeURIComponent(client.id)}`, { body: { cooldown_s: pauses ? 0 : PAUSE_S } }).then(read, (error) => notify(error.message, "bad"));
+    call(pauseClient(client.id), { body: { cooldown_s: pauses ? 0 : PAUSE_S } }).then(read, (error) => notify(error.message, "bad"));
   return html`<tr>
     <th scope="row">${client.id}</th>
     <td class="num">${client.in_flight}</td>
@@ -29,7 +30,7 @@ function Row({ client, read }) {
 }
 
 export function Clients() {
-  const [told, read] = useRead("/v1/admin/clients");
+  const [told, read] = useRead(listClients());
   if (!told?.data.length) return null;
   const clients = told.data;
   return html`<section class="panel" aria-labelledby="clients-title">

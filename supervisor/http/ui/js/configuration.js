@@ -1,13 +1,13 @@
 // The configuration as text: mistakes as marks, the difference before it is written, the last versions to go back to.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { get, post, send } from "./api.js";
+import { answerOf, call } from "./api.js";
 import { afterCheck, Diff, isOvertaken, WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { plural } from "./format.js";
+import { checkEdit, getVersion, readFile, saveEdit } from "./operations.js";
 import { copy, Empty, Select, useWork, Warnings } from "./parts.js";
 import { notify, state } from "./state.js";
 
-const PATH = "/v1/admin/config";
 const PAUSE_MS = 600; // after the last key, before the daemon is asked
 
 let draft = null; // {text, file}: what isn't saved yet, and of which file it was made; also while another page is shown
@@ -69,7 +69,7 @@ export function ConfigurationPage() {
   const [trouble, setTrouble] = useState(null);
   const area = useRef(null);
   const read = () =>
-    get(PATH).then(
+    answerOf(readFile()).then(
       (found) => {
         setFile(found);
         setRefused(null);
@@ -90,14 +90,14 @@ export function ConfigurationPage() {
     if (!isChanged) return void setChecked(null);
     const controller = new AbortController();
     const timer = setTimeout(
-      () => post(`${PATH}/check`, { text }, { signal: controller.signal }).then((found) => (setChecked(found), setTrouble(afterCheck(null))), (error) => error.name !== "AbortError" && setTrouble(afterCheck(error))),
+      () => answerOf(checkEdit(), { body: { text }, signal: controller.signal }).then((found) => (setChecked(found), setTrouble(afterCheck(null))), (error) => error.name !== "AbortError" && setTrouble(afterCheck(error))),
       PAUSE_MS,
     );
     return () => (clearTimeout(timer), controller.abort());
   }, [text, file]);
   const [save, saving] = useWork(async (signal, force) => {
     try {
-      await send("PUT", PATH, { body: { text, force }, signal, headers: { "if-match": file.etag } });
+      await call(saveEdit(), { body: { text, force }, signal, headers: { "if-match": file.etag } });
     } catch (error) {
       if (error.status === 401 || error.name === "AbortError") throw error;
       setTrouble(error);
@@ -107,7 +107,7 @@ export function ConfigurationPage() {
     notify("The configuration is saved, and in force.");
     await read();
   });
-  const goBack = (id) => get(`${PATH}/versions/${id}`).then((found) => change(found.text), (error) => notify(error.message, "bad"));
+  const goBack = (id) => answerOf(getVersion(id)).then((found) => change(found.text), (error) => notify(error.message, "bad"));
   if (refused) return html`<h1 class="unseen">Configuration</h1><section class="panel"><${WhyLocked} error=${refused} /></section>`;
   if (!file) return html`<${Empty}>Asking…<//>`;
   const marks = checked?.marks ?? [];

@@ -1,16 +1,17 @@
 // The operator's corner: which daemon this is, since when, from which files; and a reload that says first what it does.
 
 import { html, useState } from "../vendor/htm-preact.js";
-import { post } from "./api.js";
+import { answerOf } from "./api.js";
 import { duration, now, plural } from "./format.js";
 import { Empty, Snippet, useWork, Warnings } from "./parts.js";
+import { readInfo, reloadConfiguration } from "./operations.js";
 import { useAnswer } from "./read.js";
 import { notify, state } from "./state.js";
 
 function useInfo() {
   const [info, setInfo] = useState(null);
   useAnswer(
-    state.link === "locked" || state.link === "offline" ? null : "/v1/admin/info",
+    state.link === "locked" || state.link === "offline" ? null : readInfo(),
     (found) => setInfo({ ...found, since: now() - found.uptime_s }),
     (error) => error.status === 401 || notify(error.message, "bad"),
     [state.link],
@@ -61,7 +62,7 @@ function Reload() {
     const done = !body.dry_run;
     setResult(null);
     try {
-      setResult({ difference: await post("/v1/admin/reload", body, { signal }), done });
+      setResult({ difference: await answerOf(reloadConfiguration(), { body, signal }), done });
     } catch (error) {
       if (error.code !== "invalid_configuration") throw error;
       setResult({ problems: error.detail ?? [error.message], done });

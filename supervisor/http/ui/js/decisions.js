@@ -3,6 +3,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { hue } from "./colours.js";
 import { time } from "./format.js";
+import { listDecisions } from "./operations.js";
 import { Empty, Select } from "./parts.js";
 import { useAnswer } from "./read.js";
 import { go, href } from "./route.js";
@@ -47,7 +48,7 @@ export const Decisions = ({ decisions, named = true, chosen = null, most = Infin
 export function useDecisions(model) {
   const [older, setOlder] = useState([]);
   useEffect(() => setOlder([]), [model]);
-  useAnswer(model ? `/v1/admin/decisions?limit=200&model=${encodeURIComponent(model)}` : null, ({ data }) => setOlder(data), (error) => notify(error.message, "bad"));
+  useAnswer(model ? listDecisions({ limit: 200, model }) : null, ({ data }) => setOlder(data), (error) => notify(error.message, "bad"));
   if (!model) return state.decisions;
   const all = new Map([...older, ...state.decisions.filter((decision) => decision.model === model)].map((decision) => [decision.seq, decision]));
   return [...all.values()].sort((left, right) => right.seq - left.seq);

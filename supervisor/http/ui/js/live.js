@@ -1,8 +1,9 @@
 // What the daemon does right now, kept up to date: one snapshot, then GET /v1/admin/events. Where the daemon has no events
 // (or the stream breaks) it is asked every few seconds instead.
 
-import { ApiError, events, get, key, onRefused, send } from "./api.js";
+import { answerOf, ApiError, call, events, key, onRefused } from "./api.js";
 import { now } from "./format.js";
+import { followEvents, listDecisions, listEnded, listModels, listRequests, readHistory, readMemory } from "./operations.js";
 import { changed, keepEnded, notify, state } from "./state.js";
 
 export { changed, notify, state } from "./state.js";
@@ -49,31 +50,31 @@ function keepDecision(decision) {
 }
 
 async function fetchModels() {
-  const { data } = await get("/v1/admin/models");
+  const { data } = await answerOf(listModels());
   const names = new Set(data.map((view) => view.name));
   for (const name of state.models.keys()) if (!names.has(name)) state.models.delete(name);
   data.forEach(keepModel);
 }
 
 async function fetchMemory() {
-  keepDevices((await get("/v1/admin/gpu-memory")).devices);
+  keepDevices((await answerOf(readMemory())).devices);
 }
 
 async function fetchDecisions() {
-  const { data } = await get(`/v1/admin/decisions?limit=${DECISIONS_KEPT}`);
+  const { data } = await answerOf(listDecisions({ limit: DECISIONS_KEPT }));
   state.decisions = data.sort((left, right) => right.seq - left.seq);
 }
 
 const absent = new Set(); // endpoints that this daemon turned out not to have
 
-/** What `path` answers; null, now and from now on, where the daemon has no such endpoint. */
-async function getIfThere(path) {
-  if (absent.has(path)) return null;
+/** What an operation answers; null, now and from now on, where the daemon doesn't have it. */
+async function askIfThere(operation) {
+  if (absent.has(operation.path)) return null;
   try {
-    return await get(path);
+    return await answerOf(operation);
   } catch (error) {
     if (!(error instanceof ApiError && error.absent)) throw error;
-    absent.add(path);
+    absent.add(operation.path);
     return null;
   }
 }
@@ -86,7 +87,7 @@ async function fetchRequests() {
   requestsAsked = true;
   try {
     const seen = now();
-    const answer = await getIfThere("/v1/admin/requests");
+    const answer = await askIfThere(listRequests());
     state.requests = answer && answer.data.map((request) => ({ ...request, since: seen - request.age_s }));
   } finally {
     requestsAsked = false;
@@ -95,12 +96,12 @@ async function fetchRequests() {
 
 /** The last requests that ended. */
 export async function fetchEnded(limit) {
-  const answer = await getIfThere(`/v1/admin/requests/ended?limit=${limit}`);
+  const answer = await askIfThere(listEnded({ limit }));
   if (answer) keepEnded(answer.data);
 }
 
 async function fetchHistory() {
-  state.history = await getIfThere("/v1/admin/history");
+  state.history = await askIfThere(readHistory());
 }
 
 /** Everything, once. Raises what the API says. */
@@ -150,13 +151,13 @@ function take({ type, data }) {
 
 /** Follow the events. Returns when they end; true when the daemon has them at all. */
 async function follow(signal) {
-  if (absent.has("/v1/admin/events")) return false;
+  if (absent.has(followEvents().path)) return false;
   let response;
   try {
-    response = await send("GET", "/v1/admin/events", { signal });
+    response = await call(followEvents(), { signal });
   } catch (error) {
     if (!(error instanceof ApiError && error.absent)) throw error;
-    absent.add("/v1/admin/events");
+    absent.add(followEvents().path);
     return false;
   }
   state.ended.clear(); // another daemon may have begun to count anew

@@ -1,13 +1,13 @@
 // Loads: those that wait or run, with their progress, and the last that ended; one that isn't over can be cancelled.
 
 import { html } from "../vendor/htm-preact.js";
-import { send } from "./api.js";
+import { call } from "./api.js";
 import { duration } from "./format.js";
+import { cancelLoad, listLoads } from "./operations.js";
 import { useRead } from "./read.js";
 import { href } from "./route.js";
 import { notify } from "./state.js";
 
-const PATH = "/v1/admin/loads";
 const ENDED = 5; // so many that are over
 const TONES = { ready: "good", failed: "bad", interrupted: "bad", cancelled: "", waiting: "busy", loading: "busy" };
 
@@ -22,7 +22,7 @@ function times(load) {
 
 function Row({ load, read }) {
   const name = load.worker;
-  const cancel = () => send("DELETE", `${PATH}/${load.id}`).then(read, (error) => notify(error.message, "bad"));
+  const cancel = () => call(cancelLoad(load.id)).then(read, (error) => notify(error.message, "bad"));
   return html`<tr>
     <th scope="row"><a href=${href("models", load.model)}>${name}</a></th>
     <td><span class=${`badge ${TONES[load.state]}`}>${load.state}</span></td>
@@ -34,7 +34,7 @@ function Row({ load, read }) {
 }
 
 export function Loads() {
-  const [told, read] = useRead(PATH);
+  const [told, read] = useRead(listLoads());
   if (!told?.data.length) return null;
   const shown = [...told.data.filter((load) => !isOver(load)), ...told.data.filter(isOver).slice(0, ENDED)];
   const { loads, mean_error: error } = told.estimates;

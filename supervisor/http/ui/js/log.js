@@ -1,9 +1,10 @@
 // What a model's worker writes: as it grows, to search, to wrap, to download.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
-import { events, modelPath, send } from "./api.js";
+import { call, events } from "./api.js";
 import { plural } from "./format.js";
 import { pause } from "./live.js";
+import { readLogs } from "./operations.js";
 import { Empty } from "./parts.js";
 import { notify, state } from "./state.js";
 
@@ -32,7 +33,7 @@ function useLines(name) {
       });
     };
     const read = async () => {
-      const response = await send("GET", modelPath(name, `/logs?lines=${LINES}&follow=true`), { signal, headers: last ? { "last-event-id": last } : {} });
+      const response = await call(readLogs(name, { lines: LINES, follow: true }), { signal, headers: last ? { "last-event-id": last } : {} });
       setTrouble(null);
       const begun = []; // lines up to the next id: without it they come again
       for await (const { data, id } of events(response)) {
@@ -58,7 +59,7 @@ function useLines(name) {
 }
 
 async function download(name) {
-  const text = await (await send("GET", modelPath(name, `/logs?lines=${LINES_SAVED}`))).text();
+  const text = await (await call(readLogs(name, { lines: LINES_SAVED }))).text();
   const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
   Object.assign(document.createElement("a"), { href: url, download: `${name.replace(/[^\w.-]+/g, "_")}.log` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);

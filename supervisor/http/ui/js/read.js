@@ -6,8 +6,9 @@ import { state } from "./state.js";
 
 const AGAIN_MS = 3000;
 
-/** Ask for `path`, and again when it or one of `inputs` changes; null: for nothing. Of several questions the answer to the last one counts. */
-export function useAnswer(path, keep, fail = () => {}, inputs = []) {
+/** Ask for an operation or a path, and again when it or one of `inputs` changes; null: for nothing. Of several questions the answer to the last one counts. */
+export function useAnswer(asked, keep, fail = () => {}, inputs = []) {
+  const path = asked?.path ?? asked;
   useEffect(() => {
     if (path === null) return;
     const controller = new AbortController();
@@ -16,8 +17,8 @@ export function useAnswer(path, keep, fail = () => {}, inputs = []) {
   }, [path, ...inputs]);
 }
 
-/** `[what this path answers, read again]`; null until it has answered. */
-export function useRead(path) {
+/** `[what this operation answers, read again]`; null until it has answered. */
+export function useRead({ path }) {
   const [told, setTold] = useState(null);
   const read = () => get(path).then(setTold, () => {}); // what is wrong is told elsewhere
   useEffect(() => {

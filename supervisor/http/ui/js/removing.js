@@ -1,24 +1,24 @@
 // Taking a model out of the configuration, with its files if wished: it says first what goes.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
-import { post, send } from "./api.js";
+import { answerOf, call } from "./api.js";
 import { WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { mib, plural } from "./format.js";
 import { Dialog, Empty, useWork } from "./parts.js";
+import { checkEdit, saveEdit } from "./operations.js";
 import { go } from "./route.js";
 import { ask, notify } from "./state.js";
 
-const PATH = "/v1/admin/config";
 const close = () => ask(null);
 
 function Remove({ name, etag, again }) {
   const [checked, setChecked] = useState(null);
   const [files, setFiles] = useState(false);
   const [trouble, setTrouble] = useState(null);
-  useEffect(() => void post(`${PATH}/check`, { model: name, remove: true }).then(setChecked, setTrouble), []);
+  useEffect(() => void answerOf(checkEdit(), { body: { model: name, remove: true } }).then(setChecked, setTrouble), []);
   const [remove, removing] = useWork(async (signal) => {
     try {
-      await send("PUT", PATH, { body: { model: name, remove: true, files }, signal, headers: { "if-match": etag } });
+      await call(saveEdit(), { body: { model: name, remove: true, files }, signal, headers: { "if-match": etag } });
     } catch (error) {
       if (error.status === 401 || error.name === "AbortError") throw error;
       setTrouble(error);

@@ -2,11 +2,12 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { cancel } from "./actions.js";
-import { get } from "./api.js";
+import { answerOf } from "./api.js";
 import { hue, physical } from "./colours.js";
 import { curl } from "./curl.js";
 import { Decisions } from "./decisions.js";
 import { asker, duration, milliseconds, time } from "./format.js";
+import { getBody, getRequest } from "./operations.js";
 import { Dialog, Empty, Snippet } from "./parts.js";
 import { useAnswer } from "./read.js";
 import { hasFailed } from "./request-list.js";
@@ -22,7 +23,7 @@ function useRequest(id) {
     let timer = null;
     const controller = new AbortController();
     const read = async () => {
-      const request = await get(`/v1/admin/requests/${encodeURIComponent(id)}`, { signal: controller.signal });
+      const request = await answerOf(getRequest(id), { signal: controller.signal });
       setFound([request, null]);
       if (request.state !== "finished") timer = setTimeout(() => read().catch(failed), AGAIN_MS);
     };
@@ -76,7 +77,7 @@ function Facts({ request }) {
 /** What was kept of its body and its answer. */
 function Bodies({ id }) {
   const [kept, setKept] = useState(null);
-  useAnswer(`/v1/admin/requests/${encodeURIComponent(id)}/body`, setKept, (error) => setKept({ error: error.message }));
+  useAnswer(getBody(id), setKept, (error) => setKept({ error: error.message }));
   if (!kept) return null;
   if (kept.error) return html`<p class="hint">${kept.error}</p>`;
   const more = (cut) => (cut ? html` <small>its beginning</small>` : "");

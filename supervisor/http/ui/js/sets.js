@@ -1,20 +1,19 @@
 // One switch for the pins and default models: as configured, or one of the named sets.
 
 import { html } from "../vendor/htm-preact.js";
-import { send } from "./api.js";
+import { call } from "./api.js";
+import { listSets, switchSet } from "./operations.js";
 import { useWork } from "./parts.js";
 import { useRead } from "./read.js";
 import { notify } from "./state.js";
-
-const PATH = "/v1/admin/sets";
 
 const meaning = ({ description, default_models: defaults, pin }) =>
   [description, defaults.length && `comes back: ${defaults.join(", ")}`, pin.length ? `pinned: ${pin.join(", ")}` : "nothing pinned"].filter(Boolean).join("; ");
 
 export function Sets() {
-  const [told, read] = useRead(PATH);
+  const [told, read] = useRead(listSets());
   const [choose, busy] = useWork(async (signal, active) => {
-    await send("PUT", PATH, { body: { active }, signal });
+    await call(switchSet(), { body: { active }, signal });
     notify(active === null ? "Pins and default models are as configured." : `${active} is switched on.`);
     await read();
   });

@@ -2,14 +2,14 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { load } from "./actions.js";
-import { get, post, send } from "./api.js";
+import { answerOf, call } from "./api.js";
 import { addedLines, afterCheck, Diff, isOvertaken, WhyLocked, WhyNotSaved } from "./edit-parts.js";
 import { mib, plural } from "./format.js";
+import { checkEdit, readModelSettings, saveEdit } from "./operations.js";
 import { Empty, Snippet, useWork } from "./parts.js";
 import { askToRemove } from "./removing.js";
 import { notify, state } from "./state.js";
 
-const PATH = "/v1/admin/config";
 const PAUSE_MS = 400; // after the last key, before the daemon is asked
 const SUMMARIES = { fits: "evicts nothing", evicts: "evicts", waits: "waits for", refused: "does not fit" };
 
@@ -104,7 +104,7 @@ function Form({ model, told, refused, again }) {
     const controller = new AbortController();
     const timer = setTimeout(
       () =>
-        post(`${PATH}/check`, edit, { signal: controller.signal }).then(
+        answerOf(checkEdit(), { body: edit, signal: controller.signal }).then(
           (found) => (setChecked(found), setTrouble(afterCheck(null)), found.fit && setFit(found.fit)),
           (error) => error.name !== "AbortError" && (setChecked(null), setTrouble(afterCheck(error))),
         ),
@@ -116,7 +116,7 @@ function Form({ model, told, refused, again }) {
   const takeBack = () => (setTyped({}), setNames(null), setTrouble(null));
   const [save, saving] = useWork(async (signal) => {
     try {
-      await send("PUT", PATH, { body: edit, signal, headers: { "if-match": told.etag } });
+      await call(saveEdit(), { body: edit, signal, headers: { "if-match": told.etag } });
     } catch (error) {
       if (error.status === 401 || error.name === "AbortError") throw error;
       setTrouble(error);
@@ -158,7 +158,7 @@ export function Settings({ model }) {
   const [told, setTold] = useState(null); // what can be set; null: not known yet
   const [refused, setRefused] = useState(null); // why this page may not even look
   const again = () =>
-    get(`${PATH}/models/${encodeURIComponent(model.name)}`).then(
+    answerOf(readModelSettings(model.name)).then(
       (found) => (setTold(found), setRefused(null)),
       (error) => error.status !== 401 && setRefused(error),
     );

@@ -1,13 +1,12 @@
 // Tasks: their candidates as they are now, whom a request would go to, and the guard against cloud fallbacks.
 
 import { html } from "../vendor/htm-preact.js";
-import { send } from "./api.js";
+import { call } from "./api.js";
+import { changeSettings, listTasks, readSettings } from "./operations.js";
 import { useRead } from "./read.js";
 import { StateBadge } from "./models.js";
 import { href } from "./route.js";
 import { notify } from "./state.js";
-
-const CONFIG = "/api/v1/config";
 
 const Candidate = ({ candidate, chosen }) => html`<li class=${candidate.allowed ? "" : "muted"} title=${candidate.allowed ? "" : "No cloud fallback: it is asked only by its own name"}>
   <a href=${href("models", candidate.physical)}>${candidate.model}</a>
@@ -22,17 +21,17 @@ const Row = ({ task }) => html`<tr>
 
 /** Only where a candidate is remote: may a request fall back to it? */
 function Guard({ tasks, read }) {
-  const [config, readConfig] = useRead(CONFIG);
+  const [config, readConfig] = useRead(readSettings());
   if (!config || !tasks.some((task) => task.candidates.some((candidate) => candidate.remote))) return null;
   const change = ({ target }) =>
-    send("PUT", CONFIG, { body: { allowCloudFallback: target.checked } })
+    call(changeSettings(), { body: { allowCloudFallback: target.checked } })
       .catch((error) => notify(error.message, "bad"))
       .then(() => Promise.all([readConfig(), read()]));
   return html`<label class="guard"><input type="checkbox" checked=${config.allowCloudFallback} onChange=${change} /> Remote models may answer where a local one can't</label>`;
 }
 
 export function Tasks() {
-  const [tasks, read] = useRead("/v1/admin/tasks");
+  const [tasks, read] = useRead(listTasks());
   if (!tasks?.data.length) return null;
   return html`<section class="panel" aria-labelledby="tasks-title">
     <div class="title"><h2 id="tasks-title">Tasks <small>${tasks.data.length}</small></h2><${Guard} tasks=${tasks.data} read=${read} /></div>

@@ -1,13 +1,13 @@
 // What each key used on each day, as a table and as CSV.
 
 import { html, useState } from "../vendor/htm-preact.js";
-import { send } from "./api.js";
+import { call } from "./api.js";
 import { duration } from "./format.js";
+import { readUsage } from "./operations.js";
 import { Empty, useWork } from "./parts.js";
 import { useAnswer } from "./read.js";
 import { notify, state } from "./state.js";
 
-const PATH = "/v1/admin/usage";
 const DAYS = 30;
 const FIGURES = [
   ["requests", "Requests"],
@@ -41,9 +41,9 @@ export function UsagePage() {
   const [to, setTo] = useState(day(0));
   const [byModel, setByModel] = useState(false);
   const [rows, setRows] = useState(null);
-  const query = new URLSearchParams({ from, to, by_model: byModel });
-  useAnswer(from && to ? `${PATH}?${query}` : null, ({ data }) => setRows(data.reverse()), (error) => error.status === 401 || notify(error.message, "bad"), [state.link]);
-  const [download, busy] = useWork(async (signal) => save(await (await send("GET", `${PATH}?${query}&format=csv`, { signal })).text(), `llmux-usage-${from}-${to}.csv`));
+  const query = { from, to, by_model: byModel };
+  useAnswer(from && to ? readUsage(query) : null, ({ data }) => setRows(data.reverse()), (error) => error.status === 401 || notify(error.message, "bad"), [state.link]);
+  const [download, busy] = useWork(async (signal) => save(await (await call(readUsage({ ...query, format: "csv" }), { signal })).text(), `llmux-usage-${from}-${to}.csv`));
   return html`<section class="panel" aria-labelledby="usage-title">
     <div class="title"><h1 id="usage-title">Usage</h1><button disabled=${busy || !rows?.length} onClick=${download}>Download as CSV</button></div>
     <div class="filters">

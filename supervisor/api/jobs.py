@@ -1,0 +1,269 @@
+"""Jobs: inference requests whose clients don't wait; see `daemon.jobs`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import nullcontext
+from typing import BinaryIO, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from supervisor.api.operation import Api, Group
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.job import KEPT_HEADERS, Job, owner_of
+from supervisor.dialects import dialect_of
+from supervisor.dialects.openai import OpenAI
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway import request as gateway
+from supervisor.gateway.body.body import read_body
+from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
+from supervisor.io.held_body import Bytes, HeldBody
+from supervisor.schema import job as schema
+from supervisor.schema.operation import EVENTS, JSON, Example
+
+LOOK_S: Final = 1.0
+PIECE: Final = 1 << 20
+"""Bytes of a result that are in memory at once."""
+FOR_DAEMON: Final = "This request asks something of llmux itself, which is no job."
+_FIELDS: Final = frozenset(schema.JobRequest.__struct_fields__)
+_NOT_OFFERED: Final = "identity"  # workloads of the program whose jobs these are modelled on
+_ID: Final = "/v1/jobs/job_0123456789abcdef"
+_NEEDS: Final = "the id of a job"
+GROUP: Final = Group(
+    "Jobs", "Inference requests whose clients don't wait: they are kept over restarts, and their results for a while."
+)
+
+
+@GROUP.operation(
+    "POST",
+    "/v1/jobs",
+    scope="inference",
+    answer=schema.Job,
+    reads=schema.JobRequest,
+    status=202,
+    errors=(404, 503, 507),
+    example=Example(
+        {
+            "endpoint": "/v1/chat/completions",
+            "body": {"model": "Tiny-Instruct", "messages": [{"role": "user", "content": "Hello"}]},
+        }
+    ),
+)
+async def create_job(api: Api, request: Request) -> Response:
+    """Leave a request to be answered later.
+
+    The answer comes at once. `endpoint` is any path of inference; of those that take a form, `body` has the fields, and files as
+    `data:` URLs. Who asks and how urgently is said in the headers of this request.
+    """
+    daemon = api.daemon
+    headers = {name: value for name in KEPT_HEADERS if (value := request.headers.get(name)) is not None}
+    owner, _ = owner_of(request.scope["state"])
+    held = HeldBody(daemon.bodies)
+    try:
+        endpoint, model, body = await _asked(daemon, request, held)
+        job = await daemon.jobs.add(endpoint, model, headers, body, owner)
+    finally:
+        held.release()
+    return Response(msgspec.json.encode(_view(daemon, job)), 202, {"location": f"/v1/jobs/{job.id}"}, JSON)
+
+
+@GROUP.operation("GET", "/v1/jobs", scope="inference")
+async def list_jobs(api: Api, query: schema.JobQuery, request: Request) -> schema.JobList:
+    """The jobs of this key, newest first; with the scope `admin` all."""
+    jobs = api.daemon.jobs
+    await jobs.expire()
+    owner, is_admin = owner_of(request.scope["state"])
+    found = [job for job in jobs.listing(owner, is_admin=is_admin) if query.status in {None, job.state}]
+    data = [_view(api.daemon, job) for job in found[: query.limit]]
+    return schema.JobList("list", data, has_more=len(found) > query.limit)
+
+
+@GROUP.operation("GET", "/v1/jobs/{id}", scope="inference", errors=(404,), example=Example(path=_ID, needs=_NEEDS))
+async def get_job(api: Api, id: str, request: Request) -> schema.Job:
+    """One of them."""
+    job = await _found(api.daemon, request, id)
+    await _look(api.daemon, job)
+    return _view(api.daemon, job)
+
+
+@GROUP.operation("DELETE", "/v1/jobs/{id}", scope="inference", errors=(404,), example=Example(path=_ID, needs=_NEEDS))
+async def delete_job(api: Api, id: str, request: Request) -> schema.DeletedJob:
+    """Forget it, with its result. One that runs is cancelled."""
+    job = await _found(api.daemon, request, id)
+    await api.daemon.jobs.remove(job)
+    return schema.DeletedJob(job.id, "job", deleted=True)
+
+
+@GROUP.operation(
+    "GET",
+    "/v1/jobs/{id}/result",
+    scope="inference",
+    answer_type="*/*",
+    errors=(404,),
+    example=Example(path=_ID + "/result", needs=_NEEDS),
+)
+async def read_result(api: Api, id: str, request: Request) -> Response:
+    """What its endpoint answered.
+
+    400 `job_not_completed` as long as there is none.
+    """
+    job = await _found(api.daemon, request, id)
+    if job.state != "completed":
+        raise InvalidRequestError(f"{job.id} is {job.state}: it has no result.", code="job_not_completed")
+    file = await api.daemon.jobs.result(job)
+    size = str(os.fstat(file.fileno()).st_size)
+    return StreamingResponse(pieces_of(file), job.status or 200, {"content-length": size}, job.content_type)
+
+
+@GROUP.operation(
+    "GET",
+    "/v1/jobs/{id}/events",
+    scope="inference",
+    answer_type=EVENTS,
+    errors=(404,),
+    example=Example(path=_ID + "/events", needs=_NEEDS),
+)
+async def follow_job(api: Api, id: str, request: Request) -> Response:
+    """Each change of it, as server-sent events `job`, the last one when it is over. A daemon that ends cuts the stream: ask again."""
+    return EventStream(_events(api.daemon, await _found(api.daemon, request, id)), nullcontext())
+
+
+@GROUP.operation(
+    "POST",
+    "/v1/jobs/{id}/cancel",
+    scope="inference",
+    errors=(404,),
+    example=Example(path=_ID + "/cancel", needs=_NEEDS),
+)
+async def cancel_job(api: Api, id: str, request: Request) -> schema.Job:
+    """End it, wherever it stands."""
+    job = await _found(api.daemon, request, id)
+    await api.daemon.jobs.cancel(job)
+    return _view(api.daemon, job)
+
+
+async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str, str | None, bytes]:
+    """Endpoint, model and body. Raises LlmuxError."""
+    limit = daemon.catalog.limits.body_mib * 1024 * 1024
+    opened = await JsonBody.open(await read_body(request.scope, request.receive, limit, held))
+    if unknown := sorted(opened.fields.keys() - _FIELDS):
+        raise InvalidRequestError(f"{unknown[0][:100]}: unknown; there is endpoint and body.", param=unknown[0][:100])
+    raw = await opened.field("endpoint")
+    try:
+        endpoint = msgspec.json.decode(raw or b"null")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        endpoint = None
+    if not isinstance(endpoint, str):
+        raise InvalidRequestError(
+            'The body must be {"endpoint": "/v1/chat/completions", "body": {…}}, with the path of an endpoint.',
+            param="endpoint",
+        )
+    dialect = dialect_of({"method": "POST", "path": endpoint, "headers": request.scope["headers"]})
+    if not daemon.gateway.routes.serves("POST", endpoint, dialect):
+        if _NOT_OFFERED in endpoint:
+            raise InvalidRequestError("Identity workloads are not offered.", code="job_not_offered", param="endpoint")
+        raise InvalidRequestError(f"No configured model serves POST {endpoint[:200]}.", param="endpoint")
+    raw = await opened.field("body")
+    if raw is None or raw[:1] != b"{":
+        raise InvalidRequestError('"body" must be the JSON object that the endpoint takes.', param="body")
+    model, body = await _checked(daemon, dialect, endpoint, raw)
+    return endpoint, model, bytes(body)
+
+
+async def check_line(daemon: Daemon, endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
+    """See `daemon.batches.Check`."""
+    dialect = dialect_of({"method": "POST", "path": endpoint, "headers": []})
+    return await _checked(daemon, dialect, endpoint, body)
+
+
+async def _checked(daemon: Daemon, dialect: OpenAI, endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
+    """The model and the body of a request that is sent later. Raises LlmuxError."""
+    opened = await JsonBody.open(body)
+    if opened.stream:
+        raise InvalidRequestError("The result comes in one piece: leave stream out.", param="body.stream")
+    if dialect.daemon_scope(endpoint, opened.fields) is not None:
+        raise InvalidRequestError(FOR_DAEMON, param="body")
+    if opened.name is not None:
+        daemon.catalog.resolve(dialect.model_name(opened.name, lambda one: daemon.catalog.route(one) is not None))
+    if dialect.streams_unasked(endpoint):
+        body = await opened.changed({"stream": b"false"}).whole()
+    return opened.name, body
+
+
+async def pieces_of(file: BinaryIO) -> AsyncIterator[bytes]:
+    """Its content, as its client reads; then it is closed."""
+    with file:
+        while piece := await asyncio.to_thread(file.read, PIECE):
+            yield piece
+
+
+async def _found(daemon: Daemon, request: Request, job_id: str) -> Job:
+    """A job that this request may see. Raises NotFoundError."""
+    await daemon.jobs.expire()
+    owner, is_admin = owner_of(request.scope["state"])
+    return daemon.jobs.find(job_id, owner, is_admin=is_admin)
+
+
+def _view(daemon: Daemon, job: Job) -> schema.Job:
+    keep_s = daemon.catalog.limits.jobs_keep_s
+    return schema.Job(
+        id=job.id,
+        object="job",
+        status=job.state,
+        endpoint=job.endpoint,
+        model=job.model,
+        created_at=job.created_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        expires_at=None if job.ended_at is None else round(job.ended_at + keep_s, 3),
+        tries=job.tries,
+        ahead=daemon.jobs.ahead(job) if job.state == "queued" else 0,
+        progress=_progress(daemon, job) if job.state == "running" else None,
+        result=f"/v1/jobs/{job.id}/result" if job.result_bytes is not None else None,
+        result_bytes=job.result_bytes,
+        content_type=job.content_type or None,
+        error=job.error,
+    )
+
+
+def _progress(daemon: Daemon, job: Job) -> schema.JobProgress | None:
+    """Where its request stands now; None between two tries."""
+    found = daemon.requests.find(job.request_id)
+    if not isinstance(found, gateway.Request):
+        return None
+    model = None if found.attempt.model is None else daemon.engine.model(found.attempt.model)
+    return schema.JobProgress(
+        request_id=job.request_id,
+        state="queued" if found.attempt.ticket is None else "running",
+        model_state=None if model is None else model.state.value,
+        eta_s=None if model is None else model.eta_s,
+        bytes=found.attempt.outcome.bytes_sent,
+        step=None if found.attempt.step is None else found.attempt.step.step,
+        steps=None if found.attempt.step is None else found.attempt.step.steps,
+    )
+
+
+async def _look(daemon: Daemon, job: Job) -> None:
+    """Let its progress be told as it is now."""
+    if isinstance(found := daemon.requests.find(job.request_id), gateway.Request):
+        await daemon.steps.look([found])
+
+
+async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
+    """Each change of it, the last one when it is over. A daemon that ends or hands over cuts it short."""
+    told, told_at = None, 0.0
+    while True:
+        await _look(daemon, job)
+        view = _view(daemon, job)
+        if view != told or time.monotonic() - told_at > KEEPALIVE_S:
+            yield b"" if view == told else b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
+            told, told_at = view, time.monotonic()
+        if job.is_over or daemon.jobs.is_paused:
+            return
+        await daemon.jobs.changed(LOOK_S)

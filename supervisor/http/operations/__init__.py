@@ -1,1 +1,0 @@
-"""What each module of routes in this room serves: see `supervisor.dialects.operation`."""

@@ -1,0 +1,240 @@
+"""How the API is described: an `Operation` for each method of a path, with JSON schemas, from structs or in few words.
+
+A dialect lists its own in a module called `operations`; those of the daemon follow from its functions (`supervisor.api`). Of all
+of them `/openapi.json` is made (`supervisor.api.openapi`), and docs/api.md (`tools.api_page`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+Schema = Mapping[str, Any]
+"""A JSON schema, of the dialect that OpenAPI 3.1 has: 2020-12."""
+Method = Literal["GET", "POST", "PUT", "DELETE", "HEAD"]
+Scope = Literal["inference", "admin", "metrics", "configure"]
+"""Of a key."""
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"
+PLAIN: Final = "text/plain"
+FORM: Final = "multipart/form-data"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A part of the query, or a header. Those of the path are known by the path."""
+
+    name: str
+    description: str
+    schema: Schema = field(default_factory=lambda: {"type": "string"})
+    place: Literal["query", "header"] = "query"
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One request, against the demo, and its answer.
+
+    `path` with the query, where it is not the operation's own. An `answer` of None is the one that was recorded last
+    (`python -m tools.api_examples`). `needs`: what the demo doesn't have for it; then the answer stands here.
+    """
+
+    body: Any = None  # as JSON; a form's fields, where the operation takes a form
+    path: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    answer: Any = None
+    needs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path. Several with the same path and method are one that is asked in several ways."""
+
+    method: Method
+    path: str  # /v1/models/{name}
+    summary: str  # a short sentence
+    description: str = ""  # Markdown; links are docs/api.md's
+    scope: Scope | None = "inference"  # None: open to all
+    parameters: tuple[Parameter, ...] = ()
+    request: Schema | None = None
+    request_type: str = JSON
+    is_body_optional: bool = False
+    answer: Schema | None = None  # of JSON
+    answer_type: str = JSON
+    stream_type: str | None = None  # of the answer, where the request wants a stream
+    other_types: tuple[str, ...] = ()  # of the answer, where the request wants another
+    status: int = 200
+    other_statuses: tuple[int, ...] = ()  # with an answer of the same kind
+    errors: tuple[int, ...] = ()  # besides those that every request may get
+    aliases: tuple[str, ...] = ()  # paths that are the same
+    is_run: bool = False  # a model answers it, so it may fail as `supervisor.api.openapi.RUN_ERRORS` say
+    example: Example = Example()
+
+    @property
+    def name(self) -> str:
+        """How others call it."""
+        return f"{self.method} {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one dialect, or one part of the daemon's own API, serves. `about`: in a sentence or two."""
+
+    name: str
+    about: str
+    operations: tuple[Operation, ...]
+    error: Schema = field(default_factory=lambda: ERROR)  # the body of an error
+
+
+# ---------------------------------------------------------------------------------------------------------------- schemas
+
+
+def text(about: str = "", *, null: bool = False, **more: Any) -> Schema:
+    """A text."""
+    return _typed("string", about, null=null, **more)
+
+
+def whole(about: str = "", *, null: bool = False, **more: Any) -> Schema:
+    """A whole number."""
+    return _typed("integer", about, null=null, **more)
+
+
+def number(about: str = "", *, null: bool = False, **more: Any) -> Schema:
+    """Any number."""
+    return _typed("number", about, null=null, **more)
+
+
+def flag(about: str = "", *, null: bool = False) -> Schema:
+    """True or false."""
+    return _typed("boolean", about, null=null)
+
+
+def choice(*values: str, about: str = "", null: bool = False) -> Schema:
+    """One of these texts."""
+    return _typed("string", about, null=null, enum=[*values, None] if null else [*values])
+
+
+def array(items: Schema | None = None, about: str = "", *, null: bool = False, **more: Any) -> Schema:
+    """A list; None: of texts."""
+    return _typed("array", about, null=null, items={"type": "string"} if items is None else items, **more)
+
+
+def record(
+    fields: Mapping[str, Schema],
+    about: str = "",
+    *,
+    optional: tuple[str, ...] = (),
+    more: bool = False,
+    null: bool = False,
+) -> Schema:
+    """An object that has these fields. `more`: it may have others, too."""
+    needed = [name for name in fields if name not in optional]
+    found = {"properties": dict(fields), **({"required": needed} if needed else {})}
+    return _typed("object", about, null=null, **found, **({"additionalProperties": True} if more else {}))
+
+
+def request(fields: Mapping[str, Schema], *needed: str, more: bool = False, about: str = "") -> Schema:
+    """The JSON object of a request. `more`: others pass, too; else they are refused."""
+    required = {"required": [*needed]} if needed else {}
+    return _typed("object", about, null=False, properties=dict(fields), **required, additionalProperties=more)
+
+
+def mapping(values: Schema, about: str = "", *, null: bool = False) -> Schema:
+    """An object with any names."""
+    return _typed("object", about, null=null, additionalProperties=values)
+
+
+def anything(about: str = "") -> Schema:
+    """Any JSON."""
+    return {"description": about} if about else {}
+
+
+def listing(item: Schema) -> Schema:
+    """As OpenAI's lists are."""
+    return record({"object": {"const": "list"}, "data": array(item)})
+
+
+def named(schema: Schema, name: str) -> Schema:
+    """The schema under a name of its own among the document's components: for one that several operations have."""
+    return {"title": name, **schema}
+
+
+def doc(about: str, **limits: Any) -> msgspec.Meta:
+    """Describes a field of a struct, in `Annotated`; `limits` are those of `msgspec.Meta`."""
+    return msgspec.Meta(description=about, **limits)
+
+
+def struct(kind: type, *, is_answer: bool = True) -> Schema:
+    """Of a msgspec struct, under its own name. An answer has all fields that aren't UNSET."""
+    (root,), parts = msgspec.json.schema_components([kind])
+    found = _inlined(root, parts, is_answer=is_answer)
+    assert isinstance(found, dict)
+    return found
+
+
+def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
+    """The schema with each part in place of the reference to it, as short as it can be said."""
+    if isinstance(schema, list):
+        return [_inlined(item, parts, is_answer=is_answer) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _inlined(value, parts, is_answer=is_answer) for key, value in schema.items()}
+    if "$ref" in found:
+        part = _inlined(parts[found.pop("$ref").rpartition("/")[2]], parts, is_answer=is_answer)
+        found = {**part, **found}
+        if "description" in schema:  # of a field, which says more than the name of its type
+            del found["title"]
+    if isinstance(values := found.get("enum"), list):
+        found |= {"const": found.pop("enum")[0]} if len(values) == 1 else {"type": "string"}
+    match found.get("anyOf"):
+        case [{"type": str(name), **one}, {"type": "null"}] if "title" not in one or "description" in found:
+            del found["anyOf"]
+            if isinstance(values := one.get("enum"), list):
+                one["enum"] = [*values, None]
+            found = {**one, **found, "type": [name, "null"]}
+            if "title" not in schema:  # that of the struct, which is not null
+                found.pop("title", None)
+    properties = schema.get("properties")
+    if not found.get("required", True):
+        del found["required"]
+    if is_answer and isinstance(properties, dict):
+        there = schema.get("required", ())
+        if required := [name for name, field in properties.items() if name in there or "default" in field]:
+            found["required"] = required
+        found.pop("additionalProperties", None)  # more may come
+        for field in found["properties"].values():
+            field.pop("default", None)
+    return found
+
+
+def _typed(kind: str, about: str, *, null: bool, **more: Any) -> Schema:
+    return {"type": [kind, "null"] if null else kind, **({"description": about} if about else {}), **more}
+
+
+ERROR: Final[Schema] = named(
+    record(
+        {
+            "error": record(
+                {
+                    "message": text("What is wrong, and what to do."),
+                    "type": text(),
+                    "param": text("The field that it is about.", null=True),
+                    "code": {
+                        "type": ["string", "integer", "null"],
+                        "description": "What went wrong, in a word that stays.",
+                    },
+                    "detail": array(None, "A worker's last lines, or all mistakes of a configuration."),
+                },
+                optional=("param", "code", "detail"),
+                more=True,
+            )
+        }
+    ),
+    "Error",
+)
+"""Of most errors: OpenAI's shape."""
