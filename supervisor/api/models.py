@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Final
@@ -28,8 +27,6 @@ from supervisor.schema.operation import EVENTS, PLAIN, Example, Parameter
 LINE_BYTES: Final = 512  # longer lines are not shown in full anyway
 FOLLOW_INTERVAL_S: Final = 0.3
 RESTARTED: Final = "[the daemon restarted; what follows was written since the connection broke]"
-_THIS: Final = secrets.token_hex(4)
-"""In the id of a log's line: the daemon that sent it."""
 _NAME: Final = "/v1/admin/models/Tiny-Instruct"
 GROUP: Final = Group(
     "Administration: models",
@@ -142,34 +139,34 @@ async def read_logs(api: Api, name: str, query: LogQuery, request: Request) -> R
     path = daemon.fleet.log_path(first if known is None else replica)
     if query.follow:
         follower, after = LogFollower(path), request.headers.get("last-event-id")
-        begin = partial(_resume, follower, after) if after else partial(follower.begin, query.lines)
+        begin = partial(_resume, follower, after, api.run) if after else partial(follower.begin, query.lines)
         closing = daemon.hub.subscribe(())
-        return EventStream(_follow(follower, begin, closing), closing)
+        return EventStream(_follow(follower, begin, api.run, closing), closing)
     lines = query.lines
     kept = await asyncio.to_thread(tail, path, lines, lines * LINE_BYTES) if lines else ()
     return PlainTextResponse("".join(f"{line}\n" for line in kept))
 
 
-def _resume(follower: LogFollower, after: str) -> list[str]:
+def _resume(follower: LogFollower, after: str, run: str) -> list[str]:
     """The lines that were added since a client got the one with the id `after`."""
     daemon, _, position = after.partition("-")
     lines = follower.resume(position)
-    return lines if daemon == _THIS else [RESTARTED, *lines]
+    return lines if daemon == run else [RESTARTED, *lines]
 
 
 async def _follow(
-    follower: LogFollower, begin: Callable[[], list[str]], closing: Subscription
+    follower: LogFollower, begin: Callable[[], list[str]], run: str, closing: Subscription
 ) -> AsyncGenerator[bytes, None]:
     """The lines that `begin` finds, then every line that is added, until the daemon stops. The last line of each piece has an id."""
     found = await asyncio.to_thread(begin)
-    yield b": following\n\n" + _data(found, f"{_THIS}-{follower.position}")
+    yield b": following\n\n" + _data(found, f"{run}-{follower.position}")
     silent_s = 0.0
     while await closing.next(FOLLOW_INTERVAL_S) is not None:
         found = await asyncio.to_thread(follower.read)
         silent_s = 0.0 if found else silent_s + FOLLOW_INTERVAL_S
         if found or silent_s >= KEEPALIVE_S:
             silent_s = 0.0
-            yield _data(found, f"{_THIS}-{follower.position}")
+            yield _data(found, f"{run}-{follower.position}")
 
 
 def _data(lines: list[str], identity: str) -> bytes:

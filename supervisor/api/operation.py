@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -62,6 +63,8 @@ class Api:
     editor: Editor
     sets: Sets
     handover: Handover | None = None  # None: this daemon can't be replaced
+    run: str = field(default_factory=lambda: secrets.token_hex(4))
+    """This daemon among those before and after it: in the ids of a log's lines."""
 
 
 @dataclass(frozen=True, slots=True)

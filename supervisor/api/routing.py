@@ -34,8 +34,8 @@ ENDPOINTS: Final = sorted((endpoint for group in GROUPS for endpoint in group.en
 _SCOPES: Final[list[tuple[re.Pattern[str], Scope | None]]] = [
     *((compile_path(path)[0], endpoint.scope) for endpoint in ENDPOINTS for path in endpoint.paths),
     *((compile_path(other.path)[0], other.scope) for group in GROUPS for other in group.others),
-    (re.compile("/ui/"), None),
-    (re.compile("/v1/admin"), "admin"),
+    (re.compile("/ui/.*", re.DOTALL), None),
+    (re.compile("/v1/admin.*", re.DOTALL), "admin"),
 ]
 
 
@@ -49,4 +49,4 @@ def scope_of(path: str) -> tuple[Scope | None] | None:
 
     Below `/v1/admin` a path without an operation needs the scope admin.
     """
-    return next(((scope,) for pattern, scope in _SCOPES if pattern.match(path)), None)
+    return next(((scope,) for pattern, scope in _SCOPES if pattern.fullmatch(path)), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from supervisor.cli import output
@@ -29,7 +31,7 @@ class TestWarnings:
         ],
     )
     def test_lines(self, warnings, lines):
-        assert warnings_of([{"name": f"m{n}", "warnings": [one]} for n, one in enumerate(warnings)]) == lines
+        assert warnings_of([SimpleNamespace(name=f"m{n}", warnings=[one]) for n, one in enumerate(warnings)]) == lines
 
 
 class TestTimes:
