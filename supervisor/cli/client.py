@@ -119,9 +119,9 @@ class Client:
         limit_s = None if call.method == "POST" else timeout_s
         content = self._read(call.method, call.at(query, **places), limit_s, msgspec.to_builtins(body))
         try:
-            return msgspec.json.decode(content, type=call.answer)
-        except msgspec.MsgspecError as error:
-            message = f"The daemon at {self.url} is of another version, or no llmux: {error}. Upgrade it: llmux service upgrade"
+            return msgspec.convert(self._json(content), call.answer)
+        except msgspec.ValidationError as error:
+            message = f"The daemon at {self.url} is of another version: {error}. Upgrade it: llmux service upgrade"
             raise UnreachableError(message) from error
 
     def text(self, operation: Operation, query: Query | None = None, **places: str) -> str:

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from supervisor.api import openapi
 from supervisor.cli import output
 from supervisor.cli.exit_codes import ExitCode
 from tests.support.daemon import REPOSITORY
@@ -25,27 +26,63 @@ PLAIN = MARKUP + "]0;title[2J31m]8;;http://evil.example\\back"
 OURS = re.compile(r"\x1b\[(?:[0-9;]*m|\?1049[hl]|\?25[hl]|H|2K|1A)|\r")  # colours, other screen, cursor, repainting
 OF_A_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]")
 
+
+def recorded(group: str, operation: str, /, **words: object) -> dict[str, object]:
+    """The example of an operation, with these words in place of its own."""
+    return openapi.recorded()[f"Administration: {group}: {operation}"] | words
+
+
+MODEL = "models", "GET /v1/admin/models/{name}"
+DECISION = {"seq": 1, "at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}
 ANSWERS = {
     "/v1/admin/models": {
+        "object": "list",
         "data": [
-            {"name": "wide-漢字-👍", "state": "ready", "device": RUDE, "reason": f"first\n{RUDE} {'long ' * 60}end"},
-            {"name": "b", "state": "[bold]odd", "device": "gpu0", "reason": "second\ud800"},
-        ]
+            recorded(
+                *MODEL, name="wide-漢字-👍", state="ready", device=RUDE, reason=f"first\n{RUDE} {'long ' * 60}end"
+            ),
+            recorded(*MODEL, name="b", state="[bold]odd", device="gpu0", reason="second\ud800"),
+        ],
     },
     "/v1/admin/gpu-memory": {
-        "devices": [{"id": "gpu0", "total_mib": 100, "free_mib": 50, "name": RUDE, "blocked": RUDE}]
+        "devices": [
+            recorded("memory", "GET /v1/admin/gpu-memory")["devices"][0]
+            | {"id": "gpu0", "total_mib": 100, "free_mib": 50, "name": RUDE, "blocked": RUDE}
+        ],
+        "models": [],
     },
-    "/v1/admin/leases": {"data": []},
-    "/v1/admin/requests": {"data": [{"request_id": RUDE, "state": "running", "model": RUDE, "path": RUDE}]},
-    "/v1/admin/decisions": {"data": [{"at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}]},
-    "/v1/admin/requests/x": {
-        "request_id": RUDE,
-        "wait": [{"kind": RUDE, "what": RUDE, "s": 1}],
-        "awaits": {"what": RUDE, "eta": RUDE},
-        "error_message": RUDE,
-        "decisions": [{"at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}],
+    "/v1/admin/leases": {"object": "list", "data": []},
+    "/v1/admin/requests": {
+        "object": "list",
+        "data": [
+            {
+                "id": "1",
+                "request_id": RUDE,
+                "state": "running",
+                "model": RUDE,
+                "path": RUDE,
+                "worker": RUDE,
+                "key": RUDE,
+                "tenant": RUDE,
+                "priority": 50,
+                "stream": False,
+                "age_s": 1,
+                "bytes": 1,
+                "progress": None,
+            }
+        ],
     },
-    "/v1/admin/reload": {"added": [RUDE], "unchanged": 1},
+    "/v1/admin/decisions": {"object": "list", "data": [DECISION]},
+    "/v1/admin/requests/x": recorded(
+        "requests",
+        "GET /v1/admin/requests/{id}",
+        request_id=RUDE,
+        wait=[{"kind": RUDE, "what": RUDE, "s": 1}],
+        awaits={"kind": RUDE, "what": RUDE, "s": 1, "eta_s": None, "eta": RUDE},
+        error_message=RUDE,
+        decisions=[DECISION],
+    ),
+    "/v1/admin/reload": recorded("daemon", "POST /v1/admin/reload", added=[RUDE], unchanged=1),
 }
 DELTA = {"reasoning_content": f"hm {RUDE}", "content": f"{RUDE}\ud800"}
 

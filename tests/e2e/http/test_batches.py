@@ -193,7 +193,8 @@ class TestRefused:
         assert (refused.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
 
     def test_an_endpoint_names_those_that_work(self, site):
-        refused = site.post("/v1/batches", json={"endpoint": "/v1/nothing"}).json()["error"]["message"]
+        asked = {"input_file_id": "file-0", "endpoint": "/v1/nothing", "completion_window": "24h"}
+        refused = site.post("/v1/batches", json=asked).json()["error"]["message"]
         assert re.findall(r"/v1/[a-z/]+", refused) == [CHAT, "/v1/completions", "/v1/embeddings", "/v1/responses"]
 
     def test_what_is_not_there(self, site):
