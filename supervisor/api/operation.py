@@ -11,14 +11,13 @@ Starlette's. Every other argument is a part of the path. The docstring's first p
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import UnionType
-from typing import Any, Final, TypeVar, get_args
+from typing import Final, TypedDict, TypeVar, Unpack, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -30,28 +29,12 @@ from supervisor.daemon.editing import Editor
 from supervisor.daemon.handover import Handover
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.sets import Sets
-from supervisor.errors import InvalidRequestError, TooLargeError
-from supervisor.gateway.body.body import read_body
-from supervisor.schema.operation import JSON, Method, Operation, Parameter, Schema, Scope, Section, struct
+from supervisor.gateway.body.parameters import BODY_LIMIT, body_of, kinds_of, query_of
+from supervisor.schema.operation import JSON, Example, Method, Operation, Parameter, Schema, Scope, Section, struct
 
-BODY_LIMIT: Final = 64 * 1024
 _CONVERTER: Final = re.compile(r":\w+(?=})")
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?", re.DOTALL)
-_MISSING: Final = re.compile(r"Object missing required field `(.*?)`(?: - at `\$(.*)`)?", re.DOTALL)
-_FIELD: Final = re.compile(r" - at `(?:key in )?\$\.(\w+)", re.DOTALL)
-_TYPES: Final[Mapping[object, str]] = {
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
-    "string": "a text",
-    "array": "a list",
-    "object": "an object",
-    "null": "null",
-}
-
 _Run = Callable[..., Awaitable[object]]
 _R = TypeVar("_R", bound=_Run)
-_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +50,43 @@ class Api:
     """This daemon among those before and after it: in the ids of a log's lines."""
 
 
+class Details(TypedDict, total=False):
+    """Fields of an `Operation` that its function doesn't say."""
+
+    parameters: tuple[Parameter, ...]  # headers; those of the query follow from its struct
+    request_type: str
+    is_body_optional: bool
+    answer_type: str
+    stream_type: str
+    other_types: tuple[str, ...]
+    status: int
+    other_statuses: tuple[int, ...]
+    errors: tuple[int, ...]
+    aliases: tuple[str, ...]
+    example: Example
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A method of a path, and the function that answers it."""
 
     method: Method
     path: str  # with Starlette's converters: /v1/admin/models/{name:path}
+    scope: Scope | None  # of a key; None: it is open to all
     run: _Run
     answer: type[msgspec.Struct] | UnionType | None  # of JSON; None: it has no struct
     body: type[msgspec.Struct] | None = None
     reads: type[msgspec.Struct] | None = None  # the body, where the function reads it itself
-    is_body_optional: bool = False
     query: type[msgspec.Struct] | None = None
     takes_request: bool = False
     body_limit: int = BODY_LIMIT
     etag: bool = False  # the answer's own field of that name is sent as a header, too
-    about: Mapping[str, Any] = field(default_factory=dict)  # further fields of its `Operation`
+    details: Details = field(default_factory=Details)  # further fields of its `Operation`
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Its path, and the others that are the same."""
-        return (self.path, *self.about.get("aliases", ()))
-
-    @property
-    def scope(self) -> Scope | None:
-        """Of a key; None: it is open to all."""
-        scope: Scope | None = self.about["scope"]
-        return scope
+        return (self.path, *self.details.get("aliases", ()))
 
     def routes(self, api: Api) -> list[Route]:
         """Those that answer it."""
@@ -110,7 +103,7 @@ class Endpoint:
             if isinstance(found, Response):
                 return found
             headers = {"etag": getattr(found, "etag", "")} if self.etag else {}
-            return Response(msgspec.json.encode(found), self.about.get("status", HTTPStatus.OK), headers, JSON)
+            return Response(msgspec.json.encode(found), self.details.get("status", HTTPStatus.OK), headers, JSON)
 
         return [Route(path, answer, methods=[self.method], name=self.run.__name__) for path in self.paths]
 
@@ -125,9 +118,9 @@ class Endpoint:
             " ".join(summary.split()),
             description,
             request=None if body is None else struct(body, is_answer=False),
-            is_body_optional=self.is_body_optional,
             answer=_answer(self.answer),
-            **{**self.about, "parameters": (*parameters, *self.about.get("parameters", ()))},
+            scope=self.scope,
+            **Details(**{**self.details, "parameters": (*parameters, *self.details.get("parameters", ()))}),
         )
 
 
@@ -149,16 +142,14 @@ class Group:
         scope: Scope | None = "admin",
         answer: type[msgspec.Struct] | UnionType | None = None,
         reads: type[msgspec.Struct] | None = None,
-        is_body_optional: bool = False,
         body_limit: int = BODY_LIMIT,
         etag: bool = False,
-        **about: Any,
+        **details: Unpack[Details],
     ) -> Callable[[_R], _R]:
         """Serve a function there. `answer`: of one that makes its response itself; `reads`: of one that reads its body itself.
 
-        `about`: further fields of its `Operation`.
+        `etag`: the answer's field of that name is sent as a header, too. `details`: further fields of its `Operation`.
         """
-        about["scope"] = scope
 
         def declared(run: _R) -> _R:
             signature = inspect.signature(run, eval_str=True)
@@ -170,16 +161,16 @@ class Group:
                 Endpoint(
                     method,
                     path,
+                    scope,
                     run,
                     made,
                     body=None if body is None else body.annotation,
-                    is_body_optional=is_body_optional,
                     query=names["query"].annotation if "query" in names else None,
                     takes_request="request" in names,
                     body_limit=body_limit,
                     etag=etag,
                     reads=reads,
-                    about=about,
+                    details=details,
                 )
             )
             return run
@@ -196,9 +187,8 @@ def _parameters(schema: Schema) -> tuple[Parameter, ...]:
     """Of the fields of a query."""
     found = []
     for name, said in schema["properties"].items():
-        kinds = [kind for kind in _listed(said.get("type")) if kind != "null"]
         plain = {key: value for key, value in said.items() if key not in ("description", "default")}
-        plain["type"] = kinds[0]
+        (plain["type"],) = kinds_of(said)
         if "enum" in plain:
             plain["enum"] = [value for value in plain["enum"] if value is not None]
         found.append(Parameter(name, said.get("description", ""), plain))
@@ -211,82 +201,3 @@ def _answer(kind: type[msgspec.Struct] | UnionType | None) -> Schema | None:
         return None
     structs = [each for each in get_args(kind) or (kind,) if issubclass(each, msgspec.Struct)]
     return struct(structs[0]) if len(structs) == 1 else {"anyOf": [struct(each) for each in structs]}
-
-
-# ------------------------------------------------------------------------------------------------------------------ input
-
-
-def query_of(request: Request, kind: type[_T]) -> _T:
-    """The query as such a struct; other names in it are ignored. Raises InvalidRequestError."""
-    given = request.query_params
-    try:
-        return msgspec.convert(dict(given), kind, strict=False)
-    except msgspec.ValidationError as error:
-        refused = invalid(error, kind)
-        if refused.param is not None:
-            refused.message = f"{refused.message.removesuffix('.')}, got {given[refused.param][:50]!r}."
-        raise refused from error
-
-
-async def body_of(request: Request, kind: type[_T], limit: int = BODY_LIMIT) -> _T:
-    """The body, of at most `limit` bytes, as such a struct; an empty one is an empty object. Raises InvalidRequestError, TooLargeError."""
-    try:
-        body = await read_body(request.scope, request.receive, limit)
-    except TooLargeError:  # whose message names a setting of inference
-        raise TooLargeError(f"The request body is larger than {limit} bytes.") from None
-    try:
-        json.loads(body if body.strip() else b"{}", object_pairs_hook=_once_each)
-        return msgspec.json.decode(body if body.strip() else b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        raise invalid(error, kind) from error
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
-
-
-def invalid(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> InvalidRequestError:
-    """What is wrong with an input, and what was expected in its place, by the descriptions of the struct's fields."""
-    told, fields = str(error), struct(kind, is_answer=False)["properties"]
-    if (found := _UNKNOWN.fullmatch(told)) is not None:
-        place = f"{found[2]}.{found[1]}".removeprefix(".") if found[2] else found[1]
-        there = f"; there is {', '.join(fields)}" if not found[2] else ""
-        return InvalidRequestError(f"{place[:100]}: unknown{there}.", param=place[:100])
-    if (found := _MISSING.fullmatch(told)) is not None and not found[2]:
-        name = found[1]
-        return InvalidRequestError(f"{name}: missing; expected {expected(fields[name])}", param=name)
-    if (found := _FIELD.search(told)) is not None and found[1] in fields:
-        return InvalidRequestError(f"{found[1]}: expected {expected(fields[found[1]])}", param=found[1])
-    return InvalidRequestError("The request body must be a JSON object.")
-
-
-def expected(schema: Schema) -> str:
-    """A field in words, such as "a whole number from 1 to 9. How many."."""
-    about = schema.get("description", "")
-    return f"{_kind(schema)}. {about}" if about else f"{_kind(schema)}."
-
-
-def _kind(schema: Schema) -> str:
-    if "anyOf" in schema:
-        return " or ".join(_kind(each) for each in schema["anyOf"] if each != {"type": "null"})
-    if "enum" in schema:
-        return f"one of {', '.join(str(value) for value in schema['enum'] if value is not None)}"
-    words = " or ".join(_TYPES[kind] for kind in _listed(schema.get("type")) if kind != "null")
-    if (items := schema.get("items")) is not None and items.get("type") == "string":
-        words += " of texts"
-    least, most = schema.get("minimum"), schema.get("maximum")
-    if least is not None:
-        words += f" from {least:g}" if most is not None else f" of at least {least:g}"
-    return f"{words} to {most:.15g}" if most is not None else words or "another value"
-
-
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
-
-
-def _once_each(pairs: list[tuple[str, object]]) -> None:
-    """Which of two values counts is nothing to guess in what an operator asks for. Raises InvalidRequestError."""
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            message = f"The request body has {name[:100]!r} twice in one object."
-            raise InvalidRequestError(message, code="duplicate_key", param=name[:100])
-        seen.add(name)

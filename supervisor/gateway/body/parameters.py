@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -12,56 +13,42 @@ from starlette.requests import Request
 
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.body import read_body
+from supervisor.schema.operation import Schema, struct
 
 BODY_LIMIT: Final = 64 * 1024
 
-S = TypeVar("S", bound=str)
+_NO_OBJECT: Final = "The request body must be a JSON object."
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
+_FIELD: Final = re.compile(r" - at (?:`key` in )?`\$\.(\w+)[^`]*`$")  # the last one: a value may look like one
+_KINDS: Final[Mapping[str, str]] = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "array": "a list",
+    "object": "an object",
+}
+
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
-def flag(request: Request, name: str) -> bool:
-    """`?name=true`; False without it."""
-    value = request.query_params.get(name, "false").lower()
-    if value not in {"true", "false", "1", "0"}:
-        raise InvalidRequestError(f"{name}: expected true or false, got {value!r}.", param=name)
-    return value in {"true", "1"}
-
-
-def number(request: Request, name: str, default: int, most: int, *, least: int = 1) -> int:
-    """`?name=5`, within its range."""
-    value = request.query_params.get(name, str(default))
-    if not (value.isascii() and value.isdecimal() and len(value) < 20 and least <= int(value) <= most):
-        raise InvalidRequestError(f"{name}: expected a whole number from {least} to {most}, got {value!r}.", param=name)
-    return int(value)
-
-
-def choices(request: Request, name: str, known: Iterable[S]) -> tuple[S, ...]:
-    """`?name=a,b`; all of `known` without it."""
-    by_name = {str(choice): choice for choice in known}
-    wanted = request.query_params.get(name)
-    if wanted is None:
-        return tuple(by_name.values())
-    unknown = [word for word in wanted.split(",") if word not in by_name]
-    if unknown:
-        raise InvalidRequestError(f"{name}: there is no {unknown[0]!r}, only {', '.join(by_name)}.", param=name)
-    return tuple(by_name[word] for word in wanted.split(","))
-
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-async def struct_body(request: Request, kind: type[T], limit: int = BODY_LIMIT) -> T:
-    """The body, of at most `limit` bytes, as such a struct. Raises InvalidRequestError, TooLargeError."""
+def query_of(request: Request, kind: type[_T]) -> _T:
+    """The query as such a struct; other names in it are ignored. Raises InvalidRequestError."""
+    given = dict(request.query_params)
     try:
-        body = await read_body(request.scope, request.receive, limit)
-    except TooLargeError:  # whose message names a setting of inference
-        raise TooLargeError(f"The request body is larger than {limit} bytes.") from None
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, kind, given) from error
+
+
+async def body_of(request: Request, kind: type[_T], limit: int = BODY_LIMIT) -> _T:
+    """The body, of at most `limit` bytes, as such a struct; an empty one is an empty object. Raises InvalidRequestError, TooLargeError."""
+    body = await _small_body(request, limit)
     try:
-        json.loads(body, object_pairs_hook=_once_each)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"The request body is not what is expected here: {error}.") from error
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
+        raise _invalid(error, kind) from error
 
 
 async def json_object(request: Request, keys: Iterable[str] | None) -> dict[str, JsonValue]:
@@ -69,24 +56,30 @@ async def json_object(request: Request, keys: Iterable[str] | None) -> dict[str,
 
     Raises InvalidRequestError, TooLargeError.
     """
-    try:
-        body = await read_body(request.scope, request.receive, BODY_LIMIT)
-    except TooLargeError:  # whose message names a setting of inference
-        raise TooLargeError(f"The request body is larger than {BODY_LIMIT} bytes.") from None
-    if not body.strip():
-        return {}
-    try:
-        fields = msgspec.json.decode(body)
-        json.loads(body, object_pairs_hook=_once_each)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
+    fields = msgspec.json.decode(await _small_body(request, BODY_LIMIT))
     if not isinstance(fields, dict):
-        raise InvalidRequestError("The request body must be a JSON object.")
+        raise InvalidRequestError(_NO_OBJECT)
     known = None if keys is None else tuple(keys)
     for key in fields:
         if known is not None and key not in known:
-            raise InvalidRequestError(f"{key[:100]}: unknown; there is {', '.join(known)}.", param=key[:100])
+            raise _unknown(key, known)
     return fields
+
+
+async def _small_body(request: Request, limit: int) -> bytes:
+    """Valid JSON, in which no object has a name twice. Raises InvalidRequestError, TooLargeError."""
+    try:
+        body = await read_body(request.scope, request.receive, limit)
+    except TooLargeError:  # whose message names a setting of inference
+        raise TooLargeError(f"The request body is larger than {limit} bytes.") from None
+    if not body.strip():
+        return b"{}"
+    try:
+        msgspec.json.decode(body)
+        json.loads(body, object_pairs_hook=_once_each)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
+    return bytes(body)
 
 
 def _once_each(pairs: list[tuple[str, JsonValue]]) -> None:
@@ -97,3 +90,45 @@ def _once_each(pairs: list[tuple[str, JsonValue]]) -> None:
             message = f"The request body has {name[:100]!r} twice in one object."
             raise InvalidRequestError(message, code="duplicate_key", param=name[:100])
         seen.add(name)
+
+
+def _invalid(
+    error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Mapping[str, str] | None = None
+) -> InvalidRequestError:
+    """An error that says what was expected, by the descriptions of the struct's fields. `given`: the values of a query."""
+    told, fields = str(error), struct(kind, is_answer=False)["properties"]
+    if (found := _UNKNOWN.fullmatch(told)) is not None:
+        return _unknown(found[1], fields)
+    if (found := _MISSING.fullmatch(told)) is not None:
+        name, verdict = found[1], "missing; expected"
+    elif (found := _FIELD.search(told)) is not None:
+        name, verdict = found[1], "expected"
+    else:
+        return InvalidRequestError(_NO_OBJECT)
+    got = "" if given is None else f", got {given[name][:50]!r}"
+    about = fields[name].get("description", "")
+    return InvalidRequestError(f"{name}: {verdict} {_expected(fields[name])}{got}. {about}".rstrip(), param=name)
+
+
+def _unknown(name: str, known: Iterable[str]) -> InvalidRequestError:
+    return InvalidRequestError(f"{name[:100]}: unknown; there is {', '.join(known)}.", param=name[:100])
+
+
+def _expected(schema: Schema) -> str:
+    """The kind of value in words, such as "a whole number from 1 to 9"."""
+    if "anyOf" in schema:
+        return " or ".join(_expected(each) for each in schema["anyOf"] if each != {"type": "null"})
+    if "enum" in schema:
+        return f"one of {', '.join(value for value in schema['enum'] if value is not None)}"
+    if schema.get("type") == "array" and schema["items"] == {"type": "string"}:
+        return "a list of texts"
+    words = " or ".join(_KINDS[kind] for kind in kinds_of(schema)) or "another value"
+    least, most = (schema.get(name) for name in ("minimum", "maximum"))
+    words += "" if least is None else f" from {least:.15g}"
+    return words if most is None else f"{words} to {most:.15g}"
+
+
+def kinds_of(schema: Schema) -> list[str]:
+    """The types that a schema allows, without null."""
+    kinds = schema.get("type")
+    return [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in (None, "null")]

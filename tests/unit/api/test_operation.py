@@ -1,0 +1,93 @@
+"""Operations: each says all that is needed to serve, describe and call it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+
+import msgspec
+import pytest
+
+from supervisor.api.operation import Group
+from supervisor.api.routing import ENDPOINTS, scope_of
+from supervisor.schema.operation import struct
+from tests.support.cases import cases
+
+ALL = [pytest.param(each, id=f"{each.method} {each.path}") for each in ENDPOINTS]
+INPUTS = {"api", "body", "query", "request"}
+
+
+@cases("endpoint", ALL)
+def test_a_function_takes_what_its_path_names(endpoint):
+    places = set(re.findall(r"{(\w+)", endpoint.path))
+    assert set(inspect.signature(endpoint.run).parameters) - INPUTS == places
+
+
+@cases("endpoint", ALL)
+def test_an_answer_is_written_and_read(endpoint):
+    """Of what the command line reads, and the API describes, each field has the same name."""
+    if not isinstance(endpoint.answer, type):
+        return
+    assert {*struct(endpoint.answer)["properties"]} == {*endpoint.answer.__struct_encode_fields__}
+
+
+@cases(
+    ("path", "scope"),
+    [
+        ("/health", (None,)),
+        ("/v1/health", (None,)),
+        ("/ui", (None,)),
+        ("/ui/js/main.js", (None,)),
+        ("/ui\n", None),
+        ("/metrics", ("metrics",)),
+        ("/metrics\n", None),
+        ("/v1/jobs/x", ("inference",)),
+        ("/v1/admin/models/a/b/load", ("admin",)),
+        ("/v1/admin/config", ("configure",)),
+        ("/v1/admin/config/models/a/b", ("configure",)),
+        ("/v1/admin", ("admin",)),
+        ("/v1/admin/nothing\n", ("admin",)),
+        ("/v1/administration", ("admin",)),
+        ("/v1/chat/completions", None),
+    ],
+)
+def test_scopes(path, scope):
+    assert scope_of(path) == scope
+
+
+def test_the_longer_path_comes_first():
+    """A model may be called `a/load`: its view is not at the path of its load, and so the path of a load is one."""
+    paths = [endpoint.path for endpoint in ENDPOINTS if endpoint.method == "GET"]
+    assert paths.index("/v1/admin/models/{name:path}/logs") < paths.index("/v1/admin/models/{name:path}")
+    assert paths.index("/v1/admin/requests/ended") < paths.index("/v1/admin/requests/{id}")
+
+
+def test_a_new_operation_is_one_function():
+    class Sum(msgspec.Struct):
+        """A sum."""
+
+        total: int
+
+    class Terms(msgspec.Struct):
+        """Its terms."""
+
+        first: int
+        second: int = 1
+
+    group = Group("Sums", "For a test.")
+
+    async def add(api: object, name: str, body: Terms) -> Sum:
+        """Add them.
+
+        Not more.
+        """
+        return Sum(body.first + body.second)
+
+    add.__annotations__ = {"name": str, "body": Terms, "return": Sum}
+    group.operation("POST", "/v1/sums/{name:path}", errors=(404,))(add)
+    (said,) = group.section().operations
+    assert (said.name, said.summary, said.description) == ("POST /v1/sums/{name}", "Add them.", "Not more.")
+    assert (said.scope, said.errors) == ("admin", (404,))
+    assert json.loads(json.dumps(said.request))["required"] == ["first"]
+    assert said.answer == struct(Sum)
