@@ -111,7 +111,16 @@ async def read_metrics(api: Api) -> Response:
     "/openapi.json",
     scope="inference",
     answer=Document,
-    example=Example(answer={"openapi": "3.1.0", "info": {"title": "llmux"}, "paths": {}}),
+    example=Example(
+        answer={
+            "openapi": "3.1.0",
+            "info": {"title": "llmux"},
+            "servers": [{"url": "/"}],
+            "tags": [],
+            "paths": {},
+            "components": {},
+        }
+    ),
 )
 async def read_openapi(api: Api) -> Response:
     """What llmux serves, as an OpenAPI 3.1 document.

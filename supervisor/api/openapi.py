@@ -20,14 +20,13 @@ import msgspec
 from runtimes.endpoints import aliases_of
 from supervisor.dialects import OPERATIONS
 from supervisor.io.distribution import version
-from supervisor.schema.operation import JSON, Example, Operation, Parameter, Schema, Section, choice, text
+from supervisor.schema.operation import JSON, Example, Operation, Parameter, Schema, Section, choice, plain, text
 
 EXAMPLES: Final = Path(__file__).with_name("examples.json")
 """What the examples were answered: `python -m tools.api_examples` writes it."""
 COMMON_ERRORS: Final = (400, 401, 403)
 RUN_ERRORS: Final = (404, 410, 413, 429, 502, 503, 504)
 RETRIES: Final = frozenset({409, 429, 503, 504})  # answers that may say when to try again
-_LINK: Final = re.compile(r"\[([^\]]*)\]\([^)\s]*\)")
 _PLACE: Final = re.compile(r"{(\w+)}")
 _DESCRIPTION: Final = (
     "One address for every model: requests wait while their model is loaded. A path of inference is served while a configured "
@@ -121,7 +120,7 @@ def document() -> Json:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": section.name, "description": _plain(section.about)} for section in sections()],
+        "tags": [{"name": section.name, "description": plain(section.about)} for section in sections()],
         "paths": paths,
         "components": {
             "schemas": schemas,
@@ -150,8 +149,8 @@ def _operation(
 ) -> Json:
     found: Json = {
         "tags": [section.name],
-        "summary": _plain(operation.summary),
-        "description": _plain(operation.description) or _plain(operation.summary),
+        "summary": plain(operation.summary),
+        "description": plain(operation.description) or plain(operation.summary),
         "x-llmux-scope": operation.scope,
         "security": [] if operation.scope is None else [{"bearer": []}, {"x-api-key": []}],
     }
@@ -189,7 +188,7 @@ def _parameter(parameter: Parameter) -> Json:
         "name": parameter.name,
         "in": parameter.place,
         "required": parameter.required,
-        "description": _plain(parameter.description),
+        "description": plain(parameter.description),
         "schema": dict(parameter.schema),
     }
 
@@ -253,7 +252,7 @@ def _name(schema: Any, schemas: Json) -> Any:
     if isinstance(title, str):
         schemas[title] = {}  # a schema that has itself in it ends here
     found = {
-        key: _plain(value) if key == "description" and isinstance(value, str) else _name(value, schemas)
+        key: plain(value) if key == "description" and isinstance(value, str) else _name(value, schemas)
         for key, value in schema.items()
     }
     if not isinstance(title, str):
@@ -307,8 +306,3 @@ def _phrase(status: str) -> str:
 
 def _identity(method: str, path: str) -> str:
     return method.lower() + "_" + re.sub(r"\W+", "_", path).strip("_")
-
-
-def _plain(markdown: str) -> str:
-    """Without links, which are those of a page in docs/."""
-    return _LINK.sub(r"\1", markdown)

@@ -292,8 +292,7 @@ class Ledger:
     def mark(self, device: DeviceId) -> None:
         """Something has changed there that plans depend on."""
         self._changed[device] = None
-        if (ledger := self._devices.get(device)) is not None:
-            ledger.outline = None
+        self.forget_outlines((device,))
 
     def forget_outlines(self, devices: Iterable[DeviceId]) -> None:
         """Something has changed there that only the plans of those who will wait depend on: nobody waits now."""

@@ -32,8 +32,8 @@ class HangUps:
 
     def watch(self, descriptor: int, events: int, call: Callable[[], None]) -> None:
         """Call it once: at these events, or when the connection is reset. Not twice for one descriptor."""
-        self._calls[descriptor] = call
         self._epoll.register(descriptor, events | select.EPOLLET)
+        self._calls[descriptor] = call
 
     def forget(self, descriptor: int) -> None:
         """Call it before the descriptor is closed."""

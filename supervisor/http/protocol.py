@@ -389,8 +389,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        if self._waits is not None:
-            self._read_again()
+        self._forget_waiting()
         self.flow.resume_reading()
         if not self.cycle.keep_alive and self.cycle.response_complete and self.cycle.more_body:
             self._linger()

@@ -40,7 +40,10 @@ class Document(Struct):
 
     openapi: str
     info: dict[str, Any]
+    servers: list[Any]
+    tags: list[Any]
     paths: dict[str, Any]
+    components: dict[str, Any]
 
 
 class ConfigurationFile(Struct):

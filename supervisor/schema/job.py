@@ -199,7 +199,6 @@ class BatchQuery(Struct):
 class BatchRequest(Struct, forbid_unknown_fields=True):
     """A file to answer."""
 
-    input_file_id: Annotated[str, doc("The id of a file: POST /v1/files with purpose=batch.")]
     endpoint: Annotated[
         str,
         Meta(
@@ -213,6 +212,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
             pattern=r"^(?!.*\n)[1-9][0-9]{0,5}[smhd]$", description="`24h`, or another time up to `30d`, such as `30m`."
         ),
     ]
+    input_file_id: Annotated[str, doc("The id of a file: POST /v1/files with purpose=batch.")]
     metadata: Annotated[
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
         | None,

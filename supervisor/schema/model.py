@@ -243,7 +243,7 @@ class UnloadQuery(Struct):
 class PinRequest(Struct, forbid_unknown_fields=True):
     """Whether a model is protected from eviction."""
 
-    pin: Annotated[bool, doc('The body must be {"pin": true} or {"pin": false}.')]
+    pin: Annotated[bool, doc("Whether it is protected; false also where the configuration pins it.")]
 
 
 class LogQuery(Struct):

@@ -6,6 +6,7 @@ of them `/openapi.json` is made (`supervisor.api.openapi`), and docs/api.md (`to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -23,6 +24,7 @@ EVENTS: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"
 PLAIN: Final = "text/plain"
 FORM: Final = "multipart/form-data"
+_LINK: Final = re.compile(r"\[([^\]]*)\]\([^)\s]*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,11 @@ def named(schema: Schema, name: str) -> Schema:
 def doc(about: str, **limits: Any) -> msgspec.Meta:
     """Describes a field of a struct, in `Annotated`; `limits` are those of `msgspec.Meta`."""
     return msgspec.Meta(description=about, **limits)
+
+
+def plain(markdown: str) -> str:
+    """Without links, which are those of a page in docs/."""
+    return _LINK.sub(r"\1", markdown)
 
 
 def struct(kind: type, *, is_answer: bool = True) -> Schema:

@@ -11,7 +11,9 @@ import contextlib
 import socket
 from functools import cache
 
-_FIRST, _COUNT, _SHARES = 10_100, 1250, 18  # browsers refuse 10080; the kernel takes 32768 and above for connections
+_FIRST, _COUNT = 10_100, 1250  # browsers refuse 10080; the kernel takes 32768 and above for connections
+_WORKERS = 18_100  # from here on daemons give their workers ports, where no configuration says otherwise
+_SHARES = [first for first in range(_FIRST, 32_768 - _COUNT, _COUNT) if not first <= _WORKERS < first + _COUNT]
 
 
 def quiet_ports(count: int = 1, *, clean: bool = False) -> int:
@@ -55,7 +57,7 @@ class _Share:
 
 @cache
 def _own() -> _Share:
-    for number in range(_SHARES):
+    for number, first in enumerate(_SHARES):
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             name.bind(f"\0llmux tests, share {number} of the ports")
@@ -63,5 +65,5 @@ def _own() -> _Share:
             name.close()
             continue
         name.detach()  # it stays until this process ends
-        return _Share(_FIRST + number * _COUNT)
-    raise AssertionError(f"{_SHARES} processes run tests already; end some")
+        return _Share(first)
+    raise AssertionError(f"{len(_SHARES)} processes run tests already; end some")

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.body import read_body
-from supervisor.schema.operation import Schema, struct
+from supervisor.schema.operation import Schema, plain, struct
 
 BODY_LIMIT: Final = 64 * 1024
 
@@ -105,9 +105,13 @@ def _invalid(
         name, verdict = found[1], "expected"
     else:
         return InvalidRequestError(_NO_OBJECT)
-    got = "" if given is None else f", got {given[name][:50]!r}"
-    about = fields[name].get("description", "")
-    return InvalidRequestError(f"{name}: {verdict} {_expected(fields[name])}{got}. {about}".rstrip(), param=name)
+    schema, about = fields[name], ""
+    if given is not None:
+        schema = {**schema, "type": kinds_of(schema)}  # a text is never null
+        about = f", got {given[name][:50]!r}."
+    elif schema.get("type") != "boolean":
+        about = f". {plain(schema.get('description', ''))}"
+    return InvalidRequestError(f"{name}: {verdict} {_expected(schema)}{about.rstrip() or '.'}", param=name)
 
 
 def _unknown(name: str, known: Iterable[str]) -> InvalidRequestError:
@@ -117,15 +121,17 @@ def _unknown(name: str, known: Iterable[str]) -> InvalidRequestError:
 def _expected(schema: Schema) -> str:
     """The kind of value in words, such as "a whole number from 1 to 9"."""
     if "anyOf" in schema:
-        return " or ".join(_expected(each) for each in schema["anyOf"] if each != {"type": "null"})
+        return " or ".join(_expected(each) for each in schema["anyOf"])
+    kinds = [_KINDS[kind] for kind in kinds_of(schema)]
     if "enum" in schema:
-        return f"one of {', '.join(value for value in schema['enum'] if value is not None)}"
-    if schema.get("type") == "array" and schema["items"] == {"type": "string"}:
-        return "a list of texts"
-    words = " or ".join(_KINDS[kind] for kind in kinds_of(schema)) or "another value"
+        kinds = [f"one of {', '.join(value for value in schema['enum'] if value is not None)}"]
+    elif schema.get("items") == {"type": "string"}:
+        kinds = ["a list of texts"]
+    words = " or ".join(kinds)
     least, most = (schema.get(name) for name in ("minimum", "maximum"))
     words += "" if least is None else f" from {least:.15g}"
-    return words if most is None else f"{words} to {most:.15g}"
+    words += "" if most is None else f" to {most:.15g}"
+    return " or ".join(filter(None, (words, "null" if "null" in schema.get("type", ()) else "")))
 
 
 def kinds_of(schema: Schema) -> list[str]:

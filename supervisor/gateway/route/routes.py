@@ -137,7 +137,7 @@ class Routes:
         """The one that a request means. Raises InvalidRequestError, NotFoundError."""
         request, body, method = exchange.request, exchange.body, exchange.scope["method"]
         dialect, path = request.dialect, request.path
-        required = dialect.required_translation(method, path, body.fields) if dialect.reads_fields else None
+        required = _required(exchange)
         name = body.name
         if name is not None and required is None:
             kept = self._kept.get((dialect, method, path, name))
@@ -166,12 +166,7 @@ class Routes:
 
     def candidate(self, exchange: Exchange, public: Public) -> Route:
         """The request's path at a candidate of the task that was asked."""
-        request, method = exchange.request, exchange.scope["method"]
-        reads = request.dialect.reads_fields
-        fields = exchange.body.fields
-        return self.route(
-            exchange, public, request.dialect.required_translation(method, request.path, fields) if reads else None
-        )
+        return self.route(exchange, public, _required(exchange))
 
     def route(self, exchange: Exchange, public: Public, required: TargetedTranslation | None) -> Route:
         """The request's path at this model. `required`: see `Dialect.required_translation`."""
@@ -285,3 +280,11 @@ def endpoint_table(catalog: Catalog) -> Table:
         for alias in aliases_of(path):
             table[method, alias] = {**serving, **table.get((method, alias), {})}
     return table
+
+
+def _required(exchange: Exchange) -> TargetedTranslation | None:
+    """See `Dialect.required_translation`."""
+    request = exchange.request
+    if not request.dialect.reads_fields:
+        return None
+    return request.dialect.required_translation(exchange.scope["method"], request.path, exchange.body.fields)
