@@ -60,7 +60,7 @@ def _described(schema: Schema | None, told: set[str]) -> dict[str, str]:
     rows = {
         name: field["description"] for name, field in fields.items() if "description" in field and name not in X_FIELDS
     }
-    lists = [field["items"] for field in fields.values() if field.get("type") == "array" and not rows]
+    lists = [field["items"] for field in fields.values() if "items" in field and not rows]
     return rows or next((found for items in lists if (found := _described(items, told))), {})
 
 

@@ -158,9 +158,9 @@ class SetList(Struct):
 
 
 class Switch(Struct, forbid_unknown_fields=True):
-    """`active`: the set to switch to; null: all as configured."""
+    """Another set."""
 
-    active: str | None
+    active: Annotated[str | None, doc("The set to switch to; null: all as configured.")]
 
 
 class UsageRow(Struct):

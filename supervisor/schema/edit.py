@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
 from supervisor.schema.daemon import Difference
+from supervisor.schema.operation import doc
 
 
 class Edit(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`text`: the whole file. Else `keys` of a `model` (null: its default), and the further `names` for it, all of them.
+    """A change of the file: its whole text, or settings of one model."""
 
-    `remove` takes the model out instead, with its further names; `files` deletes what llmux fetched for it, too.
-    """
-
-    text: str | None = None
-    model: str | None = None
-    keys: dict[str, Any] = {}
-    names: list[str] | None = None
-    remove: bool = False
-    files: bool = False
-    force: bool = False
+    text: Annotated[str | None, doc("The whole file.")] = None
+    model: Annotated[str | None, doc("The model whose settings change.")] = None
+    keys: Annotated[dict[str, Any], doc("Its keys and their values; null: the key's default.")] = {}
+    names: Annotated[list[str] | None, doc("All its further names.")] = None
+    remove: Annotated[bool, doc("Take the model out instead, with its further names.")] = False
+    files: Annotated[bool, doc("Delete the files that llmux fetched for it, too.")] = False
+    force: Annotated[bool, doc("Write although no models or no keys are left.")] = False
 
 
 class Mark(Struct):
@@ -153,10 +151,15 @@ class Found(Struct):
 
 
 class Wanted(Struct, forbid_unknown_fields=True):
-    """`what`: ORG/REPO, ORG/REPO:QUANTISATION, the address of its page, a well-known name, or a path on the daemon's machine."""
+    """A model to add."""
 
-    what: str
-    name: str | None = None
+    what: Annotated[
+        str,
+        doc(
+            "ORG/REPO, ORG/REPO:QUANTISATION, the address of its page, a well-known name, or a path on the daemon's machine."
+        ),
+    ]
+    name: Annotated[str | None, doc("Its name here; null: as it is called there.")] = None
 
 
 class Addition(Struct):

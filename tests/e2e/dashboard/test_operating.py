@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from supervisor.api.models import RESTARTED
 
+from supervisor.api.models import RESTARTED
 from tests.e2e.dashboard.conftest import KEY, row, segment, violations, visit
 from tests.support.daemon import Daemon, fake, gguf, running, wait_until
 
