@@ -23,14 +23,16 @@ def commands() -> str:
         if isinstance(answer, type) and issubclass(answer, msgspec.Struct):
             module = answer.__module__.rpartition(".")[2]
             modules.add(module)
-            calls.append(f'{name.upper()}: Final = Call("{endpoint.method}", "{path}", {module}.{answer.__name__})')
+            kind = f"{module}.{answer.__name__}"
+            calls.append(f'{name.upper()}: Final[Call[{kind}]] = Call("{endpoint.method}", "{path}", "{kind}")')
         else:
             calls.append(f'{name.upper()}: Final = Operation("{endpoint.method}", "{path}")')
     return (
         '"""The operations of a daemon, as commands call them. `make docs` writes this from `supervisor.api`."""\n\n'
-        "from __future__ import annotations\n\nfrom typing import Final\n\n"
-        "from supervisor.cli.client import Call, Operation\n"
-        f"from supervisor.schema import {', '.join(sorted(modules))}\n\n" + "\n".join(calls) + "\n"
+        "from __future__ import annotations\n\nfrom typing import TYPE_CHECKING, Final\n\n"
+        "from supervisor.cli.client import Call, Operation\n\n"
+        "if TYPE_CHECKING:  # a command is declared without them\n"
+        f"    from supervisor.schema import {', '.join(sorted(modules))}\n\n" + "\n".join(calls) + "\n"
     )
 
 

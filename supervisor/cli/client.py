@@ -9,6 +9,7 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -78,9 +79,14 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Call(Operation, Generic[T]):
-    """One that answers with such a struct."""
+    """One that answers with a struct, which is imported when it is called."""
 
-    answer: type[T]
+    answer: str  # model.ModelView of supervisor.schema
+
+    def kind(self) -> type[T]:
+        module, _, name = self.answer.partition(".")
+        kind: type[T] = getattr(import_module(f"supervisor.schema.{module}"), name)
+        return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ class Client:
         limit_s = None if call.method == "POST" else timeout_s
         content = self._read(call.method, call.at(query, **places), limit_s, msgspec.to_builtins(body))
         try:
-            return msgspec.convert(self._json(content), call.answer)
+            return msgspec.convert(self._json(content), call.kind())
         except msgspec.ValidationError as error:
             message = f"The daemon at {self.url} is of another version: {error}. Upgrade it: llmux service upgrade"
             raise UnreachableError(message) from error

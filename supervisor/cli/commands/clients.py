@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from supervisor.cli import operations, output
 from supervisor.cli.client import Client
 from supervisor.cli.options import answer, daemon_options
-from supervisor.schema import client as schema
-from supervisor.schema.client import PauseRequest
+
+if TYPE_CHECKING:
+    from supervisor.schema import client as schema
 
 HEAD = ("CLIENT", "NOW", "REQUESTS", "ERRORS", "REFUSED", "TOKENS IN / OUT", "LAST SEEN", "PROFILE", "PAUSE")
 
@@ -55,7 +58,7 @@ _argument = click.argument("name", metavar="CLIENT")
 @daemon_options
 def clients_pause(name: str, seconds: float, daemon: Client, as_json: bool) -> None:
     """Let CLIENT pause: its requests get 429 until then. Those that run go on."""
-    found = daemon.call(operations.PAUSE_CLIENT, PauseRequest(seconds), id=name)
+    found = daemon.call(operations.PAUSE_CLIENT, {"cooldown_s": seconds}, id=name)
     answer(found, f"{name} pauses for {output.duration(seconds)}.", as_json=as_json)
 
 
@@ -64,7 +67,7 @@ def clients_pause(name: str, seconds: float, daemon: Client, as_json: bool) -> N
 @daemon_options
 def clients_resume(name: str, daemon: Client, as_json: bool) -> None:
     """End the pause of CLIENT."""
-    found = daemon.call(operations.PAUSE_CLIENT, PauseRequest(0), id=name)
+    found = daemon.call(operations.PAUSE_CLIENT, {"cooldown_s": 0}, id=name)
     answer(found, f"{name} may go on.", as_json=as_json)
 
 

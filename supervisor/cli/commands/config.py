@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,7 +17,9 @@ from supervisor.cli.options import Flags, config_path, counted, daemon_options, 
 from supervisor.cli.starter import EXAMPLES, SCHEMA, STARTER
 from supervisor.errors import ConfigError, InvalidRequestError
 from supervisor.io import files, local_access
-from supervisor.schema.daemon import Difference, ReloadRequest
+
+if TYPE_CHECKING:
+    from supervisor.schema.daemon import Difference
 
 _EVERY_KEY: Final = ("llmux.example.yaml", SCHEMA)
 
@@ -215,7 +217,7 @@ def reload_(dry_run: bool, force: bool, pid: int | None, daemon: Client, as_json
             raise UnreachableError(f"There is no daemon of yours with the process id {pid}.")
         daemon = Client(access.url, access.key)
     try:
-        difference = daemon.call(operations.RELOAD_CONFIGURATION, ReloadRequest(dry_run, force))
+        difference = daemon.call(operations.RELOAD_CONFIGURATION, {"dry_run": dry_run, "force": force})
     except InvalidRequestError as error:
         if error.detail:
             raise ConfigError(error.detail) from error

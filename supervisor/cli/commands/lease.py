@@ -12,7 +12,6 @@ from supervisor.cli import operations, output
 from supervisor.cli.client import Client
 from supervisor.cli.options import daemon_options, print_json
 from supervisor.errors import LlmuxError
-from supervisor.schema.memory import LeaseRequest
 
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -41,6 +40,8 @@ def lease(
     lease is lost. Put -- before COMMAND. With --json the lease is printed on stderr.
     """
     whose = holder or _STRANGE.sub("-", PurePath(command[0]).name).strip("-._")[:64] or "partner"
+    from supervisor.schema.memory import LeaseRequest  # noqa: PLC0415  # not for declaring
+
     body = LeaseRequest(vram_mib, whose, list(devices) or None, gpus, wait)
     with output.progress(lambda: _progress(daemon, whose)):
         found = daemon.call(operations.TAKE_LEASE, body)

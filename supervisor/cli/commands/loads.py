@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from supervisor.cli import operations, output
 from supervisor.cli.client import Client
 from supervisor.cli.options import answer, daemon_options
-from supervisor.schema.load import Load, LoadEstimates
+
+if TYPE_CHECKING:
+    from supervisor.schema.load import Load, LoadEstimates
 
 HEAD = ("LOAD", "MODEL", "STATE", "DONE", "WAITED", "TOOK", "EXPECTED", "LEFT", "ASKED", "WHY")
 

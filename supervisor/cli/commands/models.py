@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,8 +14,10 @@ from supervisor.cli.client import Client, Json
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.cli.options import answer, daemon_options, model_argument
 from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
-from supervisor.schema.memory import Lease
-from supervisor.schema.model import LoadRequest, ModelView
+
+if TYPE_CHECKING:
+    from supervisor.schema.memory import Lease
+    from supervisor.schema.model import ModelView
 
 HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP", "ALSO")
 WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "NEED", "UNLOAD", "CONTEXT")
@@ -180,6 +183,8 @@ def ps(wide: bool, daemon: Client, as_json: bool) -> None:
 @daemon_options
 def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -> None:
     """Load MODEL and wait until it is ready. Also resets a failed one."""
+    from supervisor.schema.model import LoadRequest  # noqa: PLC0415  # not for declaring
+
     body = LoadRequest(overrides(settings) or None)
     try:
         with output.progress(lambda: _progress(daemon, model)):

@@ -24,7 +24,6 @@ from supervisor.cli.options import (
     print_json,
 )
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
-from supervisor.schema.daemon import ReloadRequest
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -286,7 +285,7 @@ def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
     if not session.is_daemon(daemon):
         return False
     try:
-        daemon.call(operations.RELOAD_CONFIGURATION, ReloadRequest(force=removed))
+        daemon.call(operations.RELOAD_CONFIGURATION, {"force": removed})
     except LlmuxError as error:
         message = f"{place.path} is written, but the daemon at {daemon.url} has not reloaded it: {error.message}"
         raise type(error)(message, detail=error.detail) from error

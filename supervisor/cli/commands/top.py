@@ -11,9 +11,10 @@ import termios
 import time
 import tty
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
-from msgspec import Struct
 
 from supervisor.cli import operations, output
 from supervisor.cli.client import Client
@@ -21,9 +22,11 @@ from supervisor.cli.commands import models
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.cli.options import daemon_options, print_json
 from supervisor.core.demand import NORMAL
-from supervisor.schema.memory import Device, Lease
-from supervisor.schema.model import ModelView
-from supervisor.schema.request import ActiveRequest
+
+if TYPE_CHECKING:
+    from supervisor.schema.memory import Device, Lease
+    from supervisor.schema.model import ModelView
+    from supervisor.schema.request import ActiveRequest
 
 REQUESTS = 20
 
@@ -56,7 +59,8 @@ def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
                 return
 
 
-class Seen(Struct):
+@dataclass(frozen=True, slots=True)
+class Seen:
     """What is shown."""
 
     devices: list[Device]
