@@ -24,12 +24,12 @@ def commands() -> str:
             module = answer.__module__.rpartition(".")[2]
             modules.add(module)
             kind = f"{module}.{answer.__name__}"
-            calls.append(f'{name.upper()}: Final[Call[{kind}]] = Call("{endpoint.method}", "{path}", "{kind}")')
+            calls.append(f'{name.upper()}: Call[{kind}] = Call("{endpoint.method}", "{path}", "{kind}")')
         else:
-            calls.append(f'{name.upper()}: Final = Operation("{endpoint.method}", "{path}")')
+            calls.append(f'{name.upper()} = Operation("{endpoint.method}", "{path}")')
     return (
         '"""The operations of a daemon, as commands call them. `make docs` writes this from `supervisor.api`."""\n\n'
-        "from __future__ import annotations\n\nfrom typing import TYPE_CHECKING, Final\n\n"
+        "from __future__ import annotations\n\nfrom typing import TYPE_CHECKING\n\n"
         "from supervisor.cli.client import Call, Operation\n\n"
         "if TYPE_CHECKING:  # a command is declared without them\n"
         f"    from supervisor.schema import {', '.join(sorted(modules))}\n\n" + "\n".join(calls) + "\n"

@@ -214,7 +214,7 @@ def memory_views(daemon: Daemon) -> Iterator[ModelMemory]:
     for figures in daemon.engine.figures():
         if (status := daemon.engine.model(figures.id)) is not None:
             memory = asdict(_memory(status, devices))
-            yield ModelMemory(status.id, _device_name(status), list(status.devices), **memory)
+            yield ModelMemory(**memory, name=status.id, device=_device_name(status), devices=list(status.devices))
 
 
 def decision_view(daemon: Daemon, decision: Decision) -> DecisionView:

@@ -8,43 +8,19 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict, astuple, replace
 
 from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import Devices, ModelId
 from supervisor.core.waiting import Awaited, WaitKind
 from supervisor.engine.waits import Part
-from supervisor.schema.request import EndedRequest, WaitPart
+from supervisor.schema.request import EndedRequest, RequestLine, WaitPart
 
 ENDED: Final = 1000  # so many of the requests that ended last are kept
 MESSAGE_LIMIT: Final = 300  # characters of an error's message; a worker's, about a wrong field, may quote all of it
 BODY: Final = Awaited(WaitKind.BODY, "its body to arrive and be read")
 _SHORTEST_S: Final = 0.002  # of a part that is shown; the clock of the loop, which notes an arrival, has milliseconds
 _WAITED: Final = "It waited for "
-
-
-class RequestLine(msgspec.Struct, gc=False):
-    """The part of a record that the log has. The last four fields are UNSET where they are as usual."""
-
-    request_id: str
-    path: str
-    model: str | None  # as it was asked for
-    worker: str | None
-    key: str | None
-    status: int  # 0: the client left before it got one
-    error: str | None
-    cut: str | None
-    queue_ms: float | None
-    first_byte_ms: float | None
-    total_ms: float
-    bytes: int
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    priority: int | UnsetType = UNSET
-    tenant: str | UnsetType = UNSET
-    trace_id: str | UnsetType = UNSET
-    ignored: list[str] | UnsetType = UNSET
 
 
 class RequestRecord(RequestLine):

@@ -32,19 +32,12 @@ class Memory(Struct, gc=False):
     need: dict[str, Footprint]
 
 
-class ModelMemory(Struct, gc=False):
+class ModelMemory(Memory, kw_only=True):
     """A model's memory on all its devices."""
 
     name: str
     device: str | None
     devices: list[str]
-    lease_mib: int | None
-    measured_mib: int | None
-    parts: dict[str, int]
-    estimate: Footprint
-    learned: dict[str, int]
-    raised: dict[str, int]
-    need: dict[str, Footprint]
 
 
 class Sizing(Struct, gc=False):

@@ -64,15 +64,15 @@ class Step(Struct, frozen=True, gc=False):
     steps: int
 
 
-class EndedRequest(Struct, gc=False):
-    """A request that has ended."""
+class RequestLine(Struct, gc=False):
+    """The line of a request in the log. The last four fields are UNSET where they are as usual."""
 
     request_id: str
     path: str
-    model: str | None
+    model: str | None  # as it was asked for
     worker: str | None
     key: str | None
-    status: int
+    status: int  # 0: the client left before it got one
     error: str | None
     cut: str | None
     queue_ms: float | None
@@ -81,10 +81,17 @@ class EndedRequest(Struct, gc=False):
     bytes: int
     prompt_tokens: int | None
     completion_tokens: int | None
-    priority: Annotated[int, doc(_DEMAND)]
-    tenant: Annotated[str | None, doc(_DEMAND)]
+    priority: int | UnsetType = UNSET
+    tenant: str | UnsetType | None = UNSET
     trace_id: str | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
+
+
+class EndedRequest(RequestLine, kw_only=True):
+    """A request that has ended."""
+
+    priority: Annotated[int, doc(_DEMAND)]
+    tenant: Annotated[str | None, doc(_DEMAND)]
     id: Annotated[str | None, doc("Its number; null if it was refused before it got one.")] = None
     at: Annotated[float, doc("When it arrived, in seconds since 1970.")] = 0.0
     stream: Annotated[bool, doc("Did the client ask for a stream?")] = False
