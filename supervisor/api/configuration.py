@@ -11,6 +11,7 @@ from supervisor.api.operation import Api, Group
 from supervisor.catalog.document import MAX_BYTES
 from supervisor.daemon.editing import ReadOnlyError
 from supervisor.errors import LlmuxError
+from supervisor.gateway.body.parameters import body_of
 from supervisor.gateway.disconnect import CancelOnDisconnect
 from supervisor.schema.edit import (
     Addition,
@@ -78,12 +79,12 @@ async def check_edit(api: Api, body: Edit) -> Checked:
     PATH,
     scope="configure",
     etag=True,
-    body_limit=MOST_BODY,
+    reads=Edit,
     parameters=(_IF_MATCH,),
     errors=(404, 409, 412, 428),
     example=_EDIT,
 )
-async def save_edit(api: Api, body: Edit, request: Request) -> Checked:
+async def save_edit(api: Api, request: Request) -> Checked:
     """Write an edit into the file, and reload it.
 
     The answer is that of the check. Nothing has changed after an error: 400 `invalid_configuration` for mistakes, 403
@@ -94,7 +95,7 @@ async def save_edit(api: Api, body: Edit, request: Request) -> Checked:
     etag = request.headers.get("if-match")
     if etag is None:
         raise NoVersionError(f"Send the ETag of GET {PATH} as If-Match, so that nobody's change gets lost.")
-    return await api.editor.save(body, etag)
+    return await api.editor.save(await body_of(request, Edit, MOST_BODY), etag)
 
 
 @GROUP.operation(

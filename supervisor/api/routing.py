@@ -31,12 +31,26 @@ def _exactness(endpoint: Endpoint) -> tuple[int, int]:
 
 
 ENDPOINTS: Final = sorted((endpoint for group in GROUPS for endpoint in group.endpoints), key=_exactness)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Of a path with Starlette's converters. A name may have a newline, which Starlette's own pattern ends at."""
+    return re.compile(compile_path(path)[0].pattern, re.DOTALL)
+
+
+_PATHS: Final = [
+    *(path for endpoint in ENDPOINTS for path in endpoint.paths),
+    *(other.path for group in GROUPS for other in group.others),
+]
 _SCOPES: Final[list[tuple[re.Pattern[str], Scope | None]]] = [
-    *((compile_path(path)[0], endpoint.scope) for endpoint in ENDPOINTS for path in endpoint.paths),
-    *((compile_path(other.path)[0], other.scope) for group in GROUPS for other in group.others),
+    *((_pattern(path), endpoint.scope) for endpoint in ENDPOINTS for path in endpoint.paths),
+    *((_pattern(other.path), other.scope) for group in GROUPS for other in group.others),
     (re.compile("/ui/.*", re.DOTALL), None),
+    (re.compile(f"{configuration.PATH}/.*", re.DOTALL), "configure"),
     (re.compile("/v1/admin.*", re.DOTALL), "admin"),
 ]
+"""Also of paths without an operation, below those that have some."""
+_PREFIXES: Final = tuple({path.partition("{")[0] for path in (*_PATHS, "/ui/", "/v1/admin")} - {"/"})
 
 
 def routes(api: Api) -> list[Route]:
@@ -45,8 +59,7 @@ def routes(api: Api) -> list[Route]:
 
 
 def scope_of(path: str) -> tuple[Scope | None] | None:
-    """The scope of a key that the path needs, in a tuple; None: the path is none of the daemon's own.
-
-    Below `/v1/admin` a path without an operation needs the scope admin.
-    """
+    """The scope of a key that the path needs, in a tuple; None: the path is none of the daemon's own."""
+    if path != "/" and not path.startswith(_PREFIXES):
+        return None
     return next(((scope,) for pattern, scope in _SCOPES if pattern.fullmatch(path)), None)

@@ -62,6 +62,12 @@ def quoted(name: str) -> str:
     return quote(name, safe="")
 
 
+class OtherVersionError(LlmuxError):
+    """An answer that this version doesn't understand."""
+
+    code = "other_version"
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A method of a path. `cli.operations` has all."""
@@ -127,8 +133,11 @@ class Client:
         try:
             return msgspec.convert(self._json(content), call.kind())
         except msgspec.ValidationError as error:
-            message = f"The daemon at {self.url} is of another version: {error}. Upgrade it: llmux service upgrade"
-            raise UnreachableError(message) from error
+            done = "" if call.method == "GET" else " It has done what was asked."
+            raise OtherVersionError(
+                f"The daemon at {self.url} and this llmux are of different versions: {error}.{done} "
+                "Let it be replaced by the version that is installed: llmux service upgrade"
+            ) from error
 
     def text(self, operation: Operation, query: Query | None = None, **places: str) -> str:
         """The answer of an operation that answers with text."""
@@ -229,12 +238,6 @@ class Client:
 def rows(answer: Json, field: str = "data") -> list[Json]:
     found = answer.get(field)
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-
-
-def texts(answer: Json, field: str) -> list[str]:
-    """The texts in an answer's list; empty where there is none."""
-    found = answer.get(field)
-    return [str(entry) for entry in found] if isinstance(found, list) else []
 
 
 def part(answer: Json, field: str) -> Json:

@@ -12,15 +12,15 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.io.held_body import Bytes
+from supervisor.schema.job import BatchState
 
-State = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
 OVER: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -60,7 +60,7 @@ class Batch:
     expires_at: float
     headers: dict[str, str]  # of each line's request
     metadata: dict[str, str] | None = None
-    state: State = "validating"
+    state: BatchState = "validating"
     started_at: float | None = None
     finalizing_at: float | None = None
     cancelling_at: float | None = None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Final
 
 import msgspec
 import structlog
@@ -25,8 +25,7 @@ from pydantic import JsonValue
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.io.held_body import Bytes
 from supervisor.io.store import Entry, NotSavedError, Store
-
-Purpose = Literal["batch", "batch_output"]
+from supervisor.schema.job import Purpose
 
 MOST: Final = 10_000
 """So many files there may be."""

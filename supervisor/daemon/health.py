@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from supervisor.core.types import CrashClass, WorkerState
+from supervisor.schema.daemon import Trouble
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
 
-Trouble = Literal["starting", "stopping", "gpu_oom", "all_models_failed", "queue_full"]
 
 _CRASHED = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
 

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from supervisor.catalog.keys import Key, Scope
 from supervisor.errors import UnavailableError
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.io.store import NotSavedError, Store
-
-State = Literal["queued", "running", "completed", "failed", "cancelled"]
+from supervisor.schema.job import JobState
 
 KEY: Final = "key"  # where the ASGI scope's state has the request's key
 KEPT_HEADERS: Final = (
@@ -52,7 +51,7 @@ class Job:
     headers: dict[str, str]  # of its request
     owner: str | None  # the key's id; None: no key was needed
     created_at: float
-    state: State = "queued"
+    state: JobState = "queued"
     started_at: float | None = None  # the last time
     ended_at: float | None = None
     tries: int = 0

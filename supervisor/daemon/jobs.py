@@ -38,13 +38,13 @@ from supervisor.daemon.job import (
     Line,
     Running,
     Send,
-    State,
     failed,
 )
 from supervisor.errors import NotFoundError, TooLargeError, UnavailableError
 from supervisor.io.files import replacing
 from supervisor.io.held_body import Bytes
 from supervisor.io.store import Entry, NotSavedError, Store
+from supervisor.schema.job import JobState
 
 TRIES: Final = 20
 """So often a job is sent whose answer says `retry-after`."""
@@ -355,7 +355,7 @@ class Jobs:
             raise
 
     async def _end(
-        self, job: Job, state: State, answer: Answer | None = None, error: dict[str, Any] | None = None
+        self, job: Job, state: JobState, answer: Answer | None = None, error: dict[str, Any] | None = None
     ) -> None:
         """It is over once that is on disk. Raises NotSavedError: it isn't, and nothing has changed."""
         over = replace(job, state=state, ended_at=round(time.time(), 3), request_bytes=0, error=error)

@@ -25,11 +25,14 @@ class Health(Struct):
     queued: int
 
 
+Trouble = Literal["starting", "stopping", "gpu_oom", "all_models_failed", "queue_full"]
+
+
 class RunnerHealth(Struct):
     """With `health: runner`."""
 
     status: Literal["healthy", "unhealthy"]
-    reason: Literal["starting", "stopping", "gpu_oom", "all_models_failed", "queue_full"] | UnsetType = UNSET
+    reason: Trouble | UnsetType = UNSET
     uptime: Annotated[int, doc("Seconds.")] = 0
     models_loaded: int = field(name="modelsLoaded", default=0)
     queue_depth: int = field(name="queueDepth", default=0)

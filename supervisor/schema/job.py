@@ -10,6 +10,7 @@ from supervisor.schema.operation import doc
 
 _WHEN = "Seconds since 1970; null: not yet."
 _STEP = "Steps made, where its worker tells; of so many."
+Purpose = Literal["batch", "batch_output"]
 JobState = Literal["queued", "running", "completed", "failed", "cancelled"]
 
 
@@ -85,7 +86,7 @@ class File(Struct, gc=False):
     created_at: int
     expires_at: Annotated[int | None, doc("When it is forgotten (`limits.jobs_keep_s`); null while a batch reads it.")]
     filename: str
-    purpose: Literal["batch", "batch_output"]
+    purpose: Purpose
     status: Literal["processed"]
 
 
@@ -152,6 +153,11 @@ class BatchCounts(Struct, gc=False):
 _TIME = "Seconds since 1970; null: it has not come to that."
 
 
+BatchState = Literal[
+    "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
+]
+
+
 class Batch(Struct, gc=False):
     """A file of requests that is answered as a whole."""
 
@@ -161,9 +167,7 @@ class Batch(Struct, gc=False):
     errors: Annotated[BatchProblems | None, doc("Why its file was refused, with the numbers of the lines; else null.")]
     input_file_id: str
     completion_window: str
-    status: Literal[
-        "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
-    ]
+    status: BatchState
     output_file_id: Annotated[str | None, doc("A line for each request that was answered; null before the end.")]
     error_file_id: Annotated[str | None, doc("A line for each request that failed or expired; null before the end.")]
     created_at: int
@@ -202,8 +206,8 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
     endpoint: Annotated[
         str,
         Meta(
-            pattern="^/",
             description="`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` or `/v1/responses`.",
+            extra_json_schema={"pattern": "^/"},
         ),
     ]
     completion_window: Annotated[

@@ -71,7 +71,7 @@ class LeaseRequest(Struct, forbid_unknown_fields=True):
         str,
         Meta(
             pattern=r"^(?!.*\n)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",  # Python's $ also stands before a last newline
-            description="Whose it is: letters, digits, dots, underscores and hyphens, at most 64. Default: `partner`.",
+            description="letters, digits, dots, underscores and hyphens, at most 64: whose it is. Default: `partner`.",
         ),
     ] = "partner"
     device: Annotated[

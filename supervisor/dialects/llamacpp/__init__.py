@@ -114,7 +114,7 @@ class LlamaCpp(OpenAI):
 
 
 async def _named(daemon: Daemon, request: Request) -> ModelId:
-    name = (await json_object(request, None)).get("model")  # clients of other servers send fields for those, too
+    name = (await json_object(request)).get("model")  # clients of other servers send fields for those, too
     if not isinstance(name, str):
         raise InvalidRequestError('The body must be {"model": "NAME"}; GET /models lists the choice.', param="model")
     return daemon.catalog.resolve(name).model.id

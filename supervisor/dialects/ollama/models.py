@@ -106,7 +106,7 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
 
     async def pull(request: Request) -> Response:
         """Of a model that is there already, Ollama fetches nothing either."""
-        fields = await json_object(request, None)
+        fields = await json_object(request)
         name = _name_in(fields)
         is_stream = fields.get("stream") is not False
         row = daemon.catalog.route(model_name(name, _is_known))
@@ -136,7 +136,7 @@ def routes(daemon: Daemon, model_name: ModelName) -> list[Route]:
         return name if has_tag else name + LATEST
 
     async def _named(request: Request) -> catalog.Route:
-        return daemon.catalog.resolve(model_name(_name_in(await json_object(request, None)), _is_known))
+        return daemon.catalog.resolve(model_name(_name_in(await json_object(request)), _is_known))
 
     return [
         Route("/api/version", version, methods=["GET"]),

@@ -66,7 +66,7 @@ def routes(daemon: Daemon) -> list[Route]:
     """`POST /v1/cache/flush`."""
 
     async def flush(request: Request) -> Response:
-        fields = await json_object(request, None)
+        fields = await json_object(request)
         asked = dict(fields)
         scope, name = _asked(fields)
         given = fields.pop("modelId", None)

@@ -62,7 +62,7 @@ def routes(daemon: Daemon) -> list[Route]:
     """`POST /v1/models/load`, `GET /v1/models/load/{task}`, `POST /v1/models/unload`."""
 
     async def load(request: Request) -> Response:
-        fields = await json_object(request, None)
+        fields = await json_object(request)
         asked = dict(fields)
         model = model_of(daemon, fields.pop("modelId", None), "modelId")
         await daemon.know_capabilities()
@@ -101,7 +101,7 @@ def routes(daemon: Daemon) -> list[Route]:
         return JSONResponse(_of_model(daemon, ModelId(model)))
 
     async def unload(request: Request) -> Response:
-        fields = await json_object(request, None)
+        fields = await json_object(request)
         asked = dict(fields)
         model = model_of(daemon, fields.pop("modelId", None), "modelId")
         await agree(daemon, request, "model-unload", asked, fields)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from functools import cache
+from typing import Any, Final, TypeVar
 
 import msgspec
 from pydantic import JsonValue
@@ -29,57 +30,64 @@ _KINDS: Final[Mapping[str, str]] = {
     "array": "a list",
     "object": "an object",
 }
+_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_D = TypeVar("_D")
 
 
 def query_of(request: Request, kind: type[_T]) -> _T:
     """The query as such a struct; other names in it are ignored. Raises InvalidRequestError."""
-    given = dict(request.query_params)
+    given, fields = dict(request.query_params), _fields(kind)
+    values = {name: _value(text, fields[name]) for name, text in given.items() if name in fields}
     try:
-        return msgspec.convert(given, kind, strict=False)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise _invalid(error, kind, given) from error
 
 
+def _value(text: str, schema: Schema) -> object:
+    """A number or a flag where one is expected and the text is one."""
+    kinds = kinds_of(schema)
+    if "integer" in kinds and text.isascii() and text.isdecimal() and len(text) < 20:
+        return int(text)
+    if "boolean" in kinds and text.lower() in _FLAGS:
+        return _FLAGS[text.lower()]
+    return text
+
+
 async def body_of(request: Request, kind: type[_T], limit: int = BODY_LIMIT) -> _T:
     """The body, of at most `limit` bytes, as such a struct; an empty one is an empty object. Raises InvalidRequestError, TooLargeError."""
-    body = await _small_body(request, limit)
     try:
-        return msgspec.json.decode(body, type=kind)
+        return await _decoded(request, kind, limit)
     except msgspec.ValidationError as error:
         raise _invalid(error, kind) from error
 
 
-async def json_object(request: Request, keys: Iterable[str] | None) -> dict[str, JsonValue]:
-    """The body as a JSON object with none but these keys (None: any); empty without a body.
-
-    Raises InvalidRequestError, TooLargeError.
-    """
-    fields = msgspec.json.decode(await _small_body(request, BODY_LIMIT))
-    if not isinstance(fields, dict):
-        raise InvalidRequestError(_NO_OBJECT)
-    known = None if keys is None else tuple(keys)
-    for key in fields:
-        if known is not None and key not in known:
-            raise _unknown(key, known)
-    return fields
+async def json_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; empty without a body. Raises InvalidRequestError, TooLargeError."""
+    try:
+        return await _decoded(request, dict[str, Any], BODY_LIMIT)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(_NO_OBJECT) from error
 
 
-async def _small_body(request: Request, limit: int) -> bytes:
-    """Valid JSON, in which no object has a name twice. Raises InvalidRequestError, TooLargeError."""
+async def _decoded(request: Request, kind: type[_D], limit: int) -> _D:
+    """A small body, in which no object has a name twice. Raises InvalidRequestError, TooLargeError, msgspec.ValidationError."""
     try:
         body = await read_body(request.scope, request.receive, limit)
     except TooLargeError:  # whose message names a setting of inference
         raise TooLargeError(f"The request body is larger than {limit} bytes.") from None
     if not body.strip():
-        return b"{}"
+        body = b"{}"
     try:
-        msgspec.json.decode(body)
+        found = msgspec.json.decode(body, type=kind)
         json.loads(body, object_pairs_hook=_once_each)
+    except msgspec.ValidationError:
+        raise
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
-    return bytes(body)
+    return found
 
 
 def _once_each(pairs: list[tuple[str, JsonValue]]) -> None:
@@ -96,7 +104,7 @@ def _invalid(
     error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Mapping[str, str] | None = None
 ) -> InvalidRequestError:
     """An error that says what was expected, by the descriptions of the struct's fields. `given`: the values of a query."""
-    told, fields = str(error), struct(kind, is_answer=False)["properties"]
+    told, fields = str(error), _fields(kind)
     if (found := _UNKNOWN.fullmatch(told)) is not None:
         return _unknown(found[1], fields)
     if (found := _MISSING.fullmatch(told)) is not None:
@@ -110,8 +118,15 @@ def _invalid(
         schema = {**schema, "type": kinds_of(schema)}  # a text is never null
         about = f", got {given[name][:50]!r}."
     elif schema.get("type") != "boolean":
-        about = f". {plain(schema.get('description', ''))}"
+        about = f"{':' if 'pattern' in schema else '.'} {plain(schema.get('description', ''))}"
     return InvalidRequestError(f"{name}: {verdict} {_expected(schema)}{about.rstrip() or '.'}", param=name)
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> Mapping[str, Schema]:
+    """Those of an input, by name."""
+    fields: Mapping[str, Schema] = struct(kind, is_answer=False)["properties"]
+    return fields
 
 
 def _unknown(name: str, known: Iterable[str]) -> InvalidRequestError:
@@ -125,6 +140,8 @@ def _expected(schema: Schema) -> str:
     kinds = [_KINDS[kind] for kind in kinds_of(schema)]
     if "enum" in schema:
         kinds = [f"one of {', '.join(value for value in schema['enum'] if value is not None)}"]
+    elif "pattern" in schema:
+        kinds = ["a text of this form"]
     elif schema.get("items") == {"type": "string"}:
         kinds = ["a list of texts"]
     words = " or ".join(kinds)
