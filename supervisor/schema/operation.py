@@ -6,7 +6,6 @@ of them `/openapi.json` is made (`supervisor.api.openapi`), and docs/api.md (`to
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -24,7 +23,6 @@ EVENTS: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"
 PLAIN: Final = "text/plain"
 FORM: Final = "multipart/form-data"
-_LINK: Final = re.compile(r"\[([^\]]*)\]\([^)\s]*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,11 @@ def doc(about: str, **limits: Any) -> msgspec.Meta:
 
 def plain(markdown: str) -> str:
     """Without links, which are those of a page in docs/."""
-    return _LINK.sub(r"\1", markdown)
+    text, *links = markdown.split("](")
+    for link in links:
+        before, _, label = text.rpartition("[")
+        text = before + label + link.partition(")")[2]
+    return text
 
 
 def struct(kind: type, *, is_answer: bool = True) -> Schema:
