@@ -24,14 +24,6 @@ def test_a_function_takes_what_its_path_names(endpoint):
     assert set(inspect.signature(endpoint.run).parameters) - INPUTS == places
 
 
-@cases("endpoint", ALL)
-def test_an_answer_is_written_and_read(endpoint):
-    """Of what the command line reads, and the API describes, each field has the same name."""
-    if not isinstance(endpoint.answer, type):
-        return
-    assert {*struct(endpoint.answer)["properties"]} == {*endpoint.answer.__struct_encode_fields__}
-
-
 @cases(
     ("path", "scope"),
     [
