@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from supervisor.api.operation import Endpoint
 from supervisor.api.routing import GROUPS
+from supervisor.gateway.operation import Endpoint
 
 _PLACE: Final = re.compile(r"{(\w+)(?::\w+)?}")
 
@@ -58,6 +58,6 @@ def dashboard() -> str:
 
 def _endpoints() -> Iterator[tuple[str, Endpoint]]:
     """Each with the name of its function. Raises AssertionError where two have the same."""
-    found = [(endpoint.run.__name__, endpoint) for group in GROUPS for endpoint in group.endpoints]
+    found = [(endpoint.run.__name__, endpoint) for group in GROUPS for endpoint in group.endpoints if endpoint.run]
     assert len({name for name, _ in found}) == len(found)
     yield from found

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from supervisor.api.jobs import PIECE, pieces_of
-from supervisor.api.operation import Api, Group
+from supervisor.api.operation import Api
 from supervisor.daemon.batch import ENDPOINTS, Batch
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.files import File
@@ -24,6 +24,7 @@ from supervisor.dialects import dialect_of
 from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
 from supervisor.gateway.disconnect import ClientDisconnectedError, Receive
 from supervisor.gateway.head import head_of
+from supervisor.gateway.operation import Group
 from supervisor.schema import job as schema
 from supervisor.schema.operation import FORM, Example
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.api.operation import Api, Group
+from supervisor.api.operation import Api
+from supervisor.gateway.operation import Group
 from supervisor.schema.client import Client, ClientList, ForgottenClient, PauseRequest
 from supervisor.schema.operation import Example
 

@@ -14,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from supervisor import catalog
-from supervisor.api.operation import Api, Group
+from supervisor.api.operation import Api
 from supervisor.core.ladder import Rung, allowed, choose
 from supervisor.core.messages import listed
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.usage import as_csv, rows, today
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
+from supervisor.gateway.operation import Group
 from supervisor.gateway.route.ladder import first_reason, rungs
 from supervisor.io.distribution import version
 from supervisor.schema.daemon import (

@@ -12,10 +12,11 @@ from starlette.responses import Response
 
 from supervisor.api import openapi
 from supervisor.api.metrics import exposition
-from supervisor.api.operation import Api, Group
+from supervisor.api.operation import Api
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.health import trouble
 from supervisor.errors import NotFoundError
+from supervisor.gateway.operation import Group
 from supervisor.schema.daemon import Alive, Document, Health, RunnerHealth
 from supervisor.schema.operation import JSON, PLAIN, Example, Operation
 

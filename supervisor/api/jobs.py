@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from supervisor.api.operation import Api, Group
+from supervisor.api.operation import Api
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.job import KEPT_HEADERS, Job, owner_of
 from supervisor.dialects import dialect_of
@@ -23,6 +23,7 @@ from supervisor.gateway import request as gateway
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
+from supervisor.gateway.operation import Group
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.schema import job as schema
 from supervisor.schema.operation import EVENTS, JSON, Example

@@ -8,10 +8,11 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from supervisor.api.operation import Api, Group
+from supervisor.api.operation import Api
 from supervisor.daemon.views import device_views, memory_views
 from supervisor.dialects.listed import listed
 from supervisor.gateway.disconnect import CancelOnDisconnect
+from supervisor.gateway.operation import Group
 from supervisor.schema.memory import Lease, LeaseEnd, LeaseList, LeaseRenewal, LeaseRequest, MemoryReport
 from supervisor.schema.operation import Example
 

@@ -10,7 +10,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from supervisor.api.operation import Api, Group
+from supervisor.api.operation import Api
 from supervisor.core.events import PinAsked
 from supervisor.core.types import ModelId, base_of
 from supervisor.daemon import loading
@@ -19,6 +19,7 @@ from supervisor.dialects.listed import listed
 from supervisor.engine.events import Subscription
 from supervisor.errors import NotFoundError
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
+from supervisor.gateway.operation import Group
 from supervisor.io.logs import LogFollower, tail
 from supervisor.schema.load import Load, LoadList
 from supervisor.schema.model import LoadRequest, LogQuery, ModelList, ModelView, PinRequest, UnloadQuery

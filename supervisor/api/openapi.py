@@ -72,7 +72,8 @@ Json = dict[str, Any]
 @cache
 def sections() -> tuple[Section, ...]:
     """The parts of the document: the dialects' own lists, then the daemon's groups of operations. Imports them."""
-    dialects = (importlib.import_module(name).SECTION for name in OPERATIONS)
+    modules = [importlib.import_module(name) for name in OPERATIONS]
+    dialects = (module.GROUP.section() if hasattr(module, "GROUP") else module.SECTION for module in modules)
     groups = importlib.import_module("supervisor.api.routing").GROUPS  # which imports this module
     return (*dialects, *(group.section() for group in groups))
 

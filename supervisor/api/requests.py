@@ -10,7 +10,7 @@ from typing import Final
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from supervisor.api.operation import Api, Group
+from supervisor.api.operation import Api
 from supervisor.core.limits import Counted, Standing
 from supervisor.core.types import ModelId
 from supervisor.daemon.daemon import Daemon
@@ -21,6 +21,7 @@ from supervisor.engine.recording import Recording
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.gateway import request as gateway
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
+from supervisor.gateway.operation import Group
 from supervisor.gateway.record import ENDED, RequestRecord
 from supervisor.schema.operation import EVENTS, Example
 from supervisor.schema.request import (

@@ -8,7 +8,8 @@ from typing import Final
 from starlette.routing import Route, compile_path
 
 from supervisor.api import batches, clients, configuration, daemon, health, jobs, memory, models, requests
-from supervisor.api.operation import Api, Endpoint, Group
+from supervisor.api.operation import Api
+from supervisor.gateway.operation import Endpoint, Group
 from supervisor.schema.operation import Scope
 
 GROUPS: Final[tuple[Group, ...]] = (

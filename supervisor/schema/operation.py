@@ -178,10 +178,12 @@ def plain(markdown: str) -> str:
     return text
 
 
-def struct(kind: type, *, is_answer: bool = True) -> Schema:
-    """Of a msgspec struct, under its own name. An answer has all fields that aren't UNSET."""
+def struct(kind: type, *, is_answer: bool = True, is_open: bool = False) -> Schema:
+    """Of a msgspec struct, under its own name. An answer has all fields that aren't UNSET. `is_open`: other fields pass, too."""
     (root,), parts = msgspec.json.schema_components([kind])
     found = _inlined(root, parts, is_answer=is_answer)
+    if is_open:
+        _open(found)
     assert isinstance(found, dict)
     return found
 
@@ -192,7 +194,9 @@ def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
         return [_inlined(item, parts, is_answer=is_answer) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _inlined(value, parts, is_answer=is_answer) for key, value in schema.items()}
+    found = {
+        key: _inlined(value, parts, is_answer=is_answer) for key, value in schema.items() if key != "discriminator"
+    }
     if "$ref" in found:
         part = _inlined(parts[found.pop("$ref").rpartition("/")[2]], parts, is_answer=is_answer)
         found = {**part, **found}
@@ -219,6 +223,18 @@ def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
         for field in found["properties"].values():
             field.pop("default", None)
     return found
+
+
+def _open(schema: Any) -> None:
+    """Let each object have fields that no struct has."""
+    if isinstance(schema, list):
+        for each in schema:
+            _open(each)
+    elif isinstance(schema, dict):
+        if schema.get("additionalProperties") is False:
+            schema["additionalProperties"] = True
+        for each in schema.values():
+            _open(each)
 
 
 def _typed(kind: str, about: str, *, null: bool, **more: Any) -> Schema:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -14,22 +12,12 @@ from starlette.requests import Request
 
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.body import read_body
-from supervisor.schema.operation import Schema, plain, struct
+from supervisor.gateway.body.typed import expected, fields_of, kinds_of, mistake_of, top
+from supervisor.schema.operation import Schema, plain
 
 BODY_LIMIT: Final = 64 * 1024
 
 _NO_OBJECT: Final = "The request body must be a JSON object."
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
-_FIELD: Final = re.compile(r" - at (?:`key` in )?`\$\.(\w+)[^`]*`$")  # the last one: a value may look like one
-_KINDS: Final[Mapping[str, str]] = {
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
-    "string": "a text",
-    "array": "a list",
-    "object": "an object",
-}
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -38,7 +26,7 @@ _D = TypeVar("_D")
 
 def query_of(request: Request, kind: type[_T]) -> _T:
     """The query as such a struct; other names in it are ignored. Raises InvalidRequestError."""
-    given, fields = dict(request.query_params), _fields(kind)
+    given, fields = dict(request.query_params), fields_of(kind)
     values = {name: _value(text, fields[name]) for name, text in given.items() if name in fields}
     try:
         return msgspec.convert(values, kind)
@@ -104,14 +92,11 @@ def _invalid(
     error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Mapping[str, str] | None = None
 ) -> InvalidRequestError:
     """An error that says what was expected, by the descriptions of the struct's fields. `given`: the values of a query."""
-    told, fields = str(error), _fields(kind)
-    if (found := _UNKNOWN.fullmatch(told)) is not None:
-        return _unknown(found[1], fields)
-    if (found := _MISSING.fullmatch(told)) is not None:
-        name, verdict = found[1], "missing; expected"
-    elif (found := _FIELD.search(told)) is not None:
-        name, verdict = found[1], "expected"
-    else:
+    mistake, fields = mistake_of(error, kind), fields_of(kind)
+    name = top(mistake.place)
+    if mistake.verdict == "unknown" and not mistake.place:
+        return _unknown(mistake.got, fields)
+    if name not in fields:
         return InvalidRequestError(_NO_OBJECT)
     schema, about = fields[name], ""
     if given is not None:
@@ -119,39 +104,9 @@ def _invalid(
         about = f", got {given[name][:50]!r}."
     elif schema.get("type") != "boolean":
         about = f"{':' if 'pattern' in schema else '.'} {plain(schema.get('description', ''))}"
-    return InvalidRequestError(f"{name}: {verdict} {_expected(schema)}{about.rstrip() or '.'}", param=name)
-
-
-@cache
-def _fields(kind: type[msgspec.Struct]) -> Mapping[str, Schema]:
-    """Those of an input, by name."""
-    fields: Mapping[str, Schema] = struct(kind, is_answer=False)["properties"]
-    return fields
+    missing = "missing; " if mistake.verdict == "missing" else ""
+    return InvalidRequestError(f"{name}: {missing}expected {expected(schema)}{about.rstrip() or '.'}", param=name)
 
 
 def _unknown(name: str, known: Iterable[str]) -> InvalidRequestError:
     return InvalidRequestError(f"{name[:100]}: unknown; there is {', '.join(known)}.", param=name[:100])
-
-
-def _expected(schema: Schema) -> str:
-    """The kind of value in words, such as "a whole number from 1 to 9"."""
-    if "anyOf" in schema:
-        return " or ".join(_expected(each) for each in schema["anyOf"])
-    kinds = [_KINDS[kind] for kind in kinds_of(schema)]
-    if "enum" in schema:
-        kinds = [f"one of {', '.join(value for value in schema['enum'] if value is not None)}"]
-    elif "pattern" in schema:
-        kinds = ["a text of this form"]
-    elif schema.get("items") == {"type": "string"}:
-        kinds = ["a list of texts"]
-    words = " or ".join(kinds)
-    least, most = (schema.get(name) for name in ("minimum", "maximum"))
-    words += "" if least is None else f" from {least:.15g}"
-    words += "" if most is None else f" to {most:.15g}"
-    return " or ".join(filter(None, (words, "null" if "null" in schema.get("type", ()) else "")))
-
-
-def kinds_of(schema: Schema) -> list[str]:
-    """The types that a schema allows, without null."""
-    kinds = schema.get("type")
-    return [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in (None, "null")]

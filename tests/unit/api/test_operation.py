@@ -9,8 +9,8 @@ import re
 import msgspec
 import pytest
 
-from supervisor.api.operation import Group
 from supervisor.api.routing import ENDPOINTS, scope_of
+from supervisor.gateway.operation import Group
 from supervisor.schema.operation import struct
 from tests.support.cases import cases
 

@@ -1,0 +1,298 @@
+"""JSON as structs: what a client sent, what is wrong with it in words, and which fields of it have no effect.
+
+A type says once what a field must be and means (`supervisor.schema.operation.doc`); the words of an error and the OpenAPI document
+follow from it. A `Reader` reads one kind of request; a `Remedy` replaces its words where more is to say than what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.schema.operation import Schema, plain, struct
+
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are not what they should be."""
+_KINDS: Final[Mapping[str, str]] = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "array": "a list",
+    "object": "an object",
+}
+_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")  # the last one: a value may look like one
+_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_GOT: Final = re.compile(r"Invalid (?:enum )?value '(.*)'", re.DOTALL)
+_STEP: Final = re.compile(r"(\w+)|\[(?:\d+|\.\.\.)\]")
+_INDEX: Final = re.compile(r"\[\d+\]")
+_SHOWN: Final = 50  # characters of a client's own word in a message
+
+T = TypeVar("T")
+_encode: Final = msgspec.json.Encoder().encode
+_fields: Final = msgspec.json.Decoder(Fields).decode
+_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class Sent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An object that a client sends. Fields that it doesn't have are left out by a `Reader`, which names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to say of a mistake, instead of what was expected. In `message`, {place} and {got} stand for the client's own."""
+
+    place: str  # a regular expression; indices are left out: messages[].content[].type
+    message: str
+    code: str | None = None
+    verdict: Literal["missing", "wrong"] | None = None  # None: of both
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What doesn't fit a struct."""
+
+    verdict: Literal["unknown", "missing", "wrong"]
+    place: str  # messages[0].content; empty: all of it
+    schemas: Sequence[Schema] = ()  # what may stand there
+    got: str = ""  # a word that is none of those expected, or the name of an unknown field
+
+    @property
+    def about(self) -> str:
+        """What the field means, as its type says it."""
+        return plain(self.schemas[0].get("description", "")) if self.schemas else ""
+
+
+def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Mistake:
+    """What msgspec found in a request of this kind."""
+    said = str(error)
+    found = _PLACE.search(said)
+    place, said = ("", said) if found is None else (found[1], said[: found.start()])
+    if (unknown := _UNKNOWN.fullmatch(said)) is not None:
+        return Mistake("unknown", place, got=unknown[1])
+    if (missing := _MISSING.fullmatch(said)) is not None:
+        place = f"{place}.{missing[1]}".removeprefix(".")
+    got = _GOT.fullmatch(said)
+    return Mistake(
+        "wrong" if missing is None else "missing",
+        place,
+        tuple(_at(_schema(kind), place)),
+        "" if got is None else got[1][:_SHOWN],
+    )
+
+
+@cache
+def _schema(kind: type[msgspec.Struct]) -> Schema:
+    return struct(kind, is_answer=False)
+
+
+def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, Schema]:
+    """The schemas of a struct's fields, by their names."""
+    fields: Mapping[str, Schema] = _schema(kind)["properties"]
+    return fields
+
+
+def _at(schema: Schema, place: str) -> Iterator[Schema]:
+    """What may stand at a place, of all the alternatives that there are."""
+    found = [schema]
+    for step in _STEP.finditer(place):
+        found = [inner for one in found for inner in _inside(one, step[1])]
+    seen: list[Schema] = []
+    for one in found:
+        if one not in seen:
+            seen.append(one)
+            yield one
+
+
+def _inside(schema: Schema, name: str | None) -> Iterator[Schema]:
+    for one in schema.get("anyOf", (schema,)):
+        if name is None and isinstance(one.get("items"), Mapping):
+            yield one["items"]
+        elif name is not None and name in one.get("properties", ()):
+            yield one["properties"][name]
+
+
+def kinds_of(schema: Schema) -> list[str]:
+    """The types that a schema allows, without null."""
+    kinds = schema.get("type")
+    return [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in (None, "null")]
+
+
+def expected(*schemas: Schema) -> str:
+    """The kinds of values that any of them allows, in words, such as "a whole number from 1 to 9"."""
+    words = [value for schema in schemas for value in _words(schema)]
+    choices = [value for schema in schemas if _words(schema) and "const" in schema for value in (schema["const"],)]
+    if choices and len(choices) == len(schemas):
+        return f"one of {', '.join(dict.fromkeys(map(str, choices)))}"
+    return " or ".join(dict.fromkeys(words)) or "something else"
+
+
+def _words(schema: Schema) -> list[str]:
+    """What a schema allows, each kind in words."""
+    if "anyOf" in schema:
+        return [word for each in schema["anyOf"] for word in _words(each)]
+    if "const" in schema:
+        return [f"{schema['const']!r}"]
+    kinds = [_KINDS[kind] for kind in kinds_of(schema)]
+    if "enum" in schema:
+        kinds = [f"one of {', '.join(value for value in schema['enum'] if value is not None)}"]
+    elif "pattern" in schema:
+        kinds = ["a text of this form"]
+    elif schema.get("items") == {"type": "string"}:
+        kinds = ["a list of texts"]
+    words = " or ".join(kinds)
+    least, most = (schema.get(name) for name in ("minimum", "maximum"))
+    words += "" if least is None else f" from {least:.15g}"
+    words += "" if most is None else f" to {most:.15g}"
+    return [*filter(None, (words, "null" if "null" in schema.get("type", ()) else ""))]
+
+
+class Reader(Generic[T]):
+    """Reads one kind of request, of which a top-level field that is null is as good as missing."""
+
+    def __init__(
+        self,
+        kind: type[T],
+        *remedies: Remedy,
+        index: str = "[{}]",
+        param: Callable[[str], str] = str,
+        mistake: Callable[[Mistake], str] | None = None,
+    ) -> None:
+        """`index` is what a place in a list is called in the names of fields without effect, `param` what an error's field is
+        called by its place.
+        """
+        self._kind: Any = kind
+        self._type = inspect.type_info(kind)
+        self._decode: Final = msgspec.json.Decoder(kind).decode
+        self._remedies = [(re.compile(remedy.place), remedy) for remedy in remedies]
+        self._index = index
+        self._param = param
+        self._words = mistake or _told
+
+    def __call__(self, fields: Fields) -> tuple[T, list[str]]:
+        """The request, and the places of what it doesn't have, each once. Raises InvalidRequestError."""
+        given = {name: raw for name, raw in fields.items() if not is_null(raw)}
+        unknown: dict[str, None] = {}
+        try:
+            try:
+                return self._decode(_encode(given)), []
+            except msgspec.ValidationError as error:
+                if "unknown field" not in str(error):
+                    raise
+            known = self._known(self._type, msgspec.Raw(_encode(given)), "", unknown)
+            return self._decode(known), [*unknown]
+        except msgspec.ValidationError as error:
+            raise self._refused(mistake_of(error, self._kind)) from error
+        except UNREADABLE as error:
+            raise _unreadable(given, error) from error
+
+    def _known(self, kind: inspect.Type, raw: msgspec.Raw, place: str, unknown: dict[str, None]) -> msgspec.Raw:
+        """The value without the fields that its type doesn't have; what is of another type stays as it is."""
+        begin = bytes(memoryview(raw)[:1])
+        for one in _structured(kind):
+            if isinstance(one, inspect.ListType) and begin == b"[":
+                parts = enumerate(_items(raw))
+                return _raw(
+                    [self._known(one.item_type, each, place + self._index.format(at), unknown) for at, each in parts]
+                )
+            if isinstance(one, inspect.StructType) and begin == b"{":
+                fields = _fields(raw)
+                if one.tag_field is not None and msgspec.json.decode(fields.get(one.tag_field, b"null")) != one.tag:
+                    continue
+                return _raw(dict(self._of(one, fields, place, unknown)))
+        return raw
+
+    def _of(
+        self, kind: inspect.StructType, fields: Fields, place: str, unknown: dict[str, None]
+    ) -> Iterator[tuple[str, msgspec.Raw]]:
+        types = {field.encode_name: field.type for field in kind.fields}
+        for name, value in fields.items():
+            inner = f"{place}.{name}" if place else name
+            if name == kind.tag_field:
+                yield name, value
+            elif name in types:
+                yield name, self._known(types[name], value, inner, unknown)
+            elif not is_null(value):
+                unknown[inner] = None
+
+    def _refused(self, mistake: Mistake) -> InvalidRequestError:
+        place = _INDEX.sub("[]", mistake.place)
+        param = self._param(mistake.place) or None
+        for pattern, remedy in self._remedies:
+            if remedy.verdict in (None, mistake.verdict) and pattern.fullmatch(place) is not None:
+                message = remedy.message.format(place=mistake.place, got=mistake.got)
+                return InvalidRequestError(message, code=remedy.code, param=param)
+        return InvalidRequestError(self._words(mistake), param=param)
+
+
+def top(place: str) -> str:
+    """The top-level field of a place."""
+    return place.partition(".")[0].partition("[")[0]
+
+
+def _told(mistake: Mistake) -> str:
+    missing = "missing; " if mistake.verdict == "missing" else ""
+    return f"{mistake.place or 'The request'}: {missing}expected {expected(*mistake.schemas)}. {mistake.about}".rstrip()
+
+
+def _structured(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """The members of a union, or the type itself, that may hold fields."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield from _structured(inner)
+        case inspect.UnionType(types=types):
+            for one in types:
+                yield from _structured(one)
+        case inspect.ListType() | inspect.StructType():
+            yield kind
+
+
+def _unreadable(given: Fields, error: Exception) -> InvalidRequestError:
+    """Which field can't be read: text that is not UTF-8, or values in too many others."""
+    for name, raw in given.items():
+        try:
+            msgspec.json.decode(raw)
+        except UNREADABLE as cause:
+            return InvalidRequestError(f"{name} can't be read: {cause}.", code="invalid_json", param=name)
+    return InvalidRequestError(f"The request can't be read: {error}.", code="invalid_json")
+
+
+def is_null(raw: msgspec.Raw) -> bool:
+    """Is it JSON's null?"""
+    return bytes(memoryview(raw)[:1]) == b"n"
+
+
+def unparsed() -> Any:
+    """The default of a field that is passed on as it came. Its type is Raw alone: of a union with it, msgspec takes null only."""
+    return msgspec.field(default_factory=msgspec.Raw)
+
+
+def is_given(raw: msgspec.Raw) -> bool:
+    """Was an unparsed field there, and not null?"""
+    return bytes(memoryview(raw)[:1]) not in {b"", b"n"}
+
+
+def encoded(fields: Mapping[str, object]) -> Fields:
+    """Fields as a canonical request has them."""
+    return {name: value if isinstance(value, msgspec.Raw) else _raw(value) for name, value in fields.items()}
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(_encode(value))
+
+
+def worker_said(decode: Callable[[bytes], T], body: bytes, noun: str) -> T:
+    """A worker's answer, decoded. Raises UpstreamError for one that is no such thing."""
+    try:
+        return decode(body)
+    except UNREADABLE as error:
+        raise UpstreamError(f"The worker's answer is no {noun}.") from error

@@ -1,0 +1,221 @@
+"""An operation: one function with typed input and output, from which its route, its checks and its description follow.
+
+    @GROUP.operation("POST", "/v1/admin/models/{name:path}/pin", answer=…)
+    async def pin(api: Api, name: str, body: PinRequest) -> ModelView:
+        \"\"\"Protect the model from eviction and from keep-alives.\"\"\"
+
+The first argument is what the group's functions work on: the daemon, or its API. `body` and `query` are structs: what doesn't fit them
+is refused, with their own words. `request` is Starlette's. Every other argument is a part of the path. The docstring's first paragraph
+is the summary, the rest the description. What a model answers has no function: `GROUP.asked` says the same of its types.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import UnionType
+from typing import Final, Literal, TypedDict, TypeVar, Unpack, get_args
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from supervisor.gateway.body.parameters import BODY_LIMIT, body_of, query_of
+from supervisor.gateway.body.typed import Sent, kinds_of
+from supervisor.schema.operation import (
+    ERROR,
+    JSON,
+    Example,
+    Method,
+    Operation,
+    Parameter,
+    Schema,
+    Scope,
+    Section,
+    struct,
+)
+
+_CONVERTER: Final = re.compile(r":\w+(?=})")
+_Run = Callable[..., Awaitable[object]]
+_R = TypeVar("_R", bound=_Run)
+_Types = type[msgspec.Struct] | UnionType
+
+
+class Details(TypedDict, total=False):
+    """Further fields of an `Operation`."""
+
+    parameters: tuple[Parameter, ...]  # headers; those of the query follow from its struct
+    request_type: str
+    is_body_optional: bool
+    answer_type: str
+    stream_type: str
+    other_types: tuple[str, ...]
+    status: int
+    other_statuses: tuple[int, ...]
+    errors: tuple[int, ...]
+    aliases: tuple[str, ...]
+    example: Example
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A method of a path, and what answers it."""
+
+    method: Method
+    path: str  # with Starlette's converters: /v1/admin/models/{name:path}
+    scope: Scope | None  # of a key; None: it is open to all
+    about: str  # in Markdown: the summary, then the description
+    run: _Run | None  # None: a model answers it
+    answer: _Types | None  # of JSON; None: it has no struct
+    body: type[msgspec.Struct] | None = None
+    reads: _Types | None = None  # the body, where whatever answers reads it itself
+    query: type[msgspec.Struct] | None = None
+    takes_request: bool = False
+    body_limit: int = BODY_LIMIT
+    etag: bool = False  # the answer's own field of that name is sent as a header, too
+    route: type[Route] = Route
+    details: Details = field(default_factory=Details)  # further fields of its `Operation`
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its path, and the others that are the same."""
+        return (self.path, *self.details.get("aliases", ()))
+
+    def routes(self, context: object) -> list[Route]:
+        """Those that answer it. `context`: what its function works on."""
+        if (run := self.run) is None:
+            return []
+
+        async def answer(request: Request) -> Response:
+            values: dict[str, object] = dict(request.path_params)
+            if self.query is not None:
+                values["query"] = query_of(request, self.query)
+            if self.body is not None:
+                values["body"] = await body_of(request, self.body, self.body_limit)
+            if self.takes_request:
+                values["request"] = request
+            found = await run(context, **values)
+            if isinstance(found, Response):
+                return found
+            headers = {"etag": getattr(found, "etag", "")} if self.etag else {}
+            return Response(msgspec.json.encode(found), self.details.get("status", HTTPStatus.OK), headers, JSON)
+
+        return [self.route(path, answer, methods=[self.method], name=run.__name__) for path in self.paths]
+
+    def described(self) -> Operation:
+        """For the documentation."""
+        summary, _, description = inspect.cleandoc(self.about).partition("\n\n")
+        parameters = () if self.query is None else _parameters(struct(self.query, is_answer=False))
+        return Operation(
+            self.method,
+            _CONVERTER.sub("", self.path),
+            " ".join(summary.split()),
+            description,
+            request=_any(self.body or self.reads, is_answer=False),
+            answer=_any(self.answer, is_answer=True),
+            scope=self.scope,
+            is_run=self.run is None,
+            **Details(**{**self.details, "parameters": (*parameters, *self.details.get("parameters", ()))}),
+        )
+
+
+class Group:
+    """A part of the API: a section of its documentation."""
+
+    def __init__(
+        self, name: str, about: str, *, scope: Scope = "admin", error: type[msgspec.Struct] | None = None
+    ) -> None:
+        """`scope` is that of its operations, but for those that say another; `error` the body of their errors, where it is not OpenAI's."""
+        self.name = name
+        self.about = about
+        self.scope = scope
+        self.error = error
+        self.endpoints: list[Endpoint] = []
+        self.others: list[Operation] = []
+        """What is answered elsewhere, and described here."""
+
+    def operation(
+        self,
+        method: Method,
+        path: str,
+        *,
+        scope: Scope | Literal["group"] | None = "group",
+        answer: _Types | None = None,
+        reads: _Types | None = None,
+        body_limit: int = BODY_LIMIT,
+        etag: bool = False,
+        route: type[Route] = Route,
+        **details: Unpack[Details],
+    ) -> Callable[[_R], _R]:
+        """Serve a function there. `answer`: of one that makes its response itself; `reads`: of one that reads its body itself.
+
+        `etag`: the answer's field of that name is sent as a header, too. `details`: further fields of its `Operation`.
+        """
+
+        def declared(run: _R) -> _R:
+            signature = inspect.signature(run, eval_str=True)
+            names = signature.parameters
+            body = names.get("body")
+            returned = signature.return_annotation
+            made = answer or (None if returned is Response else returned)
+            self.endpoints.append(
+                Endpoint(
+                    method,
+                    path,
+                    self.scope if scope == "group" else scope,
+                    run.__doc__ or "",
+                    run,
+                    made,
+                    body=None if body is None else body.annotation,
+                    query=names["query"].annotation if "query" in names else None,
+                    takes_request="request" in names,
+                    body_limit=body_limit,
+                    etag=etag,
+                    reads=reads,
+                    route=route,
+                    details=details,
+                )
+            )
+            return run
+
+        return declared
+
+    def asked(
+        self, path: str, about: str, *, reads: _Types, answer: _Types | None = None, **details: Unpack[Details]
+    ) -> None:
+        """Say what a model is asked there, by POST, and what it answers. `about`: the summary, a blank line, the description."""
+        self.endpoints.append(Endpoint("POST", path, self.scope, about, None, answer, reads=reads, details=details))
+
+    def routes(self, context: object) -> list[Route]:
+        """Those of its functions. `context`: what they work on."""
+        return [route for endpoint in self.endpoints for route in endpoint.routes(context)]
+
+    def section(self) -> Section:
+        """For the documentation."""
+        described = (*(endpoint.described() for endpoint in self.endpoints), *self.others)
+        return Section(self.name, self.about, described, ERROR if self.error is None else struct(self.error))
+
+
+def _parameters(schema: Schema) -> tuple[Parameter, ...]:
+    """Of the fields of a query."""
+    found = []
+    for name, said in schema["properties"].items():
+        plain = {key: value for key, value in said.items() if key not in ("description", "default")}
+        (plain["type"],) = kinds_of(said)
+        if "enum" in plain:
+            plain["enum"] = [value for value in plain["enum"] if value is not None]
+        found.append(Parameter(name, said.get("description", ""), plain))
+    return tuple(found)
+
+
+def _any(kind: _Types | None, *, is_answer: bool) -> Schema | None:
+    """The schema of a struct; of several any of them."""
+    if kind is None:
+        return None
+    structs = [each for each in get_args(kind) or (kind,) if issubclass(each, msgspec.Struct)]
+    schemas = [struct(each, is_answer=is_answer, is_open=issubclass(each, Sent)) for each in structs]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
