@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from supervisor.gateway.body.parameters import BODY_LIMIT, body_of, query_of
-from supervisor.gateway.body.typed import Sent, kinds_of
+from supervisor.gateway.body.typed import kinds_of
 from supervisor.schema.operation import (
     ERROR,
     JSON,
@@ -217,5 +217,5 @@ def _any(kind: _Types | None, *, is_answer: bool) -> Schema | None:
     if kind is None:
         return None
     structs = [each for each in get_args(kind) or (kind,) if issubclass(each, msgspec.Struct)]
-    schemas = [struct(each, is_answer=is_answer, is_open=issubclass(each, Sent)) for each in structs]
+    schemas = [struct(each, is_answer=is_answer) for each in structs]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

@@ -178,27 +178,31 @@ def plain(markdown: str) -> str:
     return text
 
 
-def struct(kind: type, *, is_answer: bool = True, is_open: bool = False) -> Schema:
-    """Of a msgspec struct, under its own name. An answer has all fields that aren't UNSET. `is_open`: other fields pass, too."""
+class Open(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An object that may have further fields: of a client's request, or of an answer that a worker's server defines."""
+
+
+def struct(kind: type, *, is_answer: bool = True) -> Schema:
+    """Of a msgspec struct, under its own name. An answer has all fields that aren't UNSET."""
     (root,), parts = msgspec.json.schema_components([kind])
-    found = _inlined(root, parts, is_answer=is_answer)
-    if is_open:
-        _open(found)
+    found = _inlined(root, parts, is_answer=is_answer, is_open=issubclass(kind, Open))
     assert isinstance(found, dict)
     return found
 
 
-def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
+def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool, is_open: bool) -> Any:
     """The schema with each part in place of the reference to it, as short as it can be said."""
     if isinstance(schema, list):
-        return [_inlined(item, parts, is_answer=is_answer) for item in schema]
+        return [_inlined(item, parts, is_answer=is_answer, is_open=is_open) for item in schema]
     if not isinstance(schema, dict):
         return schema
     found = {
-        key: _inlined(value, parts, is_answer=is_answer) for key, value in schema.items() if key != "discriminator"
+        key: _inlined(value, parts, is_answer=is_answer, is_open=is_open)
+        for key, value in schema.items()
+        if key != "discriminator"
     }
     if "$ref" in found:
-        part = _inlined(parts[found.pop("$ref").rpartition("/")[2]], parts, is_answer=is_answer)
+        part = _inlined(parts[found.pop("$ref").rpartition("/")[2]], parts, is_answer=is_answer, is_open=is_open)
         found = {**part, **found}
         if "description" in schema:  # of a field, which says more than the name of its type
             del found["title"]
@@ -213,28 +217,19 @@ def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
             if "title" not in schema:  # that of the struct, which is not null
                 found.pop("title", None)
     properties = schema.get("properties")
+    if is_open and found.get("additionalProperties") is False:
+        found["additionalProperties"] = True
     if not found.get("required", True):
         del found["required"]
     if is_answer and isinstance(properties, dict):
         there = schema.get("required", ())
         if required := [name for name, field in properties.items() if name in there or "default" in field]:
             found["required"] = required
-        found.pop("additionalProperties", None)  # more may come
+        if not is_open:
+            found.pop("additionalProperties", None)  # more may come
         for field in found["properties"].values():
             field.pop("default", None)
     return found
-
-
-def _open(schema: Any) -> None:
-    """Let each object have fields that no struct has."""
-    if isinstance(schema, list):
-        for each in schema:
-            _open(each)
-    elif isinstance(schema, dict):
-        if schema.get("additionalProperties") is False:
-            schema["additionalProperties"] = True
-        for each in schema.values():
-            _open(each)
 
 
 def _typed(kind: str, about: str, *, null: bool, **more: Any) -> Schema:

@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.schema.operation import Schema, plain, struct
+from supervisor.schema.operation import Open, Schema, plain, struct
 
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 """What msgspec raises for bytes that are not what they should be."""
@@ -43,7 +43,7 @@ _fields: Final = msgspec.json.Decoder(Fields).decode
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class Sent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Sent(Open):
     """An object that a client sends. Fields that it doesn't have are left out by a `Reader`, which names them."""
 
 

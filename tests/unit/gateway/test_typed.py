@@ -160,7 +160,7 @@ class TestTheRest:
     """Schemas, canonical fields, and workers' answers."""
 
     def test_a_schema_lets_other_fields_pass(self):
-        schema = struct(Asked, is_answer=False, is_open=True)
+        schema = struct(Asked, is_answer=False)
         assert (schema["additionalProperties"], schema["properties"]["turns"]["items"]["additionalProperties"]) == (
             True,
             True,
