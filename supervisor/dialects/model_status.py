@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import JsonValue
+from msgspec import UNSET, Struct, UnsetType
 
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon.daemon import Daemon
-from supervisor.engine.status import ModelFigures, ModelStatus
+from supervisor.engine.status import ModelFigures
+from supervisor.engine.status import ModelStatus as Known
 
-Json = dict[str, JsonValue]
 Status = Literal["unloaded", "loading", "loaded", "failed"]
 
 
-def status_view(daemon: Daemon, model: ModelId) -> Json:
-    """A model's `status`, with the cause of a failure."""
+class ModelStatus(Struct):
+    """A model's state, with the cause of a failure."""
+
+    value: Status
+    failed: Literal[True] | UnsetType = UNSET
+    exit_code: int | UnsetType | None = UNSET
+    reason: str | UnsetType = UNSET
+
+
+def status_view(daemon: Daemon, model: ModelId) -> ModelStatus:
+    """A model's `status`."""
     found = daemon.engine.figures_of(model)
     value = status(found)
     if value != "failed" or found is None or found.crash is None:
-        return {"value": value}
-    return {"value": value, "failed": True, "exit_code": found.crash.exit_code, "reason": found.crash.summary}
+        return ModelStatus(value)
+    return ModelStatus(value, True, found.crash.exit_code, found.crash.summary)
 
 
-def status(found: ModelStatus | ModelFigures | None) -> Status:
+def status(found: Known | ModelFigures | None) -> Status:
     """A model's state in llama.cpp's words."""
     if found is None:
         return "unloaded"

@@ -93,17 +93,22 @@ class Crash(Struct, gc=False):
     log_tail: list[str]
 
 
-class Capabilities(Struct, gc=False):
-    """What a model can do, by its files."""
+ThinkingMode = Literal["default", "enabled", "disabled"]
 
-    modalities: list[str]
-    documents: list[str]
+
+class Capabilities(Struct, gc=False):
+    """What a model can do, by its files; null if unknown."""
+
+    modalities: Annotated[list[str], doc("What it takes: `text`, `image`, `audio` …")]
+    documents: Annotated[
+        list[str], doc("What becomes text for it: `text/plain`, and `application/pdf` with the extra `media`.")
+    ]
     tools: bool | None
     thinking: bool | None
-    thinking_modes: list[str]
+    thinking_modes: Annotated[list[ThinkingMode], doc("What a request may choose.")]
     multi_turn: bool | None
-    context: int | None
-    endpoints: list[str]
+    context: Annotated[int | None, doc("Tokens of one request.")]
+    endpoints: Annotated[list[str], doc("What its worker serves.")]
 
 
 class ModelView(Struct):

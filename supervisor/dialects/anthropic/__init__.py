@@ -23,13 +23,13 @@ from supervisor.dialects import chat
 from supervisor.dialects.anthropic import errors
 from supervisor.dialects.anthropic.answer import CountTokens, Messages
 from supervisor.dialects.anthropic.stops import StreamedStop, WholeStop
-from supervisor.dialects.model_status import Json
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.gateway.dialect import after
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import StreamTranslation, Translation
 
+Json = dict[str, object]
 _PATH: Final = "/v1/messages"
 _MODELS: Final = "/v1/models"
 _COMPLETE: Final = "/v1/complete"  # not offered; its clients know errors as all of Anthropic's do

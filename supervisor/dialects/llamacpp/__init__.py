@@ -69,7 +69,7 @@ class LlamaCpp(OpenAI):
                 "object": "model",
                 "owned_by": "llmux",
                 "created": created,
-                "status": status_view(daemon, model.id),
+                "status": msgspec.to_builtins(status_view(daemon, model.id)),
             }
 
         async def models(_request: Request) -> Response:

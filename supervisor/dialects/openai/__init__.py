@@ -12,7 +12,7 @@ from starlette.routing import Route
 from runtimes.endpoints import aliases_of
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
-from supervisor.dialects.openai import models, pictures, speech
+from supervisor.dialects.openai import media_operations, operations
 from supervisor.dialects.openai.embeddings import Embeddings
 from supervisor.dialects.openai.infill import Infill
 from supervisor.dialects.openai.reranking import Reranking
@@ -31,6 +31,9 @@ _TRANSLATED: Final[Mapping[str, Translation]] = {
     "/v1/reranking": Reranking(),
 }
 _TRANSLATIONS: Final = {each: how for path, how in _TRANSLATED.items() for each in (path, *aliases_of(path))}
+_OPEN: Final = frozenset(
+    path for endpoint in media_operations.GROUP.endpoints if endpoint.scope is None for path in endpoint.paths
+)
 _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
 
@@ -45,7 +48,7 @@ class OpenAI(Dialect):
 
     def scope_for(self, path: str) -> str | None:
         """Inference, except the lists that Open WebUI requests without a key, and pictures, whose names are secrets."""
-        return None if path in speech.PATHS or path.startswith(PREFIX) else "inference"
+        return None if path in _OPEN or path.startswith(PREFIX) else "inference"
 
     def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
         """`NAME:latest` is NAME if nothing else is called so."""
@@ -66,7 +69,7 @@ class OpenAI(Dialect):
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """What the daemon answers itself."""
-        return [*models.routes(daemon), *speech.routes(daemon), *pictures.routes(daemon)]
+        return [*operations.GROUP.routes(daemon), *media_operations.GROUP.routes(daemon)]
 
 
 def _reasoning_chunk(text: str, model: str, request_id: str, created: int) -> bytes:

@@ -2,268 +2,152 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from supervisor.dialects.openai.models import TYPES
-from supervisor.dialects.openai.schemas import (
-    CALL,
-    CAPABILITIES,
-    CHAT_REQUEST,
-    RERANK_REQUEST,
-    RERANKED,
-    RERANKING,
-    SAMPLING,
-    STATUS,
-    USAGE,
-    X_FIELDS,
-)
-from supervisor.schema.operation import (
-    EVENTS,
-    Example,
-    Operation,
-    Parameter,
-    Section,
-    anything,
-    array,
-    choice,
-    listing,
-    named,
-    number,
-    record,
-    request,
-    text,
-    whole,
-)
+from msgspec import UNSET
+from msgspec.structs import asdict
+from starlette.responses import Response
 
-_MODEL: Final = named(
-    record(
-        {
-            "id": text("The public name, which requests use."),
-            "object": {"const": "model"},
-            "created": whole(),
-            "owned_by": {"const": "llmux"},
-            "name": text(),
-            "type": choice(*TYPES),
-            "runtime": text(),
-            "status": STATUS,
-            "description": text(),
-            "context_length": whole(null=True),
-            "max_model_len": whole(null=True),
-            "architecture": record({"input_modalities": array(), "output_modalities": array()}),
-            "supported_parameters": array(),
-            "capabilities": CAPABILITIES,
-        },
-        optional=(
-            "description",
-            "context_length",
-            "max_model_len",
-            "architecture",
-            "supported_parameters",
-            "capabilities",
-        ),
-    ),
-    "Model",
-)
-_COMPLETION: Final = {"id": text(), "created": whole(), "model": text("The name that the client asked for.")}
-_CHAT: Final = named(
-    record(
-        {
-            **_COMPLETION,
-            "object": {"const": "chat.completion"},
-            "choices": array(
-                record(
-                    {
-                        "index": whole(),
-                        "message": record(
-                            {
-                                "role": {"const": "assistant"},
-                                "content": text(null=True),
-                                "reasoning_content": text("What the model thought.", null=True),
-                                "tool_calls": array(CALL, null=True),
-                            },
-                            optional=("content", "reasoning_content", "tool_calls"),
-                            more=True,
-                        ),
-                        "finish_reason": text(null=True),
-                    },
-                    more=True,
-                )
-            ),
-            "usage": USAGE,
-        },
-        optional=("usage",),
-        more=True,
-    ),
-    "ChatCompletion",
-)
-_HELLO: Final = {"messages": [{"role": "user", "content": "Hello"}]}
+from runtimes.model_config import ModelType
+from supervisor import catalog
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.views import capabilities
+from supervisor.dialects.listed import listed
+from supervisor.dialects.model_status import status, status_view
+from supervisor.dialects.openai import types
+from supervisor.errors import NotFoundError
+from supervisor.gateway.operation import Group
+from supervisor.schema.operation import EVENTS, Example
 
-_CHATS: Final = Operation(
-    "POST",
-    "/v1/chat/completions",
-    "Let a model answer a conversation.",
-    "Its stream has chunks of type `chat.completion.chunk`, and ends with `[DONE]`.",
-    request=CHAT_REQUEST,
-    answer=_CHAT,
-    stream_type=EVENTS,
-    is_run=True,
-    example=Example({"model": "Tiny-Instruct", **_HELLO}),
-)
-_COMPLETIONS: Final = Operation(
-    "POST",
-    "/v1/completions",
-    "Let a model continue a text, without a template.",
-    request=named(
-        request(
-            {
-                "model": text(),
-                "prompt": {"anyOf": [text(), array()]},
-                **SAMPLING,
-                **X_FIELDS,
-            },
-            "prompt",
-            more=True,
-        ),
-        "CompletionRequest",
-    ),
-    answer=named(
-        record(
-            {
-                **_COMPLETION,
-                "object": {"const": "text_completion"},
-                "choices": array(record({"text": text(), "finish_reason": text(null=True)}, more=True)),
-                "usage": USAGE,
-            },
-            more=True,
-            optional=("id", "usage"),
-        ),
-        "Completion",
-    ),
-    stream_type=EVENTS,
-    is_run=True,
-    example=Example({"model": "Tiny-Instruct", "prompt": "Hello", "max_tokens": 8}),
-)
-_EMBEDDINGS: Final = Operation(
-    "POST",
-    "/v1/embeddings",
-    "Turn texts into vectors, or pictures (models of type `vision`), with scores for labels.",
-    request=named(
-        request(
-            {
-                "model": text(),
-                "input": {
-                    "anyOf": [
-                        text(),
-                        array(anything(), "Texts, their tokens, or parts such as `image_url`.", minItems=1),
-                    ]
-                },
-                "encoding_format": choice("float", "base64"),
-                "dimensions": whole(minimum=1),
-                "candidate_labels": array(text(), minItems=1),
-                "hypothesis_template": text(),
-                **X_FIELDS,
-            },
-            "input",
-            more=True,
-        ),
-        "EmbeddingRequest",
-    ),
-    answer=named(
-        record(
-            {
-                "object": {"const": "list"},
-                "data": array(
-                    record(
-                        {
-                            "object": {"const": "embedding"},
-                            "index": whole(),
-                            "embedding": {"anyOf": [array(number()), text("Base64.")]},
-                            "scores": array(record({"label": text(), "score": number()})),
-                        },
-                        more=True,
-                        optional=("scores",),
-                    )
-                ),
-                "model": text(),
-                "usage": USAGE,
-            },
-            more=True,
-        ),
-        "Embeddings",
-    ),
-    is_run=True,
-    example=Example({"model": "tiny-embed", "input": "Hello", "encoding_format": "base64"}),
-)
-SECTION: Final = Section(
+GROUP: Final = Group(
     "OpenAI",
     "OpenAI's API: what most clients speak. A worker's server defines requests and answers.",
-    (
-        Operation(
-            "GET",
-            "/v1/models",
-            "The public names of all models, loaded or not.",
-            "`status` is the same as in [`GET /models`](#get-models). What a model can do stands in `capabilities` (as in the "
-            "[admin API](#get-v1adminmodels), and with `output_modalities`), and where clients of OpenRouter and vLLM look "
-            "for it: `context_length`, `max_model_len`, `architecture` and `supported_parameters`. What can't be told is "
-            "null.",
-            parameters=(
-                Parameter("type", "Only models of this type.", choice(*TYPES)),
-                Parameter(
-                    "loaded",
-                    "`1`: only models that are loaded, and remote ones. Default: `0`, unless `server.responses` is `llm-pool`.",
-                    choice("0", "1"),
-                ),
-            ),
-            answer=listing(_MODEL),
-        ),
-        Operation(
-            "GET",
-            "/v1/models/{name}",
-            "One entry of that list.",
-            answer=_MODEL,
-            errors=(404,),
-            example=Example(path="/v1/models/Tiny-Instruct"),
-        ),
-        _CHATS,
-        Operation(
-            "POST",
-            "/v1/chat/completions/input_tokens",
-            "How many tokens a conversation has.",
-            request=CHAT_REQUEST,
-            answer=record({"input_tokens": whole()}, more=True),
-            is_run=True,
-            example=Example({"model": "Tiny-Instruct", **_HELLO}),
-        ),
-        _COMPLETIONS,
-        _EMBEDDINGS,
-        Operation(
-            "POST",
-            "/v1/moderations",
-            "Judge texts.",
-            request=request({"model": text(), "input": anything(), **X_FIELDS}, "input", more=True),
-            answer=record({"results": array(anything())}, more=True),
-            is_run=True,
-            example=Example(
-                {"model": "moderator", "input": "Hello"}, needs="a model that judges texts", answer={"results": []}
-            ),
-        ),
-        Operation(
-            "POST",
-            "/v1/rerank",
-            "Put texts in the order of how well they answer a query.",
-            request=RERANK_REQUEST,
-            answer=RERANKING,
-            is_run=True,
-            example=Example(
-                **RERANKED,
-                answer={
-                    "model": "reranker",
-                    "results": [
-                        {"index": 0, "relevance_score": 0.98},
-                        {"index": 1, "relevance_score": 0.01},
-                    ],
-                },
-            ),
-        ),
+    scope="inference",
+)
+RERANKED: Final = Example(
+    {"model": "reranker", "query": "Which is a fruit?", "documents": ["apple", "hammer"]},
+    needs="a reranker",
+    answer={"model": "reranker", "results": [{"index": 0, "relevance_score": 0.98}]},
+)
+_HELLO: Final = {"model": "Tiny-Instruct", "messages": [{"role": "user", "content": "Hello"}]}
+_TASK: Final = "load/"
+"""What a runner's client asks for where no model is called so."""
+_OUTPUT: Final[Mapping[ModelType, str]] = {
+    "llm": "text",
+    "asr": "text",
+    "tts": "audio",
+    "image": "image",
+    "embedding": "embeddings",
+    "vision": "embeddings",
+}
+
+
+@GROUP.operation("GET", "/v1/models", answer=types.Models)
+async def list_models(daemon: Daemon, query: types.ModelsQuery) -> Response:
+    """The public names of all models, loaded or not.
+
+    `status` is the same as in [`GET /models`](#get-models). What a model can do stands in `capabilities` (as in the
+    [admin API](#get-v1adminmodels), and with `output_modalities`), and where clients of OpenRouter and vLLM look for it:
+    `context_length`, `max_model_len`, `architecture` and `supported_parameters`. What can't be told is null.
+    """
+    await daemon.know_capabilities()
+    only_loaded = daemon.catalog.server.responses == "llm-pool" if query.loaded is None else query.loaded
+    rows = [row for row in daemon.catalog.listing() if query.type in {None, row.model.config.type}]
+    # Each is shown as it is in one moment, and a later one in a later moment; which there are is of the first.
+    found = [(row, daemon.fleet.effective(row.model.id)) for row in rows]
+    data = (_model(daemon, row, model) for row, model in found if not only_loaded or _is_loaded(daemon, row))
+    return await listed(data, object="list")
+
+
+@GROUP.operation("GET", "/v1/models/{name:path}", errors=(404,), example=Example(path="/v1/models/Tiny-Instruct"))
+async def read_model(daemon: Daemon, name: str) -> types.Model:
+    """One entry of that list."""
+    if name.startswith(_TASK) and daemon.catalog.route(name) is None:
+        raise NotFoundError(f"There is no load task {name.removeprefix(_TASK)[:100]!r}.", code="task_not_found")
+    await daemon.know_capabilities()
+    entry = daemon.catalog.resolve(name)
+    return _model(daemon, entry, daemon.fleet.effective(entry.model.id))
+
+
+def _model(daemon: Daemon, entry: catalog.Route, model: catalog.CatalogModel) -> types.Model:
+    found = types.Model(
+        id=entry.name,
+        created=int(daemon.wall_time(daemon.started)),
+        name=entry.name,
+        type=entry.model.config.type,
+        runtime=entry.model.config.runtime,
+        status=status_view(daemon, entry.model.id),
+        description=UNSET if entry.description is None else entry.description,
+    )
+    known, can = model.known_capabilities, capabilities(model, entry)
+    if known is not None and can is not None:
+        output = [_OUTPUT[model.config.type]]
+        found.context_length = found.max_model_len = known.context
+        found.architecture = types.Architecture(list(known.modalities), output)
+        found.supported_parameters = ["tools", "tool_choice"] if known.tools else []
+        found.capabilities = types.ListedCapabilities(**asdict(can), output_modalities=output)
+    return found
+
+
+def _is_loaded(daemon: Daemon, row: catalog.Route) -> bool:
+    """Does it answer without a load? A task: does one of its candidates?"""
+    candidates = row.candidates if isinstance(row, catalog.Task) else (row,)
+    return any(status(daemon.engine.figures_of(one.model.id)) == "loaded" for one in candidates)
+
+
+GROUP.asked(
+    "/v1/chat/completions",
+    """Let a model answer a conversation.
+
+    Its stream has chunks of type `chat.completion.chunk`, and ends with `[DONE]`.""",
+    reads=types.ChatRequest,
+    answer=types.ChatCompletion,
+    stream_type=EVENTS,
+    example=Example(_HELLO),
+)
+GROUP.asked(
+    "/v1/chat/completions/input_tokens",
+    "How many tokens a conversation has.",
+    reads=types.ChatRequest,
+    answer=types.TokenCount,
+    example=Example(_HELLO),
+)
+GROUP.asked(
+    "/v1/completions",
+    "Let a model continue a text, without a template.",
+    reads=types.CompletionRequest,
+    answer=types.Completion,
+    stream_type=EVENTS,
+    example=Example({"model": "Tiny-Instruct", "prompt": "Hello", "max_tokens": 8}),
+)
+GROUP.asked(
+    "/v1/embeddings",
+    "Turn texts into vectors, or pictures (models of type `vision`), with scores for labels.",
+    reads=types.EmbeddingRequest,
+    answer=types.Embeddings,
+    example=Example({"model": "tiny-embed", "input": "Hello", "encoding_format": "base64"}),
+)
+GROUP.asked(
+    "/v1/moderations",
+    "Judge texts.",
+    reads=types.ModerationRequest,
+    answer=types.Moderation,
+    example=Example(
+        {"model": "moderator", "input": "Hello"}, needs="a model that judges texts", answer={"results": []}
+    ),
+)
+GROUP.asked(
+    "/v1/rerank",
+    "Put texts in the order of how well they answer a query.",
+    reads=types.RerankRequest,
+    answer=types.Reranking,
+    example=replace(
+        RERANKED,
+        answer={
+            "model": "reranker",
+            "results": [{"index": 0, "relevance_score": 0.98}, {"index": 1, "relevance_score": 0.01}],
+        },
     ),
 )

@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from supervisor.dialects.openai.schemas import X_FIELDS
-from supervisor.schema.operation import Example, Operation, Section, anything, array, record, request, text
+from supervisor.dialects.openai import types
+from supervisor.gateway.operation import Group
+from supervisor.schema.operation import Example
 
-_TEXTS: Final = {"anyOf": [text(), array(minItems=1)]}
+GROUP: Final = Group(
+    "vLLM", "What vLLM's server has besides the paths of OpenAI, Anthropic and Cohere.", scope="inference"
+)
 _NEEDS: Final = "a model of vllm_serve"
-
-
-def _operation(path: str, summary: str, body: dict[str, Any], answer: dict[str, Any], *aliases: str) -> Operation:
-    fields = {name: _TEXTS for name in body if name != "model"}
-    return Operation(
-        "POST",
-        path,
-        summary,
-        request=request({"model": text(), **fields, **X_FIELDS}, *fields, more=True),
-        answer=record({"data": array(anything())}, more=True, optional=("data",)),
-        is_run=True,
-        aliases=aliases,
-        example=Example(body, needs=_NEEDS, answer=answer),
-    )
-
-
-_SCORED: Final = {"object": "list", "data": [{"index": 0, "object": "score", "score": 0.98}]}
-SECTION: Final = Section(
-    "vLLM",
-    "What vLLM's server has besides the paths of OpenAI, Anthropic and Cohere.",
-    (
-        _operation(
-            "/classify",
-            "Say which class a text is of.",
-            {"model": "judge", "input": "Hello"},
-            {"object": "list", "data": [{"index": 0, "label": "greeting", "probs": [0.9, 0.1]}]},
-        ),
-        _operation(
-            "/pooling",
-            "What a model makes of a text, before it is a class or a vector.",
-            {"model": "judge", "input": "Hello"},
-            {"object": "list", "data": [{"index": 0, "object": "pooling", "data": [0.6, 0.8]}]},
-        ),
-        _operation(
-            "/v1/score",
-            "How well texts go together.",
-            {"model": "reranker", "text_1": "Which is a fruit?", "text_2": "apple"},
-            _SCORED,
-            "/score",
-        ),
-        _operation(
-            "/v2/embed",
-            "Cohere's way to turn texts into vectors.",
-            {"model": "embedder", "texts": ["Hello"]},
-            {"id": "embd-1", "embeddings": {"float": [[0.6, 0.8]]}, "texts": ["Hello"]},
-        ),
+GROUP.asked(
+    "/classify",
+    "Say which class a text is of.",
+    reads=types.ClassifyRequest,
+    answer=types.WorkerData,
+    example=Example(
+        {"model": "judge", "input": "Hello"},
+        needs=_NEEDS,
+        answer={"object": "list", "data": [{"index": 0, "label": "greeting", "probs": [0.9, 0.1]}]},
+    ),
+)
+GROUP.asked(
+    "/pooling",
+    "Read the vectors that a model makes of a text, before they are a class or an embedding.",
+    reads=types.ClassifyRequest,
+    answer=types.WorkerData,
+    example=Example(
+        {"model": "judge", "input": "Hello"},
+        needs=_NEEDS,
+        answer={"object": "list", "data": [{"index": 0, "object": "pooling", "data": [0.6, 0.8]}]},
+    ),
+)
+GROUP.asked(
+    "/v1/score",
+    "How well texts go together.",
+    reads=types.ScoreRequest,
+    answer=types.WorkerData,
+    aliases=("/score",),
+    example=Example(
+        {"model": "reranker", "text_1": "Which is a fruit?", "text_2": "apple"},
+        needs=_NEEDS,
+        answer={"object": "list", "data": [{"index": 0, "object": "score", "score": 0.98}]},
+    ),
+)
+GROUP.asked(
+    "/v2/embed",
+    "Cohere's way to turn texts into vectors.",
+    reads=types.EmbedRequest,
+    answer=types.WorkerData,
+    example=Example(
+        {"model": "embedder", "texts": ["Hello"]},
+        needs=_NEEDS,
+        answer={"id": "embd-1", "embeddings": {"float": [[0.6, 0.8]]}, "texts": ["Hello"]},
     ),
 )

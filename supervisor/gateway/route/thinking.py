@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from supervisor.catalog import CatalogModel, Rewrite
+from supervisor.schema.model import ThinkingMode
 
 
-def thinking_modes(rewrite: Rewrite, model: CatalogModel) -> tuple[str, ...]:
+def thinking_modes(rewrite: Rewrite, model: CatalogModel) -> tuple[ThinkingMode, ...]:
     """What a request may choose: the model's own way by `default`, or switched.
 
     `rewrite` is the name's; `model` is the one behind it, possibly with an operator's overrides. The first call may block on its files.
