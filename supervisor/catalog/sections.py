@@ -241,6 +241,13 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Pict
         description="May a model go for one of lower priority? last_resort: if nothing lower would do; strict: never.",
         examples=["strict"],
     )
+    admission: Literal["fair", "first_come"] = Field(
+        default="fair",
+        description="Who is served next, and who goes first. fair: by class with age, then fair shares of the tenants; cheap reloads "
+        "and long idle models go first. first_come: by arrival alone; the least recently used model goes first. A model of higher "
+        "`priority` comes first in both.",
+        examples=["first_come"],
+    )
     max_loaded: dict[str, LoadedByType] = Field(
         default_factory=dict, description="Models of a type that may be loaded at once.", examples=[{"llm": 1}]
     )
@@ -308,7 +315,7 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Pict
 
     def policy(self) -> Policy:
         """How models compete for memory."""
-        return Policy(eviction=Eviction(self.eviction), max_loaded=dict(self.max_loaded))
+        return Policy(Eviction(self.eviction), dict(self.max_loaded), admission=self.admission)
 
 
 def _known_kind(name: object) -> object:

@@ -4,8 +4,8 @@ The queue asks in which order requests of one model are served and whether it is
 wanted models are planned and when a waiter may claim a victim; the planner asks who may take whose place; `requests`
 and `timers` ask when patience ends. None of them orders or limits anything by itself.
 
-Another policy (aging, batching by model, shares for tenants) is a subclass of `AdmissionPolicy` that overrides what it
-decides otherwise; `Scheduler(policy)` takes it. A policy looks only at its arguments and its own counts, so that a replay
+Another policy (batching by model, say) is a subclass of `AdmissionPolicy` that overrides what it decides otherwise. Its name in
+`POLICIES` is the one in the configuration; `Scheduler(policy)` takes any other. A policy looks only at its arguments and its own counts, so that a replay
 decides the same.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from supervisor.core.demand import ANY, LOW, MOST_URGENT, NORMAL, Demand
 from supervisor.core.fair_shares import FairShares
@@ -55,9 +55,17 @@ class AdmissionPolicy:
         self.accounts = Accounts()  # what limited tenants have taken; `requests` asks and charges them
         self.shares = FairShares()  # what every tenant has had of the workers; queue and dispatch charge them
 
-    def configure(self, limits: Limits, policy: Policy) -> None:
-        """New numbers. Queued requests stay, even beyond the new limits; the new one judges their waiting time."""
-        self.limits, self.policy = limits, policy
+    def configured(self, limits: Limits, policy: Policy) -> AdmissionPolicy:
+        """The policy with new numbers: this one, or the one with the new name, which counts on.
+
+        Queued requests stay, even beyond the new limits; the new one judges their waiting time.
+        """
+        if policy.admission == self.policy.admission:
+            self.limits, self.policy = limits, policy
+            return self
+        other = policy_of(limits, policy)
+        other.accounts, other.shares = self.accounts, self.shares
+        return other
 
     # ---------------------------------------------------------------------------------------------------------- order
 
@@ -292,3 +300,45 @@ class AdmissionPolicy:
     def may_load(self, loading: int) -> bool:
         """May one more worker start on a device where `loading` are starting?"""
         return loading < self.limits.loads_per_device
+
+
+class FirstCome(AdmissionPolicy):
+    """Requests in the order of their arrival, whatever their class or tenant; the least recently used model goes first."""
+
+    def next_request(self, heads: Iterable[Waiting]) -> Waiting:
+        """See AdmissionPolicy."""
+        return min(heads, key=lambda head: head.seq)
+
+    def aged(self, priority: int, since: float) -> Rank:
+        """See AdmissionPolicy."""
+        return (0, since)
+
+    def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
+        """See AdmissionPolicy."""
+        first = min(((since, seq) for _, since, seq in self._asking(model, queue)), default=(math.inf, math.inf))
+        return (0, *first, -model.spec.priority)
+
+    def users(self, uses: Mapping[ModelId, tuple[int, float]]) -> dict[ModelId, int]:
+        """See AdmissionPolicy."""
+        return dict.fromkeys(uses, MOST_URGENT)
+
+    def value(self, reload_s: float, idle_s: float) -> float:
+        """See AdmissionPolicy."""
+        return 1 / max(idle_s, 0.001)
+
+    def as_urgent_at(self, waiter: ModelState, queue: AdmissionQueue, priority: int) -> float | None:
+        """See AdmissionPolicy."""
+        return min((since for _, since, _ in self._asking(waiter, queue)), default=None)
+
+    def is_urgent(self, waiter: ModelState, priority: int, victim: ModelState) -> bool:
+        """See AdmissionPolicy."""
+        return self.may_overtake(waiter.spec.priority, victim.spec.priority)
+
+
+POLICIES: Final[Mapping[str, type[AdmissionPolicy]]] = {"fair": AdmissionPolicy, "first_come": FirstCome}
+"""By their names in the configuration."""
+
+
+def policy_of(limits: Limits, policy: Policy) -> AdmissionPolicy:
+    """The one that the configuration names."""
+    return POLICIES[policy.admission](limits, policy)

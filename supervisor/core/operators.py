@@ -126,7 +126,7 @@ def _specify_all(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -
 
 def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     """The whole configuration, at boot or after a reload."""
-    state.admission.configure(event.limits, event.policy)
+    state.follow(state.admission.configured(event.limits, event.policy))
     state.ledger.configure(event.devices, event.limits)
     specs = tuple(replicas.expanded(event.models, event.limits))
     named = {spec.id for spec in specs}

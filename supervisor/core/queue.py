@@ -113,6 +113,13 @@ class AdmissionQueue:
         self._seq = 0
         self.recent = RecentWaits()
 
+    def follow(self, admission: AdmissionPolicy) -> None:
+        """Put all that wait into the order of this policy."""
+        self._admission = admission
+        self._lines = {}
+        for waiting in self._arrivals.values():
+            self._lines.setdefault(waiting.model, _Line()).add(waiting, admission.rank_request(waiting))
+
     def __len__(self) -> int:
         return len(self._arrivals)
 

@@ -71,6 +71,12 @@ class SchedulerState:
     def limits(self) -> Limits:
         return self.admission.limits
 
+    def follow(self, admission: AdmissionPolicy) -> None:
+        """Decide by this policy from now on."""
+        if admission is not self.admission:
+            self.admission = admission
+            self.queue.follow(admission)
+
     def wake(self, at: float, model_id: ModelId) -> None:
         """Look at the model again at `at`, if that ever comes. Waking too often is harmless."""
         if at < math.inf and (at, model_id) not in self.armed:

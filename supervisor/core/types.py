@@ -217,6 +217,7 @@ class Policy:
     eviction: Eviction = Eviction.LAST_RESORT
     max_loaded: Mapping[str, int] = field(default_factory=dict)  # by model type
     default_models: tuple[ModelId, ...] = ()  # they come back when nothing else is asked for
+    admission: str = "fair"  # a name in `admission.POLICIES`
 
 
 # ---------------------------------------------------------------------------------------------------------- lifecycle

@@ -29,7 +29,7 @@ from supervisor.catalog.catalog import Learned
 from supervisor.catalog.fitting import specs_on
 from supervisor.catalog.keys import Keyring, keyring_of, refuse_exposed, without_revoked
 from supervisor.catalog.loader import FileKind
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission import policy_of
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.replicas import expanded
 from supervisor.core.types import ModelId, ModelSpec, WorkerState, base_of
@@ -343,7 +343,7 @@ class Reloader:
         """The workers that can't go on as they are."""
         before, after = self._daemon.catalog.models, prepared.catalog.models
         limits = prepared.catalog.limits.limits()
-        admission = AdmissionPolicy(limits)
+        admission = policy_of(limits, prepared.catalog.limits.policy())
         specs = {spec.id: spec for spec in expanded(prepared.specs, limits)}
         for status in (each for model in self._daemon.engine.active() for each in model.replicas):
             model = base_of(status.id)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.demand import ANY
-from tests.support.simulation import World, model
+from supervisor.core.admission import AdmissionPolicy, FirstCome
+from supervisor.core.demand import ANY, LOW, MOST_URGENT, NORMAL
+from supervisor.core.types import Policy
+from tests.support.cases import cases
+from tests.support.simulation import GPU, World, model
 
 
 class LongestQueueFirst(AdmissionPolicy):
@@ -67,3 +69,49 @@ class TestLimits:
         tickets = [world.request("a") for _ in range(3)]
         world.run(3)
         assert list(world.dispatched) == tickets[:2]
+
+
+class TestByName:
+    """The configuration names a policy."""
+
+    def test_first_come_serves_in_the_order_of_arrival(self):
+        world = World()
+        world.configure(model("a", 4000, target_inflight=1), policy=Policy(admission="first_come"))
+        tickets = [world.request("a", priority) for priority in (LOW, NORMAL, MOST_URGENT)]
+        for expected in tickets:
+            world.run(3)
+            assert list(world.dispatched) == [expected]
+            world.finish(expected)
+        assert world.replays()
+
+    @cases(("name", "left"), [("fair", "slow"), ("first_come", "quick")])
+    def test_first_come_lets_the_least_recently_used_model_go(self, name, left):
+        """By value the quick one goes first: it is back soon."""
+        world = World(totals={GPU: 24_000})
+        world.configure(*(model(each, 10_000) for each in ("slow", "quick", "c")), policy=Policy(admission=name))
+        for each, world.load_s in (("slow", 60.0), ("quick", 1.0)):
+            ticket = world.request(each)
+            world.run(70)
+            world.finish(ticket)
+        world.run(600)
+        world.request("c")
+        world.run(10)
+        assert {key[0] for key in world.alive} == {"c", left}
+
+    def test_a_change_takes_those_along_who_wait(self):
+        world = World()
+        models = model("a", 4000, target_inflight=1)
+        world.configure(models)
+        running = world.request("a")
+        world.run(5)
+        low, high = world.request("a", LOW), world.request("a", MOST_URGENT)
+        world.configure(models, policy=Policy(admission="first_come"))
+        assert isinstance(world.scheduler.state.admission, FirstCome)
+        world.finish(running)
+        world.run(1)
+        assert list(world.dispatched) == [low]
+        world.configure(models)
+        world.finish(low)
+        world.run(1)
+        assert list(world.dispatched) == [high]
+        assert world.replays()

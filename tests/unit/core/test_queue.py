@@ -90,7 +90,7 @@ class TestLimits:
         queue = AdmissionQueue(admission)
         for number in range(3):
             queue.push(ticket(number), A, ANY, 0.0)
-        admission.configure(Limits(queue_total=1), Policy())
+        admission.configured(Limits(queue_total=1), Policy())
 
         assert len(queue) == 3
         assert queue.push(ticket(9), B, ANY, 0.0) is not None
@@ -122,7 +122,7 @@ class TestExpiry:
         queue = AdmissionQueue(admission)
         queue.push(ticket(1), A, ANY, 0.0)
         queue.push(ticket(2), B, ANY, 4.0)
-        admission.configure(Limits(queue_wait_s=3.0), Policy())
+        admission.configured(Limits(queue_wait_s=3.0), Policy())
 
         assert [ticket(1)] == [waiting.ticket for waiting in queue.expired(5.0)]
         assert [queue.count(A), queue.count(B)] == [0, 1]

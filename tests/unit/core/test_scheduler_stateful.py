@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from supervisor.core.admission import POLICIES
 from supervisor.core.demand import AnswerTimes
 from supervisor.core.events import (
     HandoverAsked,
@@ -360,9 +361,9 @@ class Scheduling(RuleBasedStateMachine):
         self.limits = replace(self.limits, loads_per_device=loads, drain_s=drain_s, min_residency_s=residency_s)
         self.configure()
 
-    @rule(limit=st.sampled_from([{}, {"llm": 1}, {"tts": 1, "llm": 2}]))
-    def other_policy(self, limit: dict[str, int]) -> None:
-        self.policy = replace(self.policy, max_loaded=limit)
+    @rule(limit=st.sampled_from([{}, {"llm": 1}, {"tts": 1, "llm": 2}]), admission=st.sampled_from([*POLICIES]))
+    def other_policy(self, limit: dict[str, int], admission: str) -> None:
+        self.policy = replace(self.policy, max_loaded=limit, admission=admission)
         self.configure()
 
     @rule(names=st.lists(names, max_size=3, unique=True), after_s=st.sampled_from([1.0, 30.0]))
