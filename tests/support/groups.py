@@ -25,7 +25,7 @@ PASSED = REPOSITORY / "tests" / "passed.json"
 
 LOCKS = ("pyproject.toml", "requirements.lock", "requirements-dev.lock")
 SUPPORT = ("tests/conftest.py", "tests/support", *LOCKS)
-DATA_PATH = tuple(f"supervisor/{room}" for room in ("core", "dialects", "fleet", "gateway", "io"))
+DATA_PATH = tuple(f"supervisor/{room}" for room in ("api", "core", "dialects", "fleet", "gateway", "io", "schema"))
 WORKER = ("runtimes/adapters", "runtimes/sdk", "runtimes/shared", *DATA_PATH, *SUPPORT)
 INSTALLER = ("runtimes", "supervisor/cli", "supervisor/io", *SUPPORT)
 E2E = "tests/e2e/runtimes"

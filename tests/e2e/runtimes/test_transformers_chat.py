@@ -40,6 +40,7 @@ QUOTE, A, F, OPEN, CLOSE, END = (
     92,
     279,
 )  # places of ", a, f, {, } and gpt_oss's <|end|> in the vocabulary
+pytestmark = pytest.mark.timeout(1800)  # the first test makes ten models, maybe while programs are compiled beside it
 STEPS = [{"role": "user", "content": "think in steps"}]  # the models' templates take it as: don't rush to a tool
 
 
