@@ -251,7 +251,7 @@ def _progress(daemon: Daemon, job: Job) -> schema.JobProgress | None:
 
 
 async def _look(daemon: Daemon, job: Job) -> None:
-    """Let its progress be told as it is now."""
+    """Its progress as a stream of events."""
     if isinstance(found := daemon.requests.find(job.request_id), gateway.Request):
         await daemon.steps.look([found])
 
