@@ -49,7 +49,10 @@ class Sent(Open):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to say of a mistake, instead of what was expected. In `message`, {place} and {got} stand for the client's own."""
+    """What to say of a mistake, instead of what was expected. In `message`, {place} and {got} stand for the client's own.
+
+    One with {got} is for a word that is none of those expected, and no other mistake.
+    """
 
     place: str  # a regular expression; indices are left out: messages[].content[].type
     message: str
@@ -206,7 +209,8 @@ class Reader(Generic[T]):
                 )
             if isinstance(one, inspect.StructType) and begin == b"{":
                 fields = _fields(raw)
-                if one.tag_field is not None and msgspec.json.decode(fields.get(one.tag_field, b"null")) != one.tag:
+                tag = fields.get(one.tag_field) if one.tag_field is not None else None
+                if tag is not None and msgspec.json.decode(tag) != one.tag:
                     continue
                 return _raw(dict(self._of(one, fields, place, unknown)))
         return raw
@@ -228,7 +232,8 @@ class Reader(Generic[T]):
         place = _INDEX.sub("[]", mistake.place)
         param = self._param(mistake.place) or None
         for pattern, remedy in self._remedies:
-            if remedy.verdict in (None, mistake.verdict) and pattern.fullmatch(place) is not None:
+            fits = remedy.verdict in (None, mistake.verdict) and (mistake.got or "{got" not in remedy.message)
+            if fits and pattern.fullmatch(place) is not None:
                 message = remedy.message.format(place=mistake.place, got=mistake.got)
                 return InvalidRequestError(message, code=remedy.code, param=param)
         return InvalidRequestError(self._words(mistake), param=param)

@@ -91,6 +91,15 @@ class TestUnknown:
         turn = '{"role": "user", "content": "a", "c": 1}'
         assert Reader(Asked, index=index)(fields(f'{{"turns": [{turn}, {turn}]}}'))[1] == names
 
+    def test_of_an_only_type_that_is_not_named(self):
+        """msgspec asks for it among several types only."""
+
+        class Notes(Sent):
+            notes: list[Text]
+
+        notes, ignored = Reader(Notes)(fields('{"notes": [{"text": "a", "x": 1}]}'))
+        assert (notes, ignored) == (Notes(notes=[Text(text="a")]), ["notes[0].x"])
+
 
 class TestMistakes:
     """What is said of what doesn't fit."""
@@ -118,7 +127,7 @@ class TestMistakes:
             (
                 '{"turns": [{"role": "user", "content": [{"type": 1}]}]}',
                 "turns[0].content[0].type",
-                "turns[0].content[0].type: no model takes '' here; leave it out.",
+                "turns[0].content[0].type: expected one of text, call.",
             ),
             ('{"many": 1}', "turns", "Send at least one turn."),
             (
