@@ -191,6 +191,32 @@ class TestConversation:
         assert told.param == "messages"
         assert named in told.message
 
+    @cases(
+        ("fields", "code"),
+        [
+            ({"messages": [user({"type": "document"})]}, "unsupported_parameter"),
+            ({"messages": [user(result([{"type": "search_result"}]))]}, "unsupported_parameter"),
+            ({"messages": [user(picture(type="file"))]}, "unsupported_parameter"),
+            ({"system": [picture()]}, "unsupported_parameter"),
+            ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "unsupported_parameter"),
+            ({"output_config": {"format": {"type": "xml"}}}, "unsupported_parameter"),
+            ({"messages": None}, "missing_parameter"),
+            ({"max_tokens": None}, "missing_parameter"),
+            ({"messages": [user({"type": 5})]}, "invalid_request"),
+            ({"thinking": {"type": "hard"}}, "invalid_request"),
+        ],
+    )
+    def test_codes_tell_them_from_mistakes(self, fields, code):
+        assert refused(**fields).code == code
+
+    def test_the_input_of_a_call_keeps_its_bytes(self):
+        """Also beside a field that nobody knows."""
+        block = b'{"input": { "x" :1.0, "x": 2e1,"y":"\\u00e9\\/" }, "caller": 1, "type": "tool_use", "id": "a", "name": "f"}'
+        turns = msgspec.Raw(b'[{"role": "assistant", "content": [%b]}]' % block)
+        canonical, _ = ANTHROPIC.translation("POST", COUNT).request({"messages": turns})
+        (message,) = json.loads(bytes(canonical["messages"]))
+        assert message["tool_calls"][0]["function"]["arguments"] == '{ "x" :1.0, "x": 2e1,"y":"\\u00e9\\/" }'
+
     def test_a_system_prompt_has_only_text(self):
         assert refused(system=[picture()]).param == "system"
 
@@ -436,13 +462,13 @@ class TestNothingIsLost:
             user(result([text("c", lang="en")]), text("d", content=[5])),
         ]
         assert mapped(messages=turns, system=[text("s", title="t")])[1] == [
-            "system.title",
-            "messages.name",
             "messages.content.tone",
             "messages.content.source.dpi",
+            "messages.name",
             "messages.content.caller",
             "messages.content.content.lang",
             "messages.content.content",
+            "system.title",
         ]
 
     def test_a_beginning_of_the_answer(self):
