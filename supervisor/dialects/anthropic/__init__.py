@@ -1,8 +1,8 @@
 """Anthropic's API: `/v1/messages`, its count of tokens, and its list of models.
 
 Workers that serve these paths get their requests untouched. For all other chat models `decode` maps the requests to chat
-completions, and `encode` maps the answers and streams back. `stops` mends the end of an answer where a worker gives a wrong
-reason. `types` describes requests and answers, `operations` all of it.
+completions, and `encode` maps the answers and streams back. `types` are those requests and answers, `operations` describes the
+paths and answers for the list. `stops` mends the reason that some workers give for the end of an answer.
 """
 
 from __future__ import annotations
