@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from starlette.routing import Route, compile_path
+from starlette.routing import Route
 
 from supervisor.api import batches, clients, configuration, daemon, health, jobs, memory, models, requests
 from supervisor.api.operation import Api
-from supervisor.gateway.operation import Endpoint, Group
+from supervisor.gateway.operation import Endpoint, Group, pattern
 from supervisor.schema.operation import Scope
 
 GROUPS: Final[tuple[Group, ...]] = (
@@ -34,18 +34,13 @@ def _exactness(endpoint: Endpoint) -> tuple[int, int]:
 ENDPOINTS: Final = sorted((endpoint for group in GROUPS for endpoint in group.endpoints), key=_exactness)
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    """Of a path with Starlette's converters. A name may have a newline, which Starlette's own pattern ends at."""
-    return re.compile(compile_path(path)[0].pattern, re.DOTALL)
-
-
 _PATHS: Final = [
     *(path for endpoint in ENDPOINTS for path in endpoint.paths),
     *(other.path for group in GROUPS for other in group.others),
 ]
 _SCOPES: Final[list[tuple[re.Pattern[str], Scope | None]]] = [
-    *((_pattern(path), endpoint.scope) for endpoint in ENDPOINTS for path in endpoint.paths),
-    *((_pattern(other.path), other.scope) for group in GROUPS for other in group.others),
+    *((pattern(path), endpoint.scope) for endpoint in ENDPOINTS for path in endpoint.paths),
+    *((pattern(other.path), other.scope) for group in GROUPS for other in group.others),
     (re.compile("/ui/.*", re.DOTALL), None),
     (re.compile(f"{configuration.PATH}/.*", re.DOTALL), "configure"),
     (re.compile("/v1/admin.*", re.DOTALL), "admin"),

@@ -5,8 +5,10 @@
         \"\"\"Protect the model from eviction and from keep-alives.\"\"\"
 
 The first argument is what the group's functions work on: the daemon, or its API. `body` and `query` are structs: what doesn't fit them
-is refused, with their own words. `request` is Starlette's. Every other argument is a part of the path. The docstring's first paragraph
-is the summary, the rest the description. What a model answers has no function: `GROUP.asked` says the same of its types.
+is refused, with their own words. A body that is `Sent` may have further fields, which the answer names in `x-llmux-ignored`; the list
+of them is `ignored`, to which a function may add, and `fields` is the whole body. `request` is Starlette's. Every other argument is a
+part of the path. The docstring's first paragraph is the summary, the rest the description. What a model answers has no function:
+`GROUP.asked` says the same of its types.
 """
 
 from __future__ import annotations
@@ -15,17 +17,19 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from types import UnionType
-from typing import Final, Literal, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack, get_args, get_origin
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, compile_path
 
-from supervisor.gateway.body.parameters import BODY_LIMIT, body_of, query_of
-from supervisor.gateway.body.typed import kinds_of
+from supervisor.gateway.body.parameters import BODY_LIMIT, body_of, json_object, query_of
+from supervisor.gateway.body.typed import Reader, Sent, encoded, kinds_of
+from supervisor.gateway.filters.translation import ignored_header
 from supervisor.schema.operation import (
     ERROR,
     JSON,
@@ -36,13 +40,17 @@ from supervisor.schema.operation import (
     Schema,
     Scope,
     Section,
+    array,
     struct,
 )
 
 _CONVERTER: Final = re.compile(r":\w+(?=})")
 _Run = Callable[..., Awaitable[object]]
 _R = TypeVar("_R", bound=_Run)
-_Types = type[msgspec.Struct] | UnionType
+_Types = type[msgspec.Struct] | type[list[Any]] | UnionType
+"""A struct, a list of one, or what may be one of several."""
+_EXTRAS: Final = frozenset({"request", "fields", "ignored"})
+"""Arguments of a function that are no part of the path, beside its body and its query."""
 
 
 class Details(TypedDict, total=False):
@@ -71,10 +79,10 @@ class Endpoint:
     about: str  # in Markdown: the summary, then the description
     run: _Run | None  # None: a model answers it
     answer: _Types | None  # of JSON; None: it has no struct
-    body: type[msgspec.Struct] | None = None
+    body: _Types | None = None
     reads: _Types | None = None  # the body, where whatever answers reads it itself
     query: type[msgspec.Struct] | None = None
-    takes_request: bool = False
+    extras: frozenset[str] = frozenset()  # which of `_EXTRAS` it takes
     body_limit: int = BODY_LIMIT
     etag: bool = False  # the answer's own field of that name is sent as a header, too
     route: type[Route] = Route
@@ -89,19 +97,28 @@ class Endpoint:
         """Those that answer it. `context`: what its function works on."""
         if (run := self.run) is None:
             return []
+        kind: Any = self.body
+        read = Reader(kind) if kind is not None and issubclass(_parts(kind)[0], Sent) else None
 
         async def answer(request: Request) -> Response:
             values: dict[str, object] = dict(request.path_params)
+            fields: dict[str, Any] = {}
+            ignored: list[str] = []
             if self.query is not None:
                 values["query"] = query_of(request, self.query)
-            if self.body is not None:
-                values["body"] = await body_of(request, self.body, self.body_limit)
-            if self.takes_request:
-                values["request"] = request
-            found = await run(context, **values)
+            if read is not None:
+                fields = await json_object(request, self.body_limit)
+                values["body"], ignored = read(encoded(fields))
+            elif kind is not None:
+                values["body"] = await body_of(request, kind, self.body_limit)
+            extras = {"request": request, "fields": fields, "ignored": ignored}
+            found = await run(context, **values, **{name: extras[name] for name in self.extras})
+            headers = {"x-llmux-ignored": ignored_header(ignored)} if ignored else {}
             if isinstance(found, Response):
+                found.headers.update(headers)
                 return found
-            headers = {"etag": getattr(found, "etag", "")} if self.etag else {}
+            if self.etag:
+                headers["etag"] = getattr(found, "etag", "")
             return Response(msgspec.json.encode(found), self.details.get("status", HTTPStatus.OK), headers, JSON)
 
         return [self.route(path, answer, methods=[self.method], name=run.__name__) for path in self.paths]
@@ -172,7 +189,7 @@ class Group:
                     made,
                     body=None if body is None else body.annotation,
                     query=names["query"].annotation if "query" in names else None,
-                    takes_request="request" in names,
+                    extras=_EXTRAS & names.keys(),
                     body_limit=body_limit,
                     etag=etag,
                     reads=reads,
@@ -185,10 +202,24 @@ class Group:
         return declared
 
     def asked(
-        self, path: str, about: str, *, reads: _Types, answer: _Types | None = None, **details: Unpack[Details]
+        self,
+        path: str,
+        about: str,
+        *,
+        method: Method = "POST",
+        reads: _Types | None = None,
+        query: type[msgspec.Struct] | None = None,
+        answer: _Types | None = None,
+        **details: Unpack[Details],
     ) -> None:
-        """Say what a model is asked there, by POST, and what it answers. `about`: the summary, a blank line, the description."""
-        self.endpoints.append(Endpoint("POST", path, self.scope, about, None, answer, reads=reads, details=details))
+        """Say what a model is asked there, and what it answers. `about`: the summary, a blank line, the description."""
+        self.endpoints.append(
+            Endpoint(method, path, self.scope, about, None, answer, reads=reads, query=query, details=details)
+        )
+
+    def at(self, path: str) -> Endpoint | None:
+        """One of its operations at this path."""
+        return next((one for one in self.endpoints if any(pattern(its).fullmatch(path) for its in one.paths)), None)
 
     def routes(self, context: object) -> list[Route]:
         """Those of its functions. `context`: what they work on."""
@@ -198,6 +229,12 @@ class Group:
         """For the documentation."""
         described = (*(endpoint.described() for endpoint in self.endpoints), *self.others)
         return Section(self.name, self.about, described, ERROR if self.error is None else struct(self.error))
+
+
+@cache
+def pattern(path: str) -> re.Pattern[str]:
+    """Of a path with Starlette's converters. A name may have a newline, which Starlette's own pattern ends at."""
+    return re.compile(compile_path(path)[0].pattern, re.DOTALL)
 
 
 def _parameters(schema: Schema) -> tuple[Parameter, ...]:
@@ -213,9 +250,16 @@ def _parameters(schema: Schema) -> tuple[Parameter, ...]:
 
 
 def _any(kind: _Types | None, *, is_answer: bool) -> Schema | None:
-    """The schema of a struct; of several any of them."""
+    """The schema of a struct, or of a list of one; of several any of them."""
     if kind is None:
         return None
-    structs = [each for each in get_args(kind) or (kind,) if issubclass(each, msgspec.Struct)]
+    structs = [each for each in _parts(kind) if issubclass(each, msgspec.Struct)]
     schemas = [struct(each, is_answer=is_answer) for each in structs]
+    if get_origin(kind) is list:
+        return array(schemas[0])
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _parts(kind: _Types) -> tuple[Any, ...]:
+    """The members of a union, or the items of a list; else the struct itself."""
+    return get_args(kind) or (kind,)

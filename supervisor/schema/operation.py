@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -183,9 +183,10 @@ class Open(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def struct(kind: type, *, is_answer: bool = True) -> Schema:
-    """Of a msgspec struct, under its own name. An answer has all fields that aren't UNSET."""
+    """Of a msgspec struct, under its own name, or of a union of some. An answer has all fields that aren't UNSET."""
     (root,), parts = msgspec.json.schema_components([kind])
-    found = _inlined(root, parts, is_answer=is_answer, is_open=issubclass(kind, Open))
+    is_open = all(issubclass(each, Open) for each in get_args(kind) or (kind,))
+    found = _inlined(root, parts, is_answer=is_answer, is_open=is_open)
     assert isinstance(found, dict)
     return found
 

@@ -52,10 +52,10 @@ async def body_of(request: Request, kind: type[_T], limit: int = BODY_LIMIT) -> 
         raise _invalid(error, kind) from error
 
 
-async def json_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object; empty without a body. Raises InvalidRequestError, TooLargeError."""
+async def json_object(request: Request, limit: int = BODY_LIMIT) -> dict[str, Any]:
+    """The body, of at most `limit` bytes, as a JSON object; empty without a body. Raises InvalidRequestError, TooLargeError."""
     try:
-        return await _decoded(request, dict[str, Any], BODY_LIMIT)
+        return await _decoded(request, dict[str, Any], limit)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(_NO_OBJECT) from error
 

@@ -8,8 +8,13 @@ import re
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.testclient import TestClient
 
 from supervisor.api.routing import ENDPOINTS, scope_of
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.typed import Sent
 from supervisor.gateway.operation import Group
 from supervisor.schema.operation import struct
 from tests.support.cases import cases
@@ -60,12 +65,75 @@ def test_the_longer_path_comes_first():
     assert paths.index("/v1/admin/requests/ended") < paths.index("/v1/admin/requests/{id}")
 
 
+class Sum(msgspec.Struct):
+    """A sum."""
+
+    total: int
+
+
+class Plus(Sent, tag_field="sign", tag="+"):
+    first: int
+    second: int = 1
+
+
+class Minus(Sent, tag_field="sign", tag="-"):
+    first: int
+
+
+class TestFurtherFields:
+    """Those of a body that may have some: the answer names them, and the function knows the whole body."""
+
+    @pytest.fixture
+    def client(self):
+        group = Group("Sums", "For a test.", scope="inference")
+
+        @group.operation("POST", "/sums/{name:path}")
+        async def add(at: int, name: str, body: Plus | Minus, fields: dict[str, object], ignored: list[str]) -> Sum:
+            """Add them."""
+            if fields["sign"] == "-":
+                ignored.append("sign")
+            return Sum(at + body.first)
+
+        @group.operation("POST", "/sums", answer=Sum)
+        async def respond(at: int, body: Plus) -> Response:
+            """Add them."""
+            return JSONResponse({"total": at + body.first})
+
+        group.asked("/slots", "What it does.", method="GET", answer=list[Sum])
+        self.group = group
+        return TestClient(Starlette(routes=group.routes(10)))
+
+    @cases(
+        ("path", "fields", "ignored"),
+        [
+            ("/sums/a", {"sign": "+", "first": 1}, None),
+            ("/sums/a", {"sign": "+", "first": 1, "a b": 2}, "a?b"),
+            ("/sums", {"sign": "+", "first": 1, "a": None, "c": 1}, "c"),
+            ("/sums/a", {"sign": "-", "first": 1, "second": 2}, "second, sign"),
+        ],
+    )
+    def test_are_named(self, client, path, fields, ignored):
+        found = client.post(path, json=fields)
+        assert (found.json(), found.headers.get("x-llmux-ignored")) == ({"total": 11}, ignored)
+
+    @cases("fields", [{}, {"sign": "*"}, {"sign": "+"}, {"sign": "+", "first": "1"}])
+    def test_refused(self, client, fields):
+        with pytest.raises(InvalidRequestError) as raised:
+            client.post("/sums/a", json=fields)
+        assert raised.value.param in ("sign", "first")
+
+    def test_described(self, client):
+        first, second, slots = self.group.section().operations
+        assert [each["title"] for each in first.request["anyOf"]] == ["Plus", "Minus"]
+        assert second.request["additionalProperties"] is True
+        assert (slots.method, slots.answer) == ("GET", {"type": "array", "items": struct(Sum)})
+
+    def test_at_a_path(self, client):
+        assert [self.group.at(path).path for path in ("/sums/a\nb", "/sums")] == ["/sums/{name:path}", "/sums"]
+        assert self.group.at("/sum") is None
+
+
 def test_a_new_operation_is_one_function():
-    class Sum(msgspec.Struct):
-        """A sum."""
-
-        total: int
-
     class Terms(msgspec.Struct):
         """Its terms."""
 
