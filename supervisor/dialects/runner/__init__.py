@@ -11,25 +11,15 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.health import lifetime
 from supervisor.dialects.openai import OpenAI
-from supervisor.dialects.runner import flush, lifecycle
-from supervisor.dialects.runner.capabilities import FRESH_S, Descriptor
-from supervisor.errors import UnavailableError
+from supervisor.dialects.runner.capabilities import RunnerApi
+from supervisor.dialects.runner.operations import GROUP, TASKS
 from supervisor.gateway.disconnect import Scope
 
-_SCOPES: Final = {
-    "/v1/capabilities": "inference",
-    "/v1/models/load": "admin",
-    "/v1/models/unload": "admin",
-    "/v1/cache/flush": "admin",
-}
-_COMMANDS: Final = frozenset({"/v1/models/load", "/v1/models/unload"})
+_PATHS: Final = frozenset(endpoint.path for endpoint in GROUP.endpoints)
 _FIRST: Final = ("code", "message")
 
 
@@ -41,15 +31,15 @@ class Runner(OpenAI):
 
     def owns(self, path: str) -> bool:
         """The fixed ones, and all below those of loads: who asks there for what isn't there is a runner's client."""
-        return path in _SCOPES or path.startswith(lifecycle.TASKS)
+        return path in _PATHS or path.startswith(TASKS)
 
     def is_spoken_by(self, scope: Scope) -> bool:
         """A model may be called `load`: `GET /v1/models/load` is OpenAI's."""
-        return not (scope["method"] in ("GET", "HEAD") and scope["path"] in _COMMANDS)
+        return not (scope["method"] in ("GET", "HEAD") and scope["path"] in ("/v1/models/load", "/v1/models/unload"))
 
     def scope_for(self, path: str) -> str | None:
-        """What changes something, or tells of it, needs the admin scope; a model whose name begins with `load/` does not."""
-        return _SCOPES.get(path, "admin" if lifecycle.is_task(path) else "inference")
+        """Its operation's; a path that has none may be that of a model whose name begins with `load/`."""
+        return "inference" if (operation := GROUP.at(path)) is None else operation.scope
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """Code and message, then what else there is."""
@@ -59,19 +49,7 @@ class Runner(OpenAI):
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """See the module."""
-        descriptor = Descriptor(daemon)
-
-        async def capabilities(_request: Request) -> Response:
-            if (phase := lifetime(daemon)) is not None:
-                raise UnavailableError(f"The runner is {phase}.", retry_after_s=FRESH_S)
-            headers = {"cache-control": f"private, max-age={FRESH_S:.0f}"}
-            return JSONResponse(await descriptor.view(), headers=headers)
-
-        return [
-            Route("/v1/capabilities", capabilities, methods=["GET"]),
-            *lifecycle.routes(daemon),
-            *flush.routes(daemon),
-        ]
+        return GROUP.routes(RunnerApi(daemon))
 
 
 RUNNER: Final = Runner()

@@ -1,4 +1,4 @@
-"""`GET /v1/capabilities`: what this runner can do, and what its devices, models and queue are at."""
+"""What this runner can do, and how full its devices and its queue are."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pydantic import JsonValue
-
 from supervisor.core.types import WorkerState
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.health import trouble
 from supervisor.daemon.runner_metrics import known_estimate
 from supervisor.daemon.scrape import metrics_of, ready_workers
-from supervisor.dialects.runner.lifecycle import pull_progress
+from supervisor.dialects.runner.lifecycle import total
 from supervisor.dialects.runner.models import context_of, memory_of, quantization_of
+from supervisor.dialects.runner.tasks import pull_progress
+from supervisor.dialects.runner.types import (
+    RunnerAbilities,
+    RunnerCapabilities,
+    RunnerLoading,
+    RunnerModel,
+    RunnerModels,
+    RunnerQueue,
+    RunnerResources,
+)
 from supervisor.engine.status import ModelStatus
 from supervisor.io.distribution import version
 
@@ -29,94 +37,82 @@ _CACHE_USE: Final = re.compile(
 )
 """What workers call it: between 0 and 1."""
 
-Json = dict[str, JsonValue]
 
-
-class Descriptor:
-    """The answer, made anew when it is older than `FRESH_S`. Use from the event loop's thread."""
+class RunnerApi:
+    """The daemon, and its capabilities, made anew when they are older than `FRESH_S`. Use from the event loop's thread."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self._view: Json = {}
-        self._made_at = float("-inf")
+        self.daemon = daemon
+        self._made: tuple[float, RunnerCapabilities] | None = None  # when, and what
 
-    async def view(self) -> Json:
+    async def capabilities(self) -> RunnerCapabilities:
         """As of now, or up to `FRESH_S` ago."""
-        clock = self._daemon.engine.clock
-        if clock() - self._made_at >= FRESH_S:
-            await self._daemon.know_capabilities()
-            used = await _cache_use(self._daemon)
-            self._view, self._made_at = _described(self._daemon, used), clock()
-        return self._view
+        clock = self.daemon.engine.clock
+        if self._made is None or clock() - self._made[0] >= FRESH_S:
+            await self.daemon.know_capabilities()
+            used = await _cache_use(self.daemon)
+            self._made = clock(), _capabilities(self.daemon, used)
+        return self._made[1]
 
 
-def _described(daemon: Daemon, cache_used: float | None) -> Json:
+def _capabilities(daemon: Daemon, cache_used: float | None) -> RunnerCapabilities:
     server = daemon.catalog.server
-    return {
-        "runnerType": server.runner_type or f"llmux-{version()}",
-        "runnerId": server.runner_id or socket.gethostname(),
-        "models": _models(daemon),
-        "resources": _resources(daemon, cache_used),
-        "queue": _queue(daemon),
-        "capabilities": _abilities(daemon),
-        "health": "healthy" if trouble(daemon) is None else "unhealthy",
-    }
+    return RunnerCapabilities(
+        runner_type=server.runner_type or f"llmux-{version()}",
+        runner_id=server.runner_id or socket.gethostname(),
+        models=_models(daemon),
+        resources=_resources(daemon, cache_used),
+        queue=_queue(daemon),
+        capabilities=_abilities(daemon),
+        health="healthy" if trouble(daemon) is None else "unhealthy",
+    )
 
 
-def _models(daemon: Daemon) -> Json:
-    """Each model once: loaded, being loaded, or there to be loaded. One that has failed is in no list."""
-    loaded: list[JsonValue] = []
-    loading: list[JsonValue] = []
-    available: list[JsonValue] = []
+def _models(daemon: Daemon) -> RunnerModels:
+    models = RunnerModels([], [], [])
     for status in daemon.engine.figures():
         if status.id not in daemon.catalog.models:
             continue
         if status.answering and (whole := daemon.engine.model(status.id)) is not None:
-            loaded.append(_loaded(daemon, whole))
+            models.loaded.append(_loaded(daemon, whole))
         elif (load := daemon.loads.current(status.id)) is not None:
-            loading.append({"id": status.id, "progress": load.progress, "eta": load.eta_s})
+            models.loading.append(RunnerLoading(status.id, load.progress, load.eta_s))
         elif (pull := daemon.pulls.current(status.id)) is not None:
-            loading.append({"id": status.id, "progress": pull_progress(pull), "eta": pull.eta_s})
+            models.loading.append(RunnerLoading(status.id, pull_progress(pull), pull.eta_s))
         elif status.state is not WorkerState.FAILED:
-            available.append(status.id)
-    return {"loaded": loaded, "loading": loading, "available": available}
+            models.available.append(status.id)
+    return models
 
 
-def _loaded(daemon: Daemon, status: ModelStatus) -> Json:
+def _loaded(daemon: Daemon, status: ModelStatus) -> RunnerModel:
     model = daemon.fleet.effective(status.id)
-    return {
-        "id": status.id,
-        "quantization": quantization_of(model),
-        "contextLength": context_of(model),
-        "loadedAt": int(time.time() - status.since_s) if status.state is WorkerState.READY else None,
-        "gpuMemoryMB": memory_of(status),
-    }
+    loaded_at = int(time.time() - status.since_s) if status.state is WorkerState.READY else None
+    return RunnerModel(status.id, quantization_of(model), context_of(model), loaded_at, memory_of(status))
 
 
-def _resources(daemon: Daemon, cache_used: float | None) -> Json:
-    """Of the GPUs together; where there are none, of the memory that stands for one."""
+def _resources(daemon: Daemon, cache_used: float | None) -> RunnerResources:
     devices, busy = daemon.sampler.devices(), daemon.sampler.busy()
     gpus = [device for device in devices if device.kind.accelerates]
     shared = {device.id for device in gpus or devices}
     totals = [device.totals for device in daemon.engine.devices() if device.id in shared]
-    total = sum(each.total_mib for each in totals)
-    free = _sum(each.free_mib for each in totals)
-    return {
-        "gpuIds": [device.index for device in gpus if device.index is not None],
-        "gpuMemoryTotalMB": total,
-        "gpuMemoryUsedMB": None if free is None else max(0, total - free),
-        "gpuMemoryFreeMB": free,
-        "gpuUtilization": _mean([busy.get(gpu.id) for gpu in gpus]),
-        "kvCacheSizeMB": _cache_mib(daemon),
-        "kvCacheUtilization": cache_used,
-    }
+    total_mib = sum(each.total_mib for each in totals)
+    free_mib = total(each.free_mib for each in totals)
+    return RunnerResources(
+        gpu_ids=[device.index for device in gpus if device.index is not None],
+        gpu_memory_total_mb=total_mib,
+        gpu_memory_used_mb=None if free_mib is None else max(0, total_mib - free_mib),
+        gpu_memory_free_mb=free_mib,
+        gpu_utilization=_mean([busy.get(gpu.id) for gpu in gpus]),
+        kv_cache_size_mb=_cache_mib(daemon),
+        kv_cache_utilization=cache_used,
+    )
 
 
 def _cache_mib(daemon: Daemon) -> int | None:
     """Of all loaded models; None where that of one can't be computed."""
     loaded = [status for status in daemon.engine.active() if status.answering and not status.spec.remote]
     found = [(known_estimate(daemon, status), len(status.replicas)) for status in loaded]
-    return _sum(None if estimate is None else estimate.cache_mib * workers for estimate, workers in found)
+    return total(None if estimate is None else estimate.cache_mib * workers for estimate, workers in found)
 
 
 async def _cache_use(daemon: Daemon) -> float | None:
@@ -132,36 +128,26 @@ def _mean(shares: Sequence[float | None]) -> float | None:
     return round(sum(known) / len(known), 3) if known and len(known) == len(shares) else None
 
 
-def _sum(parts: Iterable[int | None]) -> int | None:
-    known = [*parts]
-    return None if None in known else sum(part or 0 for part in known)
+def _queue(daemon: Daemon) -> RunnerQueue:
+    queue, waits = daemon.engine.queue(), daemon.engine.waits()
+    return RunnerQueue(queue.waiting, queue.most, waits.mean_ms, waits.p95_ms)
 
 
-def _queue(daemon: Daemon) -> Json:
-    found, waits = daemon.engine.queue(), daemon.engine.waits()
-    return {
-        "depth": found.waiting,
-        "maxDepth": found.most,
-        "avgWaitMs": waits.mean_ms,
-        "p95WaitMs": waits.p95_ms,
-    }
-
-
-def _abilities(daemon: Daemon) -> Json:
-    """What at least one model can do; null where none is known to, and it isn't known of all."""
+def _abilities(daemon: Daemon) -> RunnerAbilities:
     models = [daemon.fleet.effective(model) for model in daemon.catalog.models]
     known = [model.known_capabilities for model in models]
     caches = [model.adapter.prompt_cache(model.config) for model in models]
-    return {
-        "streaming": True,
-        "prefixCaching": _any(None if cache is None else cache.is_kept for cache in caches),
-        "multiTenant": daemon.catalog.server.multi_tenant,
-        "visionInput": _any(None if one is None else "image" in one.modalities for one in known),
-        "audioInput": _any(None if one is None else "audio" in one.modalities for one in known),
-        "functionCalling": _any(None if one is None else one.tools for one in known),
-    }
+    return RunnerAbilities(
+        streaming=True,
+        prefix_caching=_any(None if cache is None else cache.is_kept for cache in caches),
+        multi_tenant=daemon.catalog.server.multi_tenant,
+        vision_input=_any(None if one is None else "image" in one.modalities for one in known),
+        audio_input=_any(None if one is None else "audio" in one.modalities for one in known),
+        function_calling=_any(None if one is None else one.tools for one in known),
+    )
 
 
-def _any(said: Iterable[bool | None]) -> bool | None:
-    found = {*said}
+def _any(answers: Iterable[bool | None]) -> bool | None:
+    """Is one of them true? None where none is, and one isn't known."""
+    found = {*answers}
     return True if True in found else None if None in found else False

@@ -1,4 +1,4 @@
-"""`POST /v1/cache/flush`: forget the prompts that workers keep, of all requests, of one model's, one tenant's or one tag's.
+"""A flush: workers forget the prompts that they keep, of all requests, of one model's, one tenant's or one tag's.
 
 By model, what can be done: `slots_erased` (llama.cpp's slots, where the program lets them be erased), `worker_restarted`
 (where it does not), `salt_rotated` (vLLM: what is kept is never found again, and goes when its room is needed),
@@ -13,30 +13,22 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from pydantic import JsonValue
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from msgspec import UNSET
 
 from runtimes.prompt_cache import PromptCache
 from supervisor.core.events import UnloadAsked
 from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.dialects.runner.lifecycle import agree, answer, unloaded
-from supervisor.dialects.runner.models import model_of
+from supervisor.dialects.runner.lifecycle import total, unload
+from supervisor.dialects.runner.types import Flush, Flushed, FlushedModel, FlushTag, FlushTenant
 from supervisor.engine.status import ModelStatus
 from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
-from supervisor.gateway.body.parameters import json_object
-from supervisor.gateway.route.caching import check_tag
 from supervisor.io.upstream import Upstream
 
 ERASE_S: Final = 10.0
 """How long a slot may work on before the worker is restarted instead."""
 _ANSWER_LIMIT: Final = 4 * 1024 * 1024
-_NAMED_BY: Final = {"all": None, "model": "modelId", "tenant": "tenantId", "tag": "tag"}
-
-Json = dict[str, JsonValue]
 
 
 class _Slot(msgspec.Struct):
@@ -48,7 +40,7 @@ class _Erased(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class Outcome:
     """What was done with one model."""
 
     how: str
@@ -62,101 +54,62 @@ class Flushed:
         return self.how not in {"not_separable", "unknown", "failed"}
 
 
-def routes(daemon: Daemon) -> list[Route]:
-    """`POST /v1/cache/flush`."""
-
-    async def flush(request: Request) -> Response:
-        fields = await json_object(request)
-        asked = dict(fields)
-        scope, name = _asked(fields)
-        given = fields.pop("modelId", None)
-        only = None if given is None else model_of(daemon, given, "modelId")
-        if scope == "model":
-            assert only is not None
-            name = only
-        await agree(daemon, request, "cache-flush", asked, fields)
-        models = [only] if only is not None else [*daemon.catalog.models]
-        done: dict[ModelId, Flushed] = {}
-        for model in models:
-            try:
-                done[model] = await _flush(daemon, model, scope)
-            except UnavailableError as error:
-                if model == only:
-                    raise
-                done[model] = Flushed("failed", None, None, error.message)
-        await _rotate(daemon, scope, name, done)
-        entries = [each.entries for each in done.values() if each.how != "nothing_to_flush"]
-        freed = [each.freed_mib for each in done.values()]
-        told: Json = {
-            "flushed": all(each.is_done for each in done.values()),
-            "entriesRemoved": None if None in entries else sum(count or 0 for count in entries),
-            "memoryFreedMB": None if None in freed else sum(mib or 0 for mib in freed),
-            "models": [_told(model, each) for model, each in done.items()],
-        }
-        return answer(told, fields)
-
-    return [Route("/v1/cache/flush", flush, methods=["POST"])]
+async def flush(daemon: Daemon, body: Flush, only: ModelId | None) -> Flushed:
+    """Flush that model, else all of them. Raises UnavailableError where the only one can't be flushed."""
+    done: dict[ModelId, Outcome] = {}
+    for model in daemon.catalog.models if only is None else (only,):
+        try:
+            done[model] = await _flush(daemon, model, body)
+        except UnavailableError as error:
+            if model == only:
+                raise
+            done[model] = Outcome("failed", None, None, error.message)
+    await _rotate(daemon, body, done)
+    return Flushed(
+        all(each.is_done for each in done.values()),
+        total(each.entries for each in done.values() if each.how != "nothing_to_flush"),
+        total(each.freed_mib for each in done.values()),
+        [
+            FlushedModel(model, each.is_done, each.how, each.entries, UNSET if each.error is None else each.error)
+            for model, each in done.items()
+        ],
+    )
 
 
-def _told(model: ModelId, done: Flushed) -> Json:
-    told: Json = {"modelId": model, "flushed": done.is_done, "done": done.how, "entriesRemoved": done.entries}
-    return told if done.error is None else told | {"error": done.error}
-
-
-def _asked(fields: Json) -> tuple[str, str]:
-    """The scope, and the tenant or tag that it names. Raises InvalidRequestError."""
-    scope = fields.pop("scope", None)
-    if not isinstance(scope, str) or scope not in _NAMED_BY:
-        raise InvalidRequestError(f'"scope" must be one of {", ".join(_NAMED_BY)}.', param="scope")
-    for needed in filter(None, _NAMED_BY.values()):
-        value = fields.get(needed)
-        if needed == _NAMED_BY[scope]:
-            if not isinstance(value, str) or not value.strip():
-                raise InvalidRequestError(f'The scope {scope} needs "{needed}".', param=needed)
-        elif value is not None and not (needed == "modelId" and scope in ("tenant", "tag")):
-            raise InvalidRequestError(f'The scope {scope} takes no "{needed}": leave it out.', param=needed)
-    tenant, tag = fields.pop("tenantId", None), fields.pop("tag", None)
-    name = tenant if scope == "tenant" else tag if scope == "tag" else ""
-    assert isinstance(name, str)
-    if scope == "tag":
-        check_tag(name.strip(), "tag")
-    return scope, name.strip()
-
-
-async def _rotate(daemon: Daemon, scope: str, name: str, done: dict[ModelId, Flushed]) -> None:
+async def _rotate(daemon: Daemon, body: Flush, done: dict[ModelId, Outcome]) -> None:
     """New salts, for the models that take them."""
-    match scope:
-        case "tenant":
-            await daemon.salts.rotate("tenant", name)  # wherever it asks: one model alone would be no less work
-        case "tag":
-            await daemon.salts.rotate("tag", name)
+    match body:
+        case FlushTenant():  # wherever it asks: one model alone would be no less work
+            await daemon.salts.rotate("tenant", body.tenant_id.strip())
+        case FlushTag():
+            await daemon.salts.rotate("tag", body.tag.strip())
         case _:
             for model, each in done.items():
                 if each.how == "salt_rotated":
                     await daemon.salts.rotate("model", model)
 
 
-async def _flush(daemon: Daemon, model: ModelId, scope: str) -> Flushed:
+async def _flush(daemon: Daemon, model: ModelId, body: Flush) -> Outcome:
     status, configured = daemon.engine.model(model), daemon.fleet.effective(model)
     cache = configured.adapter.prompt_cache(configured.config)
     if status is None or status.state is WorkerState.STARTING or not (status.has_worker or status.spec.remote):
-        return Flushed("nothing_to_flush", 0)
+        return Outcome("nothing_to_flush", 0)
     if cache is None:
-        return Flushed("unknown")
+        return Outcome("unknown")
     if not cache.is_kept:
-        return Flushed("nothing_to_flush", 0)
+        return Outcome("nothing_to_flush", 0)
     if cache.salt_field is not None:
-        return Flushed("salt_rotated")
-    if scope in ("tenant", "tag"):
-        return Flushed("not_separable", 0)
+        return Outcome("salt_rotated")
+    if isinstance(body, FlushTenant | FlushTag):
+        return Outcome("not_separable", 0)
     entries = await _erase(daemon, status, cache)
     if entries is not None:
-        return Flushed("slots_erased", entries)
-    freed = await unloaded(daemon, model, UnloadAsked(model, reason="restarted to flush its cache"))
+        return Outcome("slots_erased", entries)
+    freed = await unload(daemon, model, UnloadAsked(model, reason="restarted to flush its cache"))
     if status.state is not WorkerState.READY:  # it was about to go, and stays away
-        return Flushed("nothing_to_flush", 0)
+        return Outcome("nothing_to_flush", 0)
     loading.ask_load(daemon, model)
-    return Flushed("worker_restarted", None, freed)
+    return Outcome("worker_restarted", None, freed)
 
 
 async def _erase(daemon: Daemon, status: ModelStatus, cache: PromptCache) -> int | None:
@@ -179,8 +132,8 @@ async def _erase_slots(upstream: Upstream, path: str) -> int:
     slots = msgspec.json.decode(await _ask(upstream, "GET", path), type=list[_Slot])
     erased = 0
     for slot in slots:
-        told = await _ask(upstream, "POST", f"{path}/{slot.id}?action=erase")
-        erased += msgspec.json.decode(told, type=_Erased).n_erased
+        answer = await _ask(upstream, "POST", f"{path}/{slot.id}?action=erase")
+        erased += msgspec.json.decode(answer, type=_Erased).n_erased
     return erased
 
 

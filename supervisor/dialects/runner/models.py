@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pydantic import JsonValue
-
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import ModelId
 from supervisor.daemon.daemon import Daemon
 from supervisor.engine.status import ModelStatus
 from supervisor.errors import InvalidRequestError, NotFoundError
 
-NAME_LIMIT: Final = 512
 _GGUF: Final = re.compile(r"(?:^|[-_.])(I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)(?=\.gguf$|-\d{5}-of-)", re.IGNORECASE)
 _PLAIN: Final = {
     "float16": "fp16",
@@ -28,24 +25,22 @@ _UNSAID: Final = frozenset({"", "auto", "none"})
 _BITS: Final = re.compile(r"[-_](?:int)?(\d+)(?:-?bit)?$")
 
 
-def model_of(daemon: Daemon, said: JsonValue, field: str) -> ModelId:
-    """The model with this id, public name, source or path. Raises InvalidRequestError, NotFoundError."""
-    if not isinstance(said, str) or not said or len(said) > NAME_LIMIT:
-        raise InvalidRequestError(f'"{field}" must be the name of a model, its source or its path.', param=field)
+def model_of(daemon: Daemon, name: str, field: str = "modelId") -> ModelId:
+    """The model with this id, public name, source or path; `field` is where it was named. Raises InvalidRequestError, NotFoundError."""
     catalog = daemon.catalog
-    if (route := catalog.route(said)) is not None:
+    if (route := catalog.route(name)) is not None:
         return route.model.id
-    found = [model.id for model in catalog.models.values() if said in _other_names(model)]
+    found = [model.id for model in catalog.models.values() if name in _other_names(model)]
     if len(found) == 1:
         return found[0]
     if found:
         raise InvalidRequestError(
-            f"{said!r} is what several models are made of; name one of them: {', '.join(found)}.",
+            f"{name!r} is what several models are made of; name one of them: {', '.join(found)}.",
             code="ambiguous_model",
             param=field,
         )
     raise NotFoundError(
-        f"There is no model {said!r}; GET /v1/capabilities lists the choice.", code="model_not_found", param=field
+        f"There is no model {name!r}; GET /v1/capabilities lists the choice.", code="model_not_found", param=field
     )
 
 

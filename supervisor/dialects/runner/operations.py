@@ -2,272 +2,215 @@
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from functools import partial
+from typing import Any, Final
 
-from supervisor.schema.operation import (
-    Example,
-    Operation,
-    Schema,
-    Section,
-    array,
-    choice,
-    flag,
-    named,
-    number,
-    record,
-    request,
-    text,
-    whole,
+from msgspec import to_builtins
+from msgspec.json import encode
+from starlette.requests import Request
+from starlette.responses import Response
+
+from supervisor.core.types import ModelId
+from supervisor.daemon import loading
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.health import lifetime
+from supervisor.daemon.job import KEY
+from supervisor.daemon.op_tokens import FIELD
+from supervisor.dialects.runner import flush, lifecycle, tasks
+from supervisor.dialects.runner.capabilities import FRESH_S, RunnerApi
+from supervisor.dialects.runner.models import model_of
+from supervisor.dialects.runner.types import (
+    Flush,
+    FlushAll,
+    Flushed,
+    FlushTag,
+    LoadTask,
+    RunnerCapabilities,
+    RunnerError,
+    RunnerLoad,
+    RunnerUnload,
+    Unloaded,
 )
+from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
+from supervisor.gateway.operation import Group
+from supervisor.gateway.route.caching import check_tag
+from supervisor.schema.operation import JSON, Example
 
-_ERROR: Final = named(
-    record({"error": record({"code": text(), "message": text(), "param": text()}, optional=("param",), more=True)}),
-    "RunnerError",
-)
-_TOKEN: Final = {
-    "description": "Who agreed to it, where `server.governance` is configured: see [signed operations](#signed-operations).",
-}
-_MODEL_ID: Final = text("A model's id or public name, its `source` or its path.")
-_TASK: Final = named(
-    record(
-        {
-            "taskId": text(),
-            "status": choice("queued", "loading", "completed", "failed"),
-            "modelId": text("Its id, whatever it was called in the request."),
-            "progress": number("From 0 to 1."),
-            "eta": number("Seconds; null: not known.", null=True),
-            "gpuMemoryUsedMB": whole(null=True),
-            "loadTimeMs": whole(null=True),
-            "error": text(),
-            "bytesDone": whole("Of its files, while they are fetched."),
-            "bytesTotal": whole("Null: not known yet.", null=True),
-        },
-        optional=("gpuMemoryUsedMB", "loadTimeMs", "error", "bytesDone", "bytesTotal"),
-    ),
-    "LoadTask",
-)
-_OF_ALL: Final = "of all GPUs together, or of main memory where there is none"
-_CAPABILITIES: Final = named(
-    record(
-        {
-            "runnerType": text("`server.runner_type`."),
-            "runnerId": text("`server.runner_id`."),
-            "models": record(
-                {
-                    "loaded": array(
-                        record(
-                            {
-                                "id": text(),
-                                "quantization": text(null=True),
-                                "contextLength": whole(null=True),
-                                "loadedAt": whole(null=True),
-                                "gpuMemoryMB": whole(null=True),
-                            }
-                        )
-                    ),
-                    "loading": array(
-                        record({"id": text(), "progress": number(), "eta": number(null=True)}),
-                    ),
-                    "available": array(),
-                },
-                "Each model once; one that has failed is in no list.",
-            ),
-            "resources": record(
-                {
-                    "gpuIds": array(whole()),
-                    "gpuMemoryTotalMB": whole(),
-                    "gpuMemoryUsedMB": whole(null=True),
-                    "gpuMemoryFreeMB": whole(null=True),
-                    "gpuUtilization": number("Of all GPUs, the share of time that they computed lately.", null=True),
-                    "kvCacheSizeMB": whole("As computed for the loaded models.", null=True),
-                    "kvCacheUtilization": number("As their workers say; vLLM does.", null=True),
-                },
-                f"Those {_OF_ALL}. Sizes are MiB; null is not known.",
-            ),
-            "queue": record(
-                {
-                    "depth": whole(),
-                    "maxDepth": whole(),
-                    "avgWaitMs": number(null=True),
-                    "p95WaitMs": number(null=True),
-                }
-            ),
-            "capabilities": record(
-                {
-                    name: flag(null=True)
-                    for name in (
-                        "streaming",
-                        "prefixCaching",
-                        "multiTenant",
-                        "visionInput",
-                        "audioInput",
-                        "functionCalling",
-                    )
-                },
-                "What at least one model can do.",
-            ),
-            "health": choice("healthy", "unhealthy"),
-        }
-    ),
-    "RunnerCapabilities",
-)
-
-
-def _flush(scope: str, **fields: Schema) -> Schema:
-    """A request to flush; what is named by a tenant or a tag may name a model as well."""
-    others = {"modelId": _MODEL_ID} if scope in {"tenant", "tag"} else {}
-    return request({"scope": {"const": scope}, **fields, **others, "verifiedOpToken": _TOKEN}, "scope", *fields)
-
-
-SECTION: Final = Section(
+TASKS: Final = "/v1/models/load/"
+_NAMES: Final = frozenset({"modelId", "tenantId", "tag"})
+"""What a flush may be limited to."""
+GROUP: Final = Group(
     "Model runner",
     "For schedulers that route requests to several model runners and tell each what to load.",
-    (
-        Operation(
-            "GET",
-            "/v1/capabilities",
-            "What this runner can do, and how full it is.",
-            "Made anew after five seconds. 503 while the daemon starts or stops.",
-            answer=_CAPABILITIES,
-            errors=(503,),
-        ),
-        Operation(
-            "POST",
-            "/v1/models/load",
-            "Load a model: a task.",
-            "202, or 200 and `completed` for a loaded model. `maxContextLength` becomes an [override](#post-v1adminmodelsnameload) "
-            "of the context (`n_ctx`, `max_model_len`), which lasts until an unload; a running worker with another context is "
-            "replaced. `quantization` and `gpuMemoryBudgetMB` must be what the configuration says (a budget: no less than the "
-            "model takes), else the request is refused with `not_configured_so`, as is a context that the runtime can't set. "
-            "Other fields have no effect, and stand in `x-llmux-ignored`.\n\n"
-            "With `server.allow_pull`, a model's missing files are fetched from its `source` first. An unload ends that; what has "
-            "come is kept.",
-            scope="admin",
-            request=request(
-                {
-                    "modelId": _MODEL_ID,
-                    "evictModel": text(
-                        "Which is unloaded first. A busy one goes when its requests have ended, at most after its drain; an idle "
-                        "model of no higher priority may have to go instead of waiting for that.",
-                        null=True,
-                    ),
-                    "quantization": text(null=True),
-                    "maxContextLength": whole(null=True, minimum=1),
-                    "gpuMemoryBudgetMB": whole(null=True, minimum=1),
-                    "verifiedOpToken": _TOKEN,
-                },
-                "modelId",
-                more=True,
-            ),
-            answer=_TASK,
-            status=202,
-            other_statuses=(200,),
-            errors=(404, 503),
-            example=Example({"modelId": "tiny-embed"}),
-        ),
-        Operation(
-            "GET",
-            "/v1/models/load/load-{number}",
-            "How far a load is.",
-            "`status` is `queued`, `loading`, `completed` or `failed`, which a cancelled load is, too. A completed one has "
-            "`gpuMemoryUsedMB` and `loadTimeMs`, a failed one `error`. They are the [loads](#get-v1adminloads) of the admin API.",
-            scope="admin",
-            answer=_TASK,
-            errors=(404, 503),
-            example=Example(
-                path="/v1/models/load/load-1",
-                needs="a load",
-                answer={
-                    "taskId": "load-1",
-                    "status": "completed",
-                    "modelId": "qwen3-8b",
-                    "progress": 1.0,
-                    "eta": 0,
-                    "gpuMemoryUsedMB": 5120,
-                    "loadTimeMs": 4200,
-                },
-            ),
-        ),
-        Operation(
-            "GET",
-            "/v1/models/load/pull-{number}",
-            "How far a load is whose files are fetched first.",
-            "It has `bytesDone` and `bytesTotal` meanwhile, and goes on as the load.",
-            scope="admin",
-            answer=_TASK,
-            errors=(404, 503),
-            example=Example(
-                path="/v1/models/load/pull-1",
-                needs="`server.allow_pull`",
-                answer={
-                    "taskId": "pull-1",
-                    "status": "loading",
-                    "modelId": "qwen3-8b",
-                    "progress": 0.25,
-                    "eta": 90,
-                    "bytesDone": 1258291200,
-                    "bytesTotal": 5033164800,
-                },
-            ),
-        ),
-        Operation(
-            "GET",
-            "/v1/models/load/model-{name}",
-            "The task of a load that needed none, since the model was there, or came by another's load.",
-            scope="admin",
-            answer=_TASK,
-            errors=(404, 503),
-            example=Example(path="/v1/models/load/model-tiny-embed-model"),
-        ),
-        Operation(
-            "POST",
-            "/v1/models/unload",
-            "Unload a model; the answer comes when its worker has ended.",
-            "The memory is what its workers were measured to take just before; where they can't be measured, what its devices have "
-            "more after than before; null where neither can be told.",
-            scope="admin",
-            request=request({"modelId": _MODEL_ID, "verifiedOpToken": _TOKEN}, "modelId", more=True),
-            answer=record({"modelId": text(), "gpuMemoryFreedMB": whole(null=True), "kvCacheFlushed": flag()}),
-            errors=(404, 503),
-            example=Example({"modelId": "tiny-embed"}),
-        ),
-        Operation(
-            "POST",
-            "/v1/cache/flush",
-            "Forget the prompts that workers keep.",
-            "Of everybody, of one model, of one tenant, or of one tag; the last two may name a `modelId` to look at. `flushed` says "
-            "whether nothing of it can be found again.",
-            scope="admin",
-            request={
-                "oneOf": [
-                    _flush("all"),
-                    _flush("model", modelId=_MODEL_ID),
-                    _flush("tenant", tenantId=text("As `X-Tenant-ID`.", minLength=1)),
-                    _flush("tag", tag=text("As `X-Cache-Tag`.", pattern="^[!-~]{1,64}$")),
-                ]
-            },
-            answer=record(
-                {
-                    "flushed": flag(),
-                    "entriesRemoved": whole("Tokens; null: not known.", null=True),
-                    "memoryFreedMB": whole("By workers that were restarted, as an unload tells it.", null=True),
-                    "models": array(
-                        record(
-                            {
-                                "modelId": text(),
-                                "flushed": flag(),
-                                "done": text("What was done with it: see below."),
-                                "entriesRemoved": whole(null=True),
-                                "error": text("Why it failed."),
-                            },
-                            optional=("error",),
-                        )
-                    ),
-                }
-            ),
-            errors=(404, 503),
-            example=Example({"scope": "model", "modelId": "tiny-embed"}),
+    error=RunnerError,
+)
+
+Json = dict[str, Any]
+
+
+@GROUP.operation("GET", "/v1/capabilities", scope="inference", answer=RunnerCapabilities, errors=(503,))
+async def get_capabilities(api: RunnerApi) -> Response:
+    """What this runner can do, and how full it is.
+
+    Made anew after five seconds. 503 while the daemon starts or stops.
+    """
+    if (phase := lifetime(api.daemon)) is not None:
+        raise UnavailableError(f"The runner is {phase}.", retry_after_s=FRESH_S)
+    headers = {"cache-control": f"private, max-age={FRESH_S:.0f}"}
+    return Response(encode(await api.capabilities()), headers=headers, media_type=JSON)
+
+
+@GROUP.operation(
+    "POST",
+    "/v1/models/load",
+    answer=LoadTask,
+    status=202,
+    other_statuses=(200,),
+    errors=(404, 503),
+    example=Example({"modelId": "tiny-embed"}),
+)
+async def load_model(api: RunnerApi, body: RunnerLoad, request: Request, fields: Json, ignored: list[str]) -> Response:
+    """Load a model: a task.
+
+    202, or 200 and `completed` for a loaded model. `maxContextLength` becomes an [override](#post-v1adminmodelsnameload) of the
+    context (`n_ctx`, `max_model_len`), which lasts until an unload; a running worker with another context is replaced.
+    `quantization` and `gpuMemoryBudgetMB` must be what the configuration says (a budget: no less than the model takes), else the
+    request is refused with `not_configured_so`, as is a context that the runtime can't set. Other fields have no effect, and stand
+    in `x-llmux-ignored`.
+
+    With `server.allow_pull`, a model's missing files are fetched from its `source` first. An unload ends that; what has come is
+    kept.
+    """
+    daemon = api.daemon
+    model = model_of(daemon, body.model_id)
+    await daemon.know_capabilities()
+    lifecycle.check_quantization(daemon, model, body.quantization)
+    victim = None if body.evict_model is None else model_of(daemon, body.evict_model, "evictModel")
+    if victim == model:
+        raise InvalidRequestError('"evictModel" is the model to be loaded.', param="evictModel")
+    await _agree(daemon, "model-load", request, fields, ignored)
+    begin = partial(lifecycle.begin, daemon, model, body, victim)
+    if await loading.may_pull(daemon, model):
+        return _task(tasks.of_pull(daemon, daemon.pulls.begin(model, begin)))
+    if (begun := await begin()) is not None:
+        return _task(tasks.of_load(daemon, daemon.loads.view(begun)))
+    if lifecycle.is_loaded(daemon, model):
+        return _task(tasks.of_loaded(daemon, model), 200)
+    return _task(tasks.of_model(daemon, model))
+
+
+def _task(task: LoadTask, status: int = 202) -> Response:
+    return Response(encode(task), status, media_type=JSON)
+
+
+@GROUP.operation(
+    "GET",
+    TASKS + "load-{number}",
+    errors=(404, 503),
+    example=Example(
+        path=TASKS + "load-1",
+        needs="a load",
+        answer=to_builtins(LoadTask("load-1", "completed", "qwen3-8b", 1.0, 0, 5120, 4200)),
+    ),
+)
+async def get_load_task(api: RunnerApi, number: str) -> LoadTask:
+    """How far a load is.
+
+    `status` is `queued`, `loading`, `completed` or `failed`, which a cancelled load is, too. A completed one has
+    `gpuMemoryUsedMB` and `loadTimeMs`, a failed one `error`. They are the [loads](#get-v1adminloads) of the admin API.
+    """
+    try:
+        return tasks.of_load(api.daemon, api.daemon.loads.view(number))
+    except NotFoundError:
+        raise _no_task(f"load-{number}") from None
+
+
+@GROUP.operation(
+    "GET",
+    TASKS + "pull-{number}",
+    errors=(404, 503),
+    example=Example(
+        path=TASKS + "pull-1",
+        needs="`server.allow_pull`",
+        answer=to_builtins(
+            LoadTask("pull-1", "loading", "qwen3-8b", 0.25, 90, bytes_done=1258291200, bytes_total=5033164800)
         ),
     ),
-    _ERROR,
 )
+async def get_pull_task(api: RunnerApi, number: str) -> LoadTask:
+    """How far a load is whose files are fetched first.
+
+    It has `bytesDone` and `bytesTotal` meanwhile, and goes on as the load.
+    """
+    if (pull := api.daemon.pulls.find(number)) is None:
+        raise _no_task(f"pull-{number}")
+    return tasks.of_pull(api.daemon, pull)
+
+
+@GROUP.operation(
+    "GET",
+    TASKS + "model-{name:path}",
+    errors=(404, 503),
+    example=Example(path=TASKS + "model-tiny-embed-model"),
+)
+async def get_model_task(api: RunnerApi, name: str) -> LoadTask:
+    """The task of a load that needed none, since the model was there, or came by another's load."""
+    if name not in api.daemon.catalog.models:
+        raise _no_task(f"model-{name}")
+    return tasks.of_model(api.daemon, ModelId(name))
+
+
+def _no_task(name: str) -> NotFoundError:
+    return NotFoundError(f"There is no load task {name[:100]!r}.", code="task_not_found")
+
+
+@GROUP.operation("POST", "/v1/models/unload", errors=(404, 503), example=Example({"modelId": "tiny-embed"}))
+async def unload_model(
+    api: RunnerApi, body: RunnerUnload, request: Request, fields: Json, ignored: list[str]
+) -> Unloaded:
+    """Unload a model; the answer comes when its worker has ended.
+
+    The memory is what its workers were measured to take just before; where they can't be measured, what its devices have more
+    after than before; null where neither can be told.
+    """
+    daemon = api.daemon
+    model = model_of(daemon, body.model_id)
+    await _agree(daemon, "model-unload", request, fields, ignored)
+    status = daemon.engine.model(model)
+    had_worker = status is not None and status.has_worker and not status.spec.remote
+    daemon.pulls.cancel(model)
+    return Unloaded(model, await lifecycle.unload(daemon, model), had_worker)
+
+
+@GROUP.operation(
+    "POST", "/v1/cache/flush", errors=(404, 503), example=Example({"scope": "model", "modelId": "tiny-embed"})
+)
+async def flush_cache(api: RunnerApi, body: Flush, request: Request, fields: Json, ignored: list[str]) -> Flushed:
+    """Forget the prompts that workers keep.
+
+    Of everybody, of one model, of one tenant, or of one tag; the last two may name a `modelId` to look at. `flushed` says whether
+    nothing of it can be found again.
+    """
+    if (name := next((name for name in ignored if name in _NAMES), None)) is not None:
+        raise InvalidRequestError(f'The scope {fields["scope"]} takes no "{name}": leave it out.', param=name)
+    if isinstance(body, FlushTag):
+        check_tag(body.tag.strip(), "tag")
+    named = None if isinstance(body, FlushAll) else body.model_id
+    only = model_of(api.daemon, named) if isinstance(named, str) else None
+    await _agree(api.daemon, "cache-flush", request, fields, ignored)
+    return await flush.flush(api.daemon, body, only)
+
+
+async def _agree(daemon: Daemon, operation: str, request: Request, fields: Json, ignored: list[str]) -> None:
+    """Raises ForbiddenError unless `verifiedOpToken` proves that those who must have agreed to all the fields of the request.
+
+    Only who has shown an API key learns why not: where there are none, anybody on this machine could try tokens.
+    """
+    rest = {name: value for name, value in fields.items() if name != FIELD}
+    token, governance = fields.get(FIELD), daemon.catalog.server.governance
+    if governance is not None:
+        has_key = request.scope.get("state", {}).get(KEY) is not None
+        await daemon.op_tokens.check(governance, token, operation, rest, time.time(), tells_why=has_key)
+    elif token is not None:
+        ignored.append(FIELD)

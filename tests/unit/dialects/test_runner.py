@@ -16,10 +16,14 @@ from supervisor.core.events import Configured, ShutdownAsked, UnloadAsked
 from supervisor.core.types import WorkerState
 from supervisor.dialects import dialect_of
 from supervisor.dialects.runner import RUNNER, flush
-from supervisor.dialects.runner.flush import Flushed, _asked
-from supervisor.dialects.runner.lifecycle import unloaded
+from supervisor.dialects.runner.capabilities import RunnerApi
+from supervisor.dialects.runner.flush import Outcome
+from supervisor.dialects.runner.lifecycle import unload
 from supervisor.dialects.runner.models import is_same_quantization, model_of, quantization_of
+from supervisor.dialects.runner.operations import GROUP
+from supervisor.dialects.runner.types import FlushAll, RunnerLoad
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
+from supervisor.gateway.body.typed import Reader, encoded
 from tests.support.application import ask, get, serving
 from tests.support.cases import cases
 
@@ -45,6 +49,9 @@ class TestPaths:
             ("GET", "/v1/capabilities", "inference"),
             ("POST", "/v1/models/load", "admin"),
             ("GET", "/v1/models/load/load-1", "admin"),
+            ("GET", "/v1/models/load/pull-1\n", "admin"),
+            ("GET", "/v1/models/load/model-a/b", "admin"),
+            ("GET", "/v1/models/load/other", "inference"),
             ("POST", "/v1/models/unload", "admin"),
             ("POST", "/v1/cache/flush", "admin"),
         ],
@@ -71,21 +78,16 @@ class TestModelId:
     @cases("said", ["m", "org/repo", "/models/m.gguf", "small", "whisper-small"])
     def test_found(self, said):
         found = model(source="org/repo", path=Path("/models/m.gguf"), model="small")
-        assert model_of(daemon(found), said, "modelId") == "m"
+        assert model_of(daemon(found), said) == "m"
 
     def test_of_several(self):
         twins = daemon(model("a", source="org/repo"), model("b", source="org/repo"))
         with pytest.raises(InvalidRequestError, match="a, b"):
-            model_of(twins, "org/repo", "modelId")
+            model_of(twins, "org/repo")
 
     def test_unknown(self):
         with pytest.raises(NotFoundError):
-            model_of(daemon(model()), "nobody", "modelId")
-
-    @cases("said", [None, "", 5, ["m"], "m" * 600])
-    def test_no_name(self, said):
-        with pytest.raises(InvalidRequestError):
-            model_of(daemon(model()), said, "modelId")
+            model_of(daemon(model()), "nobody")
 
 
 class TestQuantization:
@@ -124,34 +126,102 @@ class TestQuantization:
         assert is_same_quantization(one, other) is same
 
 
-class TestFlush:
-    """A scope, and what it needs."""
+class TestLoad:
+    """What a request may say of a load."""
 
-    @pytest.mark.parametrize(
-        ("fields", "expected"),
+    read = staticmethod(Reader(RunnerLoad))
+
+    @cases(
+        ("field", "value"),
         [
-            ({"scope": "all", "tenantId": None}, ("all", "")),
-            ({"scope": "model", "modelId": "m"}, ("model", "")),
-            ({"scope": "tenant", "tenantId": " x ", "modelId": None}, ("tenant", "x")),
-            ({"scope": "tag", "tag": "g", "modelId": "m"}, ("tag", "g")),
+            *(("modelId", value) for value in (None, "", 5, ["m"], "m" * 600)),
+            ("evictModel", ""),
+            ("quantization", 4),
+            *(
+                (name, value)
+                for name in ("maxContextLength", "gpuMemoryBudgetMB")
+                for value in (0, 1 << 31, True, "1", 1.5)
+            ),
         ],
     )
-    def test_asked(self, fields, expected):
-        assert _asked(dict(fields)) == expected
+    def test_refused(self, field, value):
+        with pytest.raises(InvalidRequestError) as raised:
+            self.read(encoded({"modelId": "m", field: value}))
+        assert raised.value.param == field
+
+    def test_read(self):
+        said = {
+            "modelId": "m",
+            "gpuMemoryBudgetMB": 1,
+            "maxContextLength": (1 << 31) - 1,
+            "verifiedOpToken": "e30",
+            "a": 1,
+        }
+        body, ignored = self.read(encoded(said))
+        assert (body.gpu_memory_budget_mb, body.max_context_length, ignored) == (1, (1 << 31) - 1, ["a"])
+
+
+class TestFlush:
+    """A scope, and what it needs."""
 
     @pytest.fixture
     def client(self, monkeypatch):
         """Of two models, of which the first can't be flushed."""
 
-        async def flushed(_daemon, name, _scope):
+        async def flushed(_daemon, name, _body):
             if name == "stuck":
                 raise UnavailableError("Its worker can't be killed.")
-            return Flushed("slots_erased", 5)
+            return Outcome("slots_erased", 5)
+
+        rotated = []
+
+        async def rotate(*what):
+            rotated.append(what)
 
         monkeypatch.setattr(flush, "_flush", flushed)
         two = daemon(model("stuck"), model("fine"))
         two.catalog.server = SimpleNamespace(governance=None)
-        return TestClient(Starlette(routes=flush.routes(two)))
+        two.salts = SimpleNamespace(rotate=rotate)
+        self.rotated = rotated
+        return TestClient(Starlette(routes=GROUP.routes(RunnerApi(two))))
+
+    @pytest.mark.parametrize(
+        ("fields", "models", "rotated"),
+        [
+            ({"scope": "all", "tenantId": None}, ["stuck", "fine"], []),
+            ({"scope": "model", "modelId": "fine"}, ["fine"], []),
+            ({"scope": "tenant", "tenantId": " x ", "modelId": None}, ["stuck", "fine"], [("tenant", "x")]),
+            ({"scope": "tag", "tag": "g", "modelId": "fine"}, ["fine"], [("tag", "g")]),
+        ],
+    )
+    def test_scopes(self, client, fields, models, rotated):
+        found = client.post("/v1/cache/flush", json=fields).json()
+        assert ([each["modelId"] for each in found["models"]], self.rotated) == (models, rotated)
+
+    @cases(
+        ("fields", "param"),
+        [
+            ({}, "scope"),
+            ({"scope": "none"}, "scope"),
+            ({"scope": "model"}, "modelId"),
+            ({"scope": "tenant", "tenantId": " "}, "tenantId"),
+            ({"scope": "tag", "tag": None}, "tag"),
+            ({"scope": "tag", "tag": "a\nb"}, "tag"),
+            ({"scope": "all", "modelId": "fine"}, "modelId"),
+            ({"scope": "model", "modelId": "fine", "tag": "a"}, "tag"),
+            ({"scope": "tag", "tag": "a", "tenantId": "a"}, "tenantId"),
+        ],
+    )
+    def test_refused(self, client, fields, param):
+        """Also what would limit it more than its scope does."""
+        with pytest.raises(InvalidRequestError) as raised:
+            client.post("/v1/cache/flush", json=fields)
+        assert (raised.value.param, self.rotated) == (param, [])
+
+    def test_what_has_no_effect_is_named(self, client):
+        """A token, too, where nobody asks for one."""
+        fields = {"scope": "model", "modelId": "fine", "verifiedOpToken": "e30", "more": 1}
+        assert client.post("/v1/cache/flush", json=fields).headers["x-llmux-ignored"] == "more, verifiedOpToken"
 
     def test_one_that_fails_leaves_the_others_flushed(self, client):
         told = client.post("/v1/cache/flush", json={"scope": "all"})
@@ -178,11 +248,11 @@ class TestFlush:
         [(WorkerState.READY, "worker_restarted", ["m"]), (WorkerState.DRAINING, "nothing_to_flush", [])],
     )
     async def test_one_that_was_about_to_go_stays_away(self, monkeypatch, state, how, loaded):
-        async def unloaded(*_: object, **__: object) -> int:
+        async def unload(*_: object, **__: object) -> int:
             return 5
 
         asked = []
-        monkeypatch.setattr(flush, "unloaded", unloaded)
+        monkeypatch.setattr(flush, "unload", unload)
         monkeypatch.setattr(flush.loading, "ask_load", lambda _daemon, name: asked.append(name))
         adapter = SimpleNamespace(prompt_cache=lambda _config: PromptCache(is_kept=True))
         status = SimpleNamespace(state=state, has_worker=True, spec=SimpleNamespace(remote=False))
@@ -190,7 +260,7 @@ class TestFlush:
             engine=SimpleNamespace(model=lambda _: status),
             fleet=SimpleNamespace(effective=lambda _: SimpleNamespace(adapter=adapter, config=None)),
         )
-        done = await flush._flush(served, "m", "all")
+        done = await flush._flush(served, "m", FlushAll())
         assert (done.how, done.is_done, asked) == (how, True, loaded)
 
 
@@ -227,7 +297,7 @@ class TestFreed:
             def devices(self):
                 return [SimpleNamespace(id="gpu0", totals=SimpleNamespace(free_mib=free[0]))]
 
-        assert await unloaded(SimpleNamespace(engine=Engine()), "m", UnloadAsked("m")) == freed
+        assert await unload(SimpleNamespace(engine=Engine()), "m", UnloadAsked("m")) == freed
 
 
 class TestBeforeItServes:
