@@ -2,295 +2,243 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
-from supervisor.dialects.openai.schemas import CHAT_REQUEST, RERANK_REQUEST, RERANKED, RERANKING, STATUS, X_FIELDS
-from supervisor.schema.operation import (
-    EVENTS,
-    Example,
-    Operation,
-    Parameter,
-    Schema,
-    Section,
-    anything,
-    array,
-    flag,
-    listing,
-    mapping,
-    named,
-    number,
-    record,
-    request,
-    text,
-    whole,
-)
+import msgspec
+from starlette.responses import Response
 
-_ENTRY: Final = record(
-    {
-        "id": text(),
-        "name": text(),
-        "object": {"const": "model"},
-        "owned_by": {"const": "llmux"},
-        "created": whole(),
-        "status": STATUS,
-    }
-)
-_NAMED: Final = request({"model": text("A public name.")}, "model", more=True)
-_MODEL: Final = Parameter("model", "Whose worker is asked; needless where only one model serves the path.")
-_TEXT: Final = named(
-    record({"content": text(), "stop": flag()}, more=True, optional=("stop",)),
-    "LlamaCppCompletion",
-)
-_CUT: Final = {"n_predict": whole("Tokens at most; -1: as many as it takes."), "stream": flag(), **X_FIELDS}
+from supervisor.daemon import loading
+from supervisor.daemon.daemon import Daemon
+from supervisor.dialects.listed import listed
+from supervisor.dialects.llamacpp import types
+from supervisor.dialects.model_status import Status, status, status_view
+from supervisor.dialects.openai.operations import RERANKED
+from supervisor.dialects.openai.types import ChatRequest, Reranking, RerankRequest
+from supervisor.engine.events import CLIENTS, Subscription
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
+from supervisor.gateway.operation import Group
+from supervisor.io.distribution import version
+from supervisor.schema.operation import EVENTS, Example
+
+_HELLO: Final = [{"role": "user", "content": "Hello"}]
+GROUP: Final = Group("llama.cpp", "The paths of llama.cpp's server, and of its router.", scope="inference")
 
 
-def _run(path: str, summary: str, asked: Schema, answer: Schema, body: dict[str, Any], **more: Any) -> Operation:
-    example = more.pop("example", None) or Example({"model": "Tiny-Instruct", **body})
-    return Operation("POST", path, summary, request=asked, answer=answer, is_run=True, example=example, **more)
+@GROUP.operation("GET", "/models", answer=types.RoutedModels)
+async def list_router_models(daemon: Daemon) -> Response:
+    """The same names as `GET /v1/models`, each with its `status.value`.
+
+    It is `unloaded`, `loading`, `loaded` or `failed`. `failed` comes with `exit_code` and `reason`.
+    """
+    created = int(daemon.wall_time(daemon.started))
+    models = (
+        types.RoutedModel(row.name, row.name, "model", "llmux", created, status_view(daemon, row.model.id))
+        for row in daemon.catalog.listing()
+    )
+    return await listed(models, object="list")
 
 
-def _asked(*needed: str, **fields: Schema) -> Schema:
-    return request({"model": text(), **fields}, *needed, more=True)
+@GROUP.operation("POST", "/models/load", scope="admin", errors=(404, 503), example=Example({"model": "Tiny-Instruct"}))
+async def load_router_model(daemon: Daemon, body: types.ModelName) -> types.Accepted:
+    """Load a model.
+
+    The answer comes at once; the list and the stream show when the model is loaded.
+    """
+    loading.ask_load(daemon, daemon.catalog.resolve(body.model).model.id)
+    return types.Accepted()
 
 
-_PROPS: Final = record(
-    {
-        "role": {"const": "router"},
-        "max_instances": whole("`limits.max_loaded` of language models; 0: as many as fit."),
-        "models_autoload": {"const": True},
-        "model_alias": text(),
-        "model_path": text(),
-        "default_generation_settings": mapping(anything()),
-        "ui_settings": mapping(anything()),
-        "build_info": text(),
-    },
-    more=True,
-)
-_RERANKED: Final = Example(
-    **RERANKED,
-    answer={"model": "reranker", "results": [{"index": 0, "relevance_score": 0.98}]},
-)
-SECTION: Final = Section(
-    "llama.cpp",
-    "The paths of llama.cpp's server, and of its router.",
-    (
-        Operation(
-            "GET",
-            "/models",
-            "The same names as `GET /v1/models`, each with its `status.value`.",
-            "It is `unloaded`, `loading`, `loaded` or `failed`. `failed` comes with `exit_code` and `reason`.",
-            answer=listing(_ENTRY),
-        ),
-        Operation(
-            "POST",
-            "/models/load",
-            "Load a model.",
-            "The answer comes at once; the list and the stream show when the model is loaded.",
-            scope="admin",
-            request=_NAMED,
-            answer=record({"success": {"const": True}}),
-            errors=(404, 503),
-            example=Example({"model": "Tiny-Instruct"}),
-        ),
-        Operation(
-            "POST",
-            "/models/unload",
-            "Unload a model after its running requests.",
-            "The answer comes at once.",
-            scope="admin",
-            request=_NAMED,
-            answer=record({"success": {"const": True}}),
-            errors=(404, 503),
-            example=Example({"model": "Tiny-Other"}),
-        ),
-        Operation(
-            "GET",
-            "/models/sse",
-            "Server-sent events: the status of every model, then each change.",
-            answer_type=EVENTS,
-            errors=(503,),
-            example=Example(
-                needs="patience: it goes on until Ctrl-C",
-                answer='data: {"model":"Tiny-Instruct","event":"model_status","data":{"status":"unloaded"}}\n\n'
-                'data: {"model":"Tiny-Instruct","event":"status_change","data":{"status":"loading"}}\n',
-            ),
-        ),
-        Operation(
-            "GET",
-            "/props",
-            "That this is a router.",
-            "With `?model=NAME` the answer is that of the model's worker.",
-            parameters=(_MODEL,),
-            answer={"anyOf": [_PROPS, mapping(anything(), "A worker's own.")]},
-            errors=(404, 429, 502, 503, 504),
-        ),
-        _run(
-            "/completion",
-            "Continue a text, in llama.cpp's own format.",
-            _asked("prompt", prompt=anything("A text, tokens, or a list of them."), **_CUT),
-            _TEXT,
-            {"prompt": "Hello", "n_predict": 8},
-            stream_type=EVENTS,
-        ),
-        _run(
-            "/infill",
-            "Fill in the middle.",
-            _asked(
-                "input_prefix",
-                "input_suffix",
-                input_prefix=text(),
-                input_suffix=text(),
-                prompt=text(),
-                **_CUT,
-            ),
-            _TEXT,
-            {},
-            stream_type=EVENTS,
-            example=Example(
-                {"model": "coder", "input_prefix": "def one():\n    return ", "input_suffix": "\n"},
-                needs="a model that can fill in",
-                answer={"content": "1", "stop": True},
-            ),
-        ),
-        _run(
-            "/embedding",
-            "Turn texts into vectors, in llama.cpp's own format.",
-            _asked("content", content=anything("A text or a list of texts."), **X_FIELDS),
-            array(record({"index": whole(), "embedding": array(anything())}, more=True)),
-            {},
-            example=Example(
-                {"model": "embedder", "content": "Hello"},
-                needs="a short vector",
-                answer=[{"index": 0, "embedding": [[0.6, 0.8]]}],
-            ),
-        ),
-        _run(
-            "/tokenize",
-            "Turn a text into tokens. vLLM calls it `prompt`.",
-            _asked(content=text(), prompt=text(), **X_FIELDS),
-            record({"tokens": array(anything())}, more=True),
-            {"content": "Hello"},
-        ),
-        _run(
-            "/detokenize",
-            "Turn tokens into a text.",
-            _asked("tokens", tokens=array(whole()), **X_FIELDS),
-            record({"content": text(), "prompt": text()}, more=True, optional=("content", "prompt")),
-            {"tokens": [39, 68]},
-        ),
-        _run(
-            "/generate",
-            "Continue a prompt, as SGLang (`text`, `sampling_params`) and Text Generation Inference (`inputs`, `parameters`) say it.",
-            _asked(
-                text=anything(),
-                inputs=text(),
-                sampling_params=mapping(anything()),
-                parameters=mapping(anything()),
-                **X_FIELDS,
-            ),
-            record({"text": text(), "generated_text": text()}, more=True, optional=("text", "generated_text")),
-            {"inputs": "Hello"},
-            example=Example(
-                {"model": "served-by-tgi", "inputs": "Hello", "parameters": {"max_new_tokens": 2}},
-                needs="a model on Text Generation Inference",
-                answer={"generated_text": " from a"},
-            ),
-        ),
-        _run(
-            "/generate_stream",
-            "The same as a stream, as Text Generation Inference says it.",
-            _asked("inputs", inputs=text(), parameters=mapping(anything()), **X_FIELDS),
-            record({"generated_text": text()}, more=True, optional=("generated_text",)),
-            {"inputs": "Hello"},
-            example=Example(
-                {"model": "served-by-tgi", "inputs": "Hello"},
-                needs="a model on Text Generation Inference",
-                answer={"generated_text": " from a"},
-            ),
-        ),
-        _run(
-            "/chat_tokenize",
-            "The tokens of a conversation, as Text Generation Inference counts them.",
-            CHAT_REQUEST,
-            record({"tokenize_response": array(anything())}, more=True),
-            {"messages": [{"role": "user", "content": "Hello"}]},
-            example=Example(
-                {"model": "served-by-tgi", "messages": [{"role": "user", "content": "Hello"}]},
-                needs="a model on Text Generation Inference",
-                answer={"tokenize_response": [{"id": 39, "text": "Hello"}]},
-            ),
-        ),
-        _run(
-            "/v1/token/encode",
-            "Turn a text into tokens, as TabbyAPI does.",
-            _asked("text", text=anything(), **X_FIELDS),
-            record({"tokens": array(whole()), "length": whole()}, more=True),
-            {"text": "Hello"},
-            example=Example(
-                {"model": "served-by-tabbyapi", "text": "Hello"},
-                needs="a model on TabbyAPI",
-                answer={"tokens": [39, 68], "length": 2},
-            ),
-        ),
-        _run(
-            "/v1/token/decode",
-            "Turn tokens into a text, as TabbyAPI does.",
-            _asked("tokens", tokens=array(whole()), **X_FIELDS),
-            record({"text": text()}, more=True),
-            {"tokens": [39, 68]},
-            example=Example(
-                {"model": "served-by-tabbyapi", "tokens": [39, 68]},
-                needs="a model on TabbyAPI",
-                answer={"text": "Hello"},
-            ),
-        ),
-        _run(
-            "/apply-template",
-            "What a model's template makes of a conversation.",
-            CHAT_REQUEST,
-            record({"prompt": text()}, more=True),
-            {"messages": [{"role": "user", "content": "Hello"}]},
-        ),
-        _run(
-            "/v1/chat/completions/control",
-            "Say something to a chat while it is answered, such as that it has thought enough.",
-            _asked(**X_FIELDS),
-            mapping(anything()),
-            {},
-            example=Example(
-                {"model": "Tiny-Thinking", "id": "chatcmpl-1", "action": "reasoning_end"},
-                needs="a chat under way",
-                answer={"success": True},
-            ),
-        ),
-        _run(
-            "/v1/reranking",
-            "The same as `POST /v1/rerank`.",
-            RERANK_REQUEST,
-            RERANKING,
-            {},
-            example=_RERANKED,
-        ),
-        Operation(
-            "GET",
-            "/slots",
-            "What a worker's slots do.",
-            parameters=(_MODEL,),
-            answer=array(mapping(anything())),
-            is_run=True,
-            example=Example(
-                path="/slots?model=Tiny-Instruct",
-                answer=[{"id": 0, "n_ctx": 4096, "is_processing": False}],
-            ),
-        ),
-        Operation(
-            "GET",
-            "/lora-adapters",
-            "A worker's adapters.",
-            parameters=(_MODEL,),
-            answer=array(record({"id": whole(), "path": text(), "scale": number()}, more=True)),
-            is_run=True,
-            example=Example(path="/lora-adapters?model=Tiny-Instruct"),
-        ),
+@GROUP.operation("POST", "/models/unload", scope="admin", errors=(404, 503), example=Example({"model": "Tiny-Other"}))
+async def unload_router_model(daemon: Daemon, body: types.ModelName) -> types.Accepted:
+    """Unload a model after its running requests.
+
+    The answer comes at once.
+    """
+    loading.ask_unload(daemon, daemon.catalog.resolve(body.model).model.id)
+    return types.Accepted()
+
+
+@GROUP.operation(
+    "GET",
+    "/models/sse",
+    answer_type=EVENTS,
+    errors=(503,),
+    example=Example(
+        needs="patience: it goes on until Ctrl-C",
+        answer='data: {"model":"Tiny-Instruct","event":"model_status","data":{"status":"unloaded"}}\n\n'
+        'data: {"model":"Tiny-Instruct","event":"status_change","data":{"status":"loading"}}\n',
     ),
+)
+async def follow_router_models(daemon: Daemon) -> Response:
+    """Server-sent events: the status of every model, then each change."""
+    subscription = daemon.feed.subscribe(("model",), most=CLIENTS)
+    return EventStream(_changes(daemon, subscription), subscription)
+
+
+async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator[bytes, None]:
+    """Every model's status first, then each change. Virtual models of one model share its state."""
+    shown: dict[str, Status] = {}
+
+    def events(kind: str) -> bytes:
+        lines = []
+        for row in daemon.catalog.listing():
+            now = status(daemon.engine.figures_of(row.model.id))
+            if shown.get(row.name) != now:
+                shown[row.name] = now
+                event = {"model": row.name, "event": kind, "data": {"status": now}}
+                lines.append(b"data: " + msgspec.json.encode(event) + b"\n\n")
+        return b"".join(lines)
+
+    yield events("model_status")
+    while (changes := await subscription.next(KEEPALIVE_S)) is not None:
+        found = events("status_change")
+        if found or not changes:
+            yield found
+
+
+@GROUP.operation("GET", "/props", answer=types.RouterProps | types.WorkerAnswer, errors=(404, 429, 502, 503, 504))
+async def read_props(daemon: Daemon, query: types.ModelQuery) -> types.RouterProps:
+    """That this is a router.
+
+    With `?model=NAME` the answer is that of the model's worker.
+    """
+    if query.model is not None:  # no worker has them
+        daemon.catalog.resolve(query.model)
+        raise InvalidRequestError(f"{query.model} has no /props.", code="endpoint_not_supported", param="model")
+    return types.RouterProps(
+        "router",  # by which its clients know that models are named, listed and loaded
+        daemon.catalog.limits.max_loaded.get("llm", 0),
+        models_autoload=True,
+        model_alias="llmux",
+        model_path="none",
+        default_generation_settings={"params": {}, "n_ctx": 0},
+        ui_settings={},
+        build_info=f"llmux {version()}",
+    )
+
+
+def _of_tgi(answer: Any, **body: Any) -> Example:
+    return Example({"model": "served-by-tgi", **body}, needs="a model on Text Generation Inference", answer=answer)
+
+
+def _of_tabby(answer: Any, **body: Any) -> Example:
+    return Example({"model": "served-by-tabbyapi", **body}, needs="a model on TabbyAPI", answer=answer)
+
+
+GROUP.asked(
+    "/completion",
+    "Continue a text, in llama.cpp's own format.",
+    reads=types.LlamaCppPrompt,
+    answer=types.LlamaCppCompletion,
+    stream_type=EVENTS,
+    example=Example({"model": "Tiny-Instruct", "prompt": "Hello", "n_predict": 8}),
+)
+GROUP.asked(
+    "/infill",
+    "Fill in the middle.",
+    reads=types.LlamaCppInfill,
+    answer=types.LlamaCppCompletion,
+    stream_type=EVENTS,
+    example=Example(
+        {"model": "coder", "input_prefix": "def one():\n    return ", "input_suffix": "\n"},
+        needs="a model that can fill in",
+        answer={"content": "1", "stop": True},
+    ),
+)
+GROUP.asked(
+    "/embedding",
+    "Turn texts into vectors, in llama.cpp's own format.",
+    reads=types.LlamaCppTexts,
+    answer=list[types.LlamaCppEmbedding],
+    example=Example(
+        {"model": "embedder", "content": "Hello"},
+        needs="a short vector",
+        answer=[{"index": 0, "embedding": [[0.6, 0.8]]}],
+    ),
+)
+GROUP.asked(
+    "/tokenize",
+    "Turn a text into tokens. vLLM calls it `prompt`.",
+    reads=types.TextToTokenize,
+    answer=types.Tokens,
+    example=Example({"model": "Tiny-Instruct", "content": "Hello"}),
+)
+GROUP.asked(
+    "/detokenize",
+    "Turn tokens into a text.",
+    reads=types.TokensToText,
+    answer=types.TextOfTokens,
+    example=Example({"model": "Tiny-Instruct", "tokens": [39, 68]}),
+)
+GROUP.asked(
+    "/generate",
+    "Continue a prompt, as SGLang (`text`, `sampling_params`) and Text Generation Inference (`inputs`, `parameters`) say it.",
+    reads=types.GenerateRequest,
+    answer=types.Generated,
+    example=_of_tgi({"generated_text": " from a"}, inputs="Hello", parameters={"max_new_tokens": 2}),
+)
+GROUP.asked(
+    "/generate_stream",
+    "The same as a stream, as Text Generation Inference says it.",
+    reads=types.GenerateStreamRequest,
+    answer=types.Generated,
+    example=_of_tgi({"generated_text": " from a"}, inputs="Hello"),
+)
+GROUP.asked(
+    "/chat_tokenize",
+    "The tokens of a conversation, as Text Generation Inference counts them.",
+    reads=ChatRequest,
+    answer=types.ChatTokens,
+    example=_of_tgi({"tokenize_response": [{"id": 39, "text": "Hello"}]}, messages=_HELLO),
+)
+GROUP.asked(
+    "/v1/token/encode",
+    "Turn a text into tokens, as TabbyAPI does.",
+    reads=types.TabbyText,
+    answer=types.TabbyTokens,
+    example=_of_tabby({"tokens": [39, 68], "length": 2}, text="Hello"),
+)
+GROUP.asked(
+    "/v1/token/decode",
+    "Turn tokens into a text, as TabbyAPI does.",
+    reads=types.TokensToText,
+    answer=types.TabbyDecoded,
+    example=_of_tabby({"text": "Hello"}, tokens=[39, 68]),
+)
+GROUP.asked(
+    "/apply-template",
+    "What a model's template makes of a conversation.",
+    reads=ChatRequest,
+    answer=types.ChatPrompt,
+    example=Example({"model": "Tiny-Instruct", "messages": _HELLO}),
+)
+GROUP.asked(
+    "/v1/chat/completions/control",
+    "Say something to a chat while it is answered, such as that it has thought enough.",
+    reads=types.ForWorker,
+    answer=types.WorkerAnswer,
+    example=Example(
+        {"model": "Tiny-Thinking", "id": "chatcmpl-1", "action": "reasoning_end"},
+        needs="a chat under way",
+        answer={"success": True},
+    ),
+)
+GROUP.asked("/v1/reranking", "The same as `POST /v1/rerank`.", reads=RerankRequest, answer=Reranking, example=RERANKED)
+GROUP.asked(
+    "/slots",
+    "What a worker's slots do.",
+    method="GET",
+    query=types.ModelQuery,
+    answer=list[types.WorkerAnswer],
+    example=Example(path="/slots?model=Tiny-Instruct", answer=[{"id": 0, "n_ctx": 4096, "is_processing": False}]),
+)
+GROUP.asked(
+    "/lora-adapters",
+    "A worker's adapters.",
+    method="GET",
+    query=types.ModelQuery,
+    answer=list[types.LoraAdapter],
+    example=Example(path="/lora-adapters?model=Tiny-Instruct"),
 )

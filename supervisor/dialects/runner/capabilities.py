@@ -14,18 +14,9 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.health import trouble
 from supervisor.daemon.runner_metrics import known_estimate
 from supervisor.daemon.scrape import metrics_of, ready_workers
-from supervisor.dialects.runner.lifecycle import total
+from supervisor.dialects.runner import types
+from supervisor.dialects.runner.lifecycle import pull_progress, total
 from supervisor.dialects.runner.models import context_of, memory_of, quantization_of
-from supervisor.dialects.runner.tasks import pull_progress
-from supervisor.dialects.runner.types import (
-    RunnerAbilities,
-    RunnerCapabilities,
-    RunnerLoading,
-    RunnerModel,
-    RunnerModels,
-    RunnerQueue,
-    RunnerResources,
-)
 from supervisor.engine.status import ModelStatus
 from supervisor.io.distribution import version
 
@@ -43,9 +34,9 @@ class RunnerApi:
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        self._made: tuple[float, RunnerCapabilities] | None = None  # when, and what
+        self._made: tuple[float, types.RunnerCapabilities] | None = None  # when, and what
 
-    async def capabilities(self) -> RunnerCapabilities:
+    async def capabilities(self) -> types.RunnerCapabilities:
         """As of now, or up to `FRESH_S` ago."""
         clock = self.daemon.engine.clock
         if self._made is None or clock() - self._made[0] >= FRESH_S:
@@ -55,9 +46,9 @@ class RunnerApi:
         return self._made[1]
 
 
-def _capabilities(daemon: Daemon, cache_used: float | None) -> RunnerCapabilities:
+def _capabilities(daemon: Daemon, cache_used: float | None) -> types.RunnerCapabilities:
     server = daemon.catalog.server
-    return RunnerCapabilities(
+    return types.RunnerCapabilities(
         runner_type=server.runner_type or f"llmux-{version()}",
         runner_id=server.runner_id or socket.gethostname(),
         models=_models(daemon),
@@ -68,36 +59,36 @@ def _capabilities(daemon: Daemon, cache_used: float | None) -> RunnerCapabilitie
     )
 
 
-def _models(daemon: Daemon) -> RunnerModels:
-    models = RunnerModels([], [], [])
+def _models(daemon: Daemon) -> types.RunnerModels:
+    models = types.RunnerModels([], [], [])
     for status in daemon.engine.figures():
         if status.id not in daemon.catalog.models:
             continue
         if status.answering and (whole := daemon.engine.model(status.id)) is not None:
             models.loaded.append(_loaded(daemon, whole))
         elif (load := daemon.loads.current(status.id)) is not None:
-            models.loading.append(RunnerLoading(status.id, load.progress, load.eta_s))
+            models.loading.append(types.RunnerLoading(status.id, load.progress, load.eta_s))
         elif (pull := daemon.pulls.current(status.id)) is not None:
-            models.loading.append(RunnerLoading(status.id, pull_progress(pull), pull.eta_s))
+            models.loading.append(types.RunnerLoading(status.id, pull_progress(pull), pull.eta_s))
         elif status.state is not WorkerState.FAILED:
             models.available.append(status.id)
     return models
 
 
-def _loaded(daemon: Daemon, status: ModelStatus) -> RunnerModel:
+def _loaded(daemon: Daemon, status: ModelStatus) -> types.RunnerModel:
     model = daemon.fleet.effective(status.id)
     loaded_at = int(time.time() - status.since_s) if status.state is WorkerState.READY else None
-    return RunnerModel(status.id, quantization_of(model), context_of(model), loaded_at, memory_of(status))
+    return types.RunnerModel(status.id, quantization_of(model), context_of(model), loaded_at, memory_of(status))
 
 
-def _resources(daemon: Daemon, cache_used: float | None) -> RunnerResources:
+def _resources(daemon: Daemon, cache_used: float | None) -> types.RunnerResources:
     devices, busy = daemon.sampler.devices(), daemon.sampler.busy()
     gpus = [device for device in devices if device.kind.accelerates]
     shared = {device.id for device in gpus or devices}
     totals = [device.totals for device in daemon.engine.devices() if device.id in shared]
     total_mib = sum(each.total_mib for each in totals)
     free_mib = total(each.free_mib for each in totals)
-    return RunnerResources(
+    return types.RunnerResources(
         gpu_ids=[device.index for device in gpus if device.index is not None],
         gpu_memory_total_mb=total_mib,
         gpu_memory_used_mb=None if free_mib is None else max(0, total_mib - free_mib),
@@ -128,16 +119,16 @@ def _mean(shares: Sequence[float | None]) -> float | None:
     return round(sum(known) / len(known), 3) if known and len(known) == len(shares) else None
 
 
-def _queue(daemon: Daemon) -> RunnerQueue:
+def _queue(daemon: Daemon) -> types.RunnerQueue:
     queue, waits = daemon.engine.queue(), daemon.engine.waits()
-    return RunnerQueue(queue.waiting, queue.most, waits.mean_ms, waits.p95_ms)
+    return types.RunnerQueue(queue.waiting, queue.most, waits.mean_ms, waits.p95_ms)
 
 
-def _abilities(daemon: Daemon) -> RunnerAbilities:
+def _abilities(daemon: Daemon) -> types.RunnerAbilities:
     models = [daemon.fleet.effective(model) for model in daemon.catalog.models]
     known = [model.known_capabilities for model in models]
     caches = [model.adapter.prompt_cache(model.config) for model in models]
-    return RunnerAbilities(
+    return types.RunnerAbilities(
         streaming=True,
         prefix_caching=_any(None if cache is None else cache.is_kept for cache in caches),
         multi_tenant=daemon.catalog.server.multi_tenant,

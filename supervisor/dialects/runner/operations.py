@@ -17,21 +17,9 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.health import lifetime
 from supervisor.daemon.job import KEY
 from supervisor.daemon.op_tokens import FIELD
-from supervisor.dialects.runner import flush, lifecycle, tasks
+from supervisor.dialects.runner import flush, lifecycle, types
 from supervisor.dialects.runner.capabilities import FRESH_S, RunnerApi
 from supervisor.dialects.runner.models import model_of
-from supervisor.dialects.runner.types import (
-    Flush,
-    FlushAll,
-    Flushed,
-    FlushTag,
-    LoadTask,
-    RunnerCapabilities,
-    RunnerError,
-    RunnerLoad,
-    RunnerUnload,
-    Unloaded,
-)
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.gateway.operation import Group
 from supervisor.gateway.route.caching import check_tag
@@ -43,13 +31,13 @@ _NAMES: Final = frozenset({"modelId", "tenantId", "tag"})
 GROUP: Final = Group(
     "Model runner",
     "For schedulers that route requests to several model runners and tell each what to load.",
-    error=RunnerError,
+    error=types.RunnerError,
 )
 
 Json = dict[str, Any]
 
 
-@GROUP.operation("GET", "/v1/capabilities", scope="inference", answer=RunnerCapabilities, errors=(503,))
+@GROUP.operation("GET", "/v1/capabilities", scope="inference", answer=types.RunnerCapabilities, errors=(503,))
 async def get_capabilities(api: RunnerApi) -> Response:
     """What this runner can do, and how full it is.
 
@@ -64,13 +52,15 @@ async def get_capabilities(api: RunnerApi) -> Response:
 @GROUP.operation(
     "POST",
     "/v1/models/load",
-    answer=LoadTask,
+    answer=types.LoadTask,
     status=202,
     other_statuses=(200,),
     errors=(404, 503),
     example=Example({"modelId": "tiny-embed"}),
 )
-async def load_model(api: RunnerApi, body: RunnerLoad, request: Request, fields: Json, ignored: list[str]) -> Response:
+async def load_model(
+    api: RunnerApi, body: types.RunnerLoad, request: Request, fields: Json, ignored: list[str]
+) -> Response:
     """Load a model: a task.
 
     202, or 200 and `completed` for a loaded model. `maxContextLength` becomes an [override](#post-v1adminmodelsnameload) of the
@@ -92,15 +82,15 @@ async def load_model(api: RunnerApi, body: RunnerLoad, request: Request, fields:
     await _agree(daemon, "model-load", request, fields, ignored)
     begin = partial(lifecycle.begin, daemon, model, body, victim)
     if await loading.may_pull(daemon, model):
-        return _task(tasks.of_pull(daemon, daemon.pulls.begin(model, begin)))
+        return _task(lifecycle.of_pull(daemon, daemon.pulls.begin(model, begin)))
     if (begun := await begin()) is not None:
-        return _task(tasks.of_load(daemon, daemon.loads.view(begun)))
+        return _task(lifecycle.of_load(daemon, daemon.loads.view(begun)))
     if lifecycle.is_loaded(daemon, model):
-        return _task(tasks.of_loaded(daemon, model), 200)
-    return _task(tasks.of_model(daemon, model))
+        return _task(lifecycle.of_loaded(daemon, model), 200)
+    return _task(lifecycle.of_model(daemon, model))
 
 
-def _task(task: LoadTask, status: int = 202) -> Response:
+def _task(task: types.LoadTask, status: int = 202) -> Response:
     return Response(encode(task), status, media_type=JSON)
 
 
@@ -111,17 +101,17 @@ def _task(task: LoadTask, status: int = 202) -> Response:
     example=Example(
         path=TASKS + "load-1",
         needs="a load",
-        answer=to_builtins(LoadTask("load-1", "completed", "qwen3-8b", 1.0, 0, 5120, 4200)),
+        answer=to_builtins(types.LoadTask("load-1", "completed", "qwen3-8b", 1.0, 0, 5120, 4200)),
     ),
 )
-async def get_load_task(api: RunnerApi, number: str) -> LoadTask:
+async def get_load_task(api: RunnerApi, number: str) -> types.LoadTask:
     """How far a load is.
 
     `status` is `queued`, `loading`, `completed` or `failed`, which a cancelled load is, too. A completed one has
     `gpuMemoryUsedMB` and `loadTimeMs`, a failed one `error`. They are the [loads](#get-v1adminloads) of the admin API.
     """
     try:
-        return tasks.of_load(api.daemon, api.daemon.loads.view(number))
+        return lifecycle.of_load(api.daemon, api.daemon.loads.view(number))
     except NotFoundError:
         raise _no_task(f"load-{number}") from None
 
@@ -134,18 +124,18 @@ async def get_load_task(api: RunnerApi, number: str) -> LoadTask:
         path=TASKS + "pull-1",
         needs="`server.allow_pull`",
         answer=to_builtins(
-            LoadTask("pull-1", "loading", "qwen3-8b", 0.25, 90, bytes_done=1258291200, bytes_total=5033164800)
+            types.LoadTask("pull-1", "loading", "qwen3-8b", 0.25, 90, bytes_done=1258291200, bytes_total=5033164800)
         ),
     ),
 )
-async def get_pull_task(api: RunnerApi, number: str) -> LoadTask:
+async def get_pull_task(api: RunnerApi, number: str) -> types.LoadTask:
     """How far a load is whose files are fetched first.
 
     It has `bytesDone` and `bytesTotal` meanwhile, and goes on as the load.
     """
     if (pull := api.daemon.pulls.find(number)) is None:
         raise _no_task(f"pull-{number}")
-    return tasks.of_pull(api.daemon, pull)
+    return lifecycle.of_pull(api.daemon, pull)
 
 
 @GROUP.operation(
@@ -154,11 +144,11 @@ async def get_pull_task(api: RunnerApi, number: str) -> LoadTask:
     errors=(404, 503),
     example=Example(path=TASKS + "model-tiny-embed-model"),
 )
-async def get_model_task(api: RunnerApi, name: str) -> LoadTask:
+async def get_model_task(api: RunnerApi, name: str) -> types.LoadTask:
     """The task of a load that needed none, since the model was there, or came by another's load."""
     if name not in api.daemon.catalog.models:
         raise _no_task(f"model-{name}")
-    return tasks.of_model(api.daemon, ModelId(name))
+    return lifecycle.of_model(api.daemon, ModelId(name))
 
 
 def _no_task(name: str) -> NotFoundError:
@@ -167,8 +157,8 @@ def _no_task(name: str) -> NotFoundError:
 
 @GROUP.operation("POST", "/v1/models/unload", errors=(404, 503), example=Example({"modelId": "tiny-embed"}))
 async def unload_model(
-    api: RunnerApi, body: RunnerUnload, request: Request, fields: Json, ignored: list[str]
-) -> Unloaded:
+    api: RunnerApi, body: types.RunnerUnload, request: Request, fields: Json, ignored: list[str]
+) -> types.Unloaded:
     """Unload a model; the answer comes when its worker has ended.
 
     The memory is what its workers were measured to take just before; where they can't be measured, what its devices have more
@@ -180,13 +170,15 @@ async def unload_model(
     status = daemon.engine.model(model)
     had_worker = status is not None and status.has_worker and not status.spec.remote
     daemon.pulls.cancel(model)
-    return Unloaded(model, await lifecycle.unload(daemon, model), had_worker)
+    return types.Unloaded(model, await lifecycle.unload(daemon, model), had_worker)
 
 
 @GROUP.operation(
     "POST", "/v1/cache/flush", errors=(404, 503), example=Example({"scope": "model", "modelId": "tiny-embed"})
 )
-async def flush_cache(api: RunnerApi, body: Flush, request: Request, fields: Json, ignored: list[str]) -> Flushed:
+async def flush_cache(
+    api: RunnerApi, body: types.Flush, request: Request, fields: Json, ignored: list[str]
+) -> types.Flushed:
     """Forget the prompts that workers keep.
 
     Of everybody, of one model, of one tenant, or of one tag; the last two may name a `modelId` to look at. `flushed` says whether
@@ -194,9 +186,9 @@ async def flush_cache(api: RunnerApi, body: Flush, request: Request, fields: Jso
     """
     if (name := next((name for name in ignored if name in _NAMES), None)) is not None:
         raise InvalidRequestError(f'The scope {fields["scope"]} takes no "{name}": leave it out.', param=name)
-    if isinstance(body, FlushTag):
+    if isinstance(body, types.FlushTag):
         check_tag(body.tag.strip(), "tag")
-    named = None if isinstance(body, FlushAll) else body.model_id
+    named = None if isinstance(body, types.FlushAll) else body.model_id
     only = model_of(api.daemon, named) if isinstance(named, str) else None
     await _agree(api.daemon, "cache-flush", request, fields, ignored)
     return await flush.flush(api.daemon, body, only)
