@@ -107,16 +107,9 @@ async def read_props(daemon: Daemon, query: types.ModelQuery) -> types.RouterPro
     if query.model is not None:  # no worker has them
         daemon.catalog.resolve(query.model)
         raise InvalidRequestError(f"{query.model} has no /props.", code="endpoint_not_supported", param="model")
-    return types.RouterProps(
-        "router",  # by which its clients know that models are named, listed and loaded
-        daemon.catalog.limits.max_loaded.get("llm", 0),
-        models_autoload=True,
-        model_alias="llmux",
-        model_path="none",
-        default_generation_settings={"params": {}, "n_ctx": 0},
-        ui_settings={},
-        build_info=f"llmux {version()}",
-    )
+    most = daemon.catalog.limits.max_loaded.get("llm", 0)
+    settings = {"params": {}, "n_ctx": 0}
+    return types.RouterProps(max_instances=most, default_generation_settings=settings, build_info=f"llmux {version()}")
 
 
 def _of_tgi(answer: Any, **body: Any) -> Example:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, field
 
 from supervisor.dialects.model_status import ModelStatus
 from supervisor.dialects.openai.types import ForLlmux, Maybe
@@ -47,16 +47,16 @@ class RoutedModels(Struct):
     data: list[RoutedModel]
 
 
-class RouterProps(Open):
+class RouterProps(Open, kw_only=True):
     """Those of the router."""
 
-    role: Literal["router"]
+    role: Literal["router"] = "router"  # by which its clients know that models are named, listed and loaded
     max_instances: Annotated[int, doc("`limits.max_loaded` of language models; 0: as many as fit.")]
-    models_autoload: Literal[True]
-    model_alias: str
-    model_path: str
+    models_autoload: Literal[True] = True
+    model_alias: str = "llmux"
+    model_path: str = "none"
     default_generation_settings: dict[str, Any]
-    ui_settings: dict[str, Any]
+    ui_settings: dict[str, Any] = field(default_factory=dict)
     build_info: str
 
 
