@@ -7,33 +7,33 @@ remove a model is refused: models come from the configuration.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Route
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.dialects.ollama import inference, models
-from supervisor.dialects.ollama.answers import JSON, LINES, timestamp
-from supervisor.dialects.ollama.fields import encode, flag, present, text
+from supervisor.dialects.ollama import decode, models
+from supervisor.dialects.ollama.encode import Answers
+from supervisor.dialects.ollama.operations import GROUP
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Bytes
 from supervisor.gateway.dialect import ReasoningEvent
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import TargetedTranslation, Translation
+from supervisor.schema.operation import JSON, LINES
 
 AT_OWN_PORT: Final = "ollama_port"
 """In the state of a request that came by a port for Ollama's clients, whose root has no page."""
-_CHANGES: Final = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/")
-_READS: Final = ("/api/version", "/api/tags", "/api/ps", "/api/show")
-_GENERATING: Final = frozenset({inference.CHAT, inference.GENERATE})
-_OTHERS: Final = frozenset({*_READS, *_CHANGES[:-1]})
+_BLOBS: Final = "/api/blobs/"
+_SCOPES: Final = {endpoint.path: endpoint.scope for endpoint in GROUP.endpoints}
+_GENERATING: Final = frozenset({decode.CHAT, decode.GENERATE})
 # Clients read every line as JSON, and most check it against the type of the answers; this one is of both types.
 _KEEPALIVE: Final = (
     b'{"model":"","created_at":"1970-01-01T00:00:00Z","message":{"role":"assistant","content":""},"response":"",'
@@ -50,18 +50,16 @@ class Ollama(OpenAI):
     has_openai_errors = False
 
     def owns(self, path: str) -> bool:
-        """What is known below `/api`; llmux has paths of its own there, too."""
-        return path.startswith("/api/") and (
-            path in inference.TRANSLATIONS or path in _OTHERS or path.startswith(_CHANGES[-1])
-        )
+        """Known paths below `/api`; llmux has paths of its own there, too."""
+        return path.startswith("/api/") and (path in _SCOPES or path.startswith(_BLOBS))
 
     def scope_for(self, path: str) -> str | None:
-        """What would change the models needs the admin scope."""
-        return "admin" if path.startswith(_CHANGES) else "inference"
+        """An operation's own; changes of models need the admin scope."""
+        return "admin" if path.startswith(_BLOBS) else _SCOPES.get(path, "inference")
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
         """All but what models answer, whatever a worker serves."""
-        return path not in inference.TRANSLATIONS
+        return path not in decode.TRANSLATIONS
 
     def streams_unasked(self, path: str) -> bool:
         """See Dialect."""
@@ -69,11 +67,11 @@ class Ollama(OpenAI):
 
     def translation(self, method: str, path: str) -> Translation | None:
         """See Dialect."""
-        return inference.TRANSLATIONS.get(path) if method == "POST" else None
+        return decode.TRANSLATIONS.get(path) if method == "POST" else None
 
     def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
         """See Dialect: of prompts that go to their model as they are."""
-        return inference.raw_of(fields) if method == "POST" and path == inference.GENERATE else None
+        return decode.raw_of(fields) if method == "POST" and path == decode.GENERATE else None
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
         """None: a line that has only thoughts is one of the answer's."""
@@ -85,24 +83,21 @@ class Ollama(OpenAI):
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
         """`keep_alive: 0` without a prompt unloads the model, for all who use it: as everywhere, that is an operator's."""
-        return "admin" if path in _GENERATING and inference.is_unload(path, fields) else None
+        return "admin" if path in _GENERATING and decode.is_unload(path, fields) else None
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Unload a model after its running requests. Raises LlmuxError."""
-        path, fields = scope["path"], present(fields)
-        asked = text(fields, "model")
-        if not asked:
+        request = decode.load_of(fields)
+        if not request.model:
             raise InvalidRequestError('The field "model" is missing.', code="missing_model", param="model")
-        name = self.model_name(asked, lambda one: daemon.catalog.route(one) is not None)
-        loading.ask_unload(daemon, daemon.catalog.resolve(name).model.id)
-        rest = {"message": {"role": "assistant", "content": ""}} if path == inference.CHAT else {"response": ""}
-        told = {"model": asked, "created_at": timestamp(time.time()), **rest, "done": True, "done_reason": "unload"}
-        media_type = LINES if flag(fields, "stream", default=True) else JSON
-        return Response(encode(told) + b"\n", media_type=media_type.decode())
+        loading.ask_unload(daemon, models.resolve(daemon, request.model).model.id)
+        answers = Answers(request.model, shape="chat" if scope["path"] == decode.CHAT else "generate")
+        line = answers.empty(request.model, done_reason="unload") + b"\n"
+        return Response(line, media_type=LINES if request.stream else JSON)
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """What the daemon answers itself, and the root, by which clients see whether a server is there."""
-        return [_Root("/", models.running, methods=["GET"]), *models.routes(daemon, self.model_name)]
+        """The daemon's own operations, and the root, by which clients see whether a server is there."""
+        return [_Root("/", _running, methods=["GET"]), *GROUP.routes(daemon)]
 
 
 class _Root(Route):
@@ -116,6 +111,10 @@ def _wants_page(scope: Scope) -> bool:
     return AT_OWN_PORT not in scope["state"] and any(
         name == b"accept" and b"text/html" in value.lower() for name, value in scope["headers"]
     )
+
+
+async def _running(_request: Request) -> Response:
+    return PlainTextResponse("Ollama is running")
 
 
 OLLAMA: Final = Ollama()

@@ -1,322 +1,219 @@
-"""What Ollama's clients ask for."""
+"""The operations of Ollama's API: models answer chats, prompts and embeddings, the daemon answers the rest.
+
+The daemon refuses to make, push, copy and remove models: they come from the configuration.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import asyncio
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Final
 
-from supervisor.schema.operation import (
-    LINES,
-    Example,
-    Method,
-    Operation,
-    Schema,
-    Section,
-    anything,
-    array,
-    choice,
-    flag,
-    mapping,
-    named,
-    number,
-    record,
-    request,
-    text,
-    whole,
-)
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
-_ERROR: Final = named(record({"error": text("What is wrong, and what to do.")}), "OllamaError")
-_KEEP_ALIVE: Final = {
-    "anyOf": [number(), text(pattern=r"^-?([0-9]{1,6}(ms|s|m|h)){1,3}$|^-?[0-9]{1,6}$")],
-    "description": "For how long the model stays: seconds, or a duration such as `5m`. 0 with nothing to answer unloads it "
-    "after its running requests, which needs the scope `admin`.",
-}
-_OPTIONS: Final = request(
-    {
-        **{name: number() for name in ("temperature", "top_p", "min_p", "typical_p", "repeat_penalty")},
-        **{name: whole() for name in ("top_k", "seed", "num_predict", "repeat_last_n")},
-        **{name: number() for name in ("presence_penalty", "frequency_penalty")},
-        "stop": {"anyOf": [text(), array()]},
-    },
-    more=True,
+from supervisor.daemon import loading
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.pulls import Pull
+from supervisor.dialects.listed import listed
+from supervisor.dialects.model_status import status
+from supervisor.dialects.ollama import decode, models, types
+from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
+from supervisor.gateway.operation import Group
+from supervisor.schema.operation import LINES, Example, Method
+
+VERSION: Final = "0.12.11"
+"""Of Ollama's API as it is served here; some clients refuse one that is too low."""
+LOOK_S: Final = 0.5
+_REFUSED: Final[tuple[tuple[Method, str], ...]] = (
+    ("POST", "/api/push"),
+    ("POST", "/api/create"),
+    ("POST", "/api/copy"),
+    ("DELETE", "/api/delete"),
+    ("HEAD", "/api/blobs/{digest}"),
+    ("POST", "/api/blobs/{digest}"),
 )
-_PICTURES: Final = array(
-    text("Base64, of a JPEG, PNG, WebP, GIF or BMP.", pattern="^(/9j/|iVBORw0KGgo|UklGR|R0lGOD|Qk)")
+_NOT_OFFERED: Final = (
+    "{} is not offered: the models come from llmux's configuration. Its operator adds one with `llmux add` and removes one "
+    "with `llmux remove`."
 )
-_THINK: Final = {"anyOf": [flag(), choice("low", "medium", "high")]}
-_COMMON: Final = {
-    "model": text("A public name, also with `:latest`."),
-    "stream": flag("Send lines as they come, which is the default."),
-    "options": _OPTIONS,
-    "think": _THINK,
-    "format": {"anyOf": [choice("json", ""), mapping(anything(), "A JSON schema.")]},
-    "keep_alive": _KEEP_ALIVE,
-}
-_MESSAGE: Final = named(
-    request(
-        {
-            "role": choice("system", "user", "assistant", "tool"),
-            "content": text(),
-            "thinking": text(),
-            "images": _PICTURES,
-            "tool_name": text(
-                "Whose result it is; without it and `tool_call_id`, that of the oldest call that has none."
-            ),
-            "tool_call_id": text(),
-            "tool_calls": array(
-                request(
-                    {
-                        "id": text("What `tool_call_id` of its result says."),
-                        "function": request({"name": text(), "arguments": mapping(anything())}, "name", more=True),
-                    },
-                    "function",
-                    more=True,
-                )
-            ),
-        },
-        "role",
-        more=True,
-    ),
-    "OllamaMessage",
+_HELLO: Final = [{"role": "user", "content": "Hello"}]
+GROUP: Final = Group(
+    "Ollama", "Ollama's API, for clients that know no other.", scope="inference", error=types.OllamaError
 )
-_FIGURES: Final = (
-    "total_duration",
-    "load_duration",
-    "prompt_eval_count",
-    "prompt_eval_duration",
-    "eval_count",
-    "eval_duration",
-)
-_ANSWER: Final = {
-    "model": text(),
-    "created_at": text(),
-    "done": flag(),
-    "done_reason": text(),
-    **{name: whole("Nanoseconds." if name.endswith("duration") else "Tokens.") for name in _FIGURES},
-}
-_OPTIONAL: Final = ("done_reason", *_FIGURES)
-_DETAILS: Final = record(
-    {
-        "parent_model": text(),
-        "format": text(),
-        "family": text(),
-        "families": array(),
-        "parameter_size": text(),
-        "quantization_level": text(),
-    }
-)
-_ENTRY: Final = {"name": text(), "model": text(), "digest": text("A hash of the name."), "details": _DETAILS}
-_NAMED: Final = request({"model": text(), "name": text("What older clients call it.")}, more=True)
 
 
-def _refused(method: Method, path: str) -> Operation:
-    asked = path.replace("{digest}", "sha256:0")
-    return Operation(
-        method,
-        path,
-        "Refused: models come from the configuration.",
+class NotOfferedError(LlmuxError):
+    """Models come from the configuration, so nothing here makes, fetches or removes one.
+
+    501, not 404, by which Ollama's clients would take the model for missing, and some then try to fetch it.
+    """
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    type = "invalid_request_error"
+    code = "not_offered"
+    lasts = True
+
+
+GROUP.asked(
+    decode.CHAT,
+    "Let a model answer a conversation.\n\nWithout messages it loads its model, or, with `keep_alive: 0`, unloads it.",
+    reads=types.OllamaChatRequest,
+    answer=types.OllamaChat,
+    stream_type=LINES,
+    example=Example({"model": "Tiny-Instruct:latest", "messages": _HELLO, "stream": False, "keep_alive": "10m"}),
+)
+GROUP.asked(
+    decode.GENERATE,
+    "Let a model answer a prompt.\n\nWithout a prompt it loads its model, or, with `keep_alive: 0`, unloads it.",
+    reads=types.OllamaGenerateRequest,
+    answer=types.OllamaGeneration,
+    stream_type=LINES,
+    example=Example({"model": "Tiny-Instruct", "prompt": "Hello", "stream": False}),
+)
+GROUP.asked(
+    decode.EMBED,
+    "Turn texts into vectors.\n\nWithout a text it loads its model.",
+    reads=types.OllamaEmbedRequest,
+    answer=types.OllamaVectors,
+    example=Example({"model": "tiny-embed", "input": []}),
+)
+GROUP.asked(
+    decode.EMBEDDINGS,
+    "The older way to turn a text into a vector.\n\nWithout a text it loads its model.",
+    reads=types.OllamaEmbeddingsRequest,
+    answer=types.OllamaVector,
+    example=Example({"model": "tiny-embed", "prompt": ""}),
+)
+
+
+@GROUP.operation("GET", "/api/tags", answer=types.OllamaModels)
+async def list_models(daemon: Daemon) -> Response:
+    """The public names of models that chat or embed, loaded or not; those without a tag have `:latest`.
+
+    `digest` is a hash of the name, `size` that of its weights in bytes (0: unknown).
+    """
+    await daemon.know_capabilities()
+    rows = models.useful(daemon.catalog.listing())
+    effective = {row.model.id: daemon.fleet.effective(row.model.id) for row in rows}
+    sizes = await asyncio.to_thread(lambda: {name: models.size_of(model) for name, model in effective.items()})
+    return await listed((models.listed(daemon, row, sizes[row.model.id]) for row in rows), "models")
+
+
+@GROUP.operation("GET", "/api/ps")
+async def list_loaded_models(daemon: Daemon) -> types.OllamaLoadedModels:
+    """Those that are loaded, with what their worker takes.
+
+    It is `size`, and of that `size_vram` on GPUs. `expires_at` is a century away for a model that stays until its memory is
+    needed.
+    """
+    await daemon.know_capabilities()
+    active = {model.id: model for model in daemon.engine.active() if status(model) == "loaded"}
+    rows = models.useful(row for row in daemon.catalog.listing() if row.model.id in active)
+    return types.OllamaLoadedModels([models.loaded(daemon, row, active[row.model.id]) for row in rows])
+
+
+@GROUP.operation("POST", "/api/show", errors=(404,), example=Example({"model": "Tiny-Instruct"}))
+async def show_model(daemon: Daemon, body: types.OllamaShowRequest) -> types.OllamaShown:
+    """What a model can do.
+
+    `capabilities` has `completion`, `embedding`, `vision`, `tools` and `thinking`, as far as they are known; `model_info` the
+    architecture and its `context_length`. Templates, parameters and licences are not shown.
+    """
+    row = models.resolve(daemon, _name(body))
+    await daemon.know_capabilities()
+    return models.shown(daemon, row)
+
+
+@GROUP.operation("GET", "/api/version")
+async def get_version(_daemon: Daemon) -> types.OllamaVersion:
+    """The version of Ollama's API that these paths are made for, not llmux's own."""
+    return types.OllamaVersion(VERSION)
+
+
+@GROUP.operation(
+    "POST",
+    "/api/pull",
+    scope="admin",
+    answer=types.OllamaPulled,
+    stream_type=LINES,
+    errors=(404, 501),
+    example=Example({"model": "Tiny-Instruct", "stream": False}),
+)
+async def pull_model(daemon: Daemon, body: types.OllamaPullRequest) -> Response | types.OllamaPulled:
+    """Fetch the missing files of a configured model; `success` for one that is there.
+
+    Files are fetched from the model's `source`, where `server.allow_pull` is on; a pull whose client leaves goes on. Any other
+    model is refused: operators add models, with `llmux add`.
+    """
+    name = _name(body)
+    row, pull = models.find(daemon, name), None
+    if row is not None and await loading.may_pull(daemon, row.model.id):
+        pull = daemon.pulls.begin(row.model.id, _nothing)
+    elif row is None or (row.model.config.source and not await asyncio.to_thread(models.size_of, row.model)):
+        raise NotOfferedError(
+            f"llmux fetches no model for clients that isn't in its configuration, and only where server.allow_pull is on, "
+            f"so not {name[:200]!r}: its operator adds one with `llmux add`, and gets its files with `llmux pull`.",
+            param="model",
+        )
+    if body.stream is not False:
+        return StreamingResponse(_progress(pull), media_type=LINES)
+    async for _ in _progress(pull):
+        pass
+    if pull is not None and pull.state == "failed":
+        raise UnavailableError(pull.error)
+    return types.OllamaPulled()
+
+
+async def _nothing() -> None:
+    """Nothing follows a pull: a request for the model loads it."""
+
+
+async def _progress(pull: Pull | None) -> AsyncIterator[bytes]:
+    """How far a pull is, until it is over. None: the files are there."""
+    if pull is not None:
+        yield _line({"status": "pulling manifest"})
+    while pull is not None and pull.took_s is None:
+        line: dict[str, object] = {"status": "pulling manifest"}
+        if pull.total_bytes:  # Ollama's command shows a bar for each digest
+            line = {"status": f"pulling {pull.model}", "digest": pull.model}
+            line |= {"total": pull.total_bytes, "completed": pull.done_bytes}
+        yield _line(line)
+        await asyncio.sleep(LOOK_S)
+    is_failed = pull is not None and pull.state == "failed"
+    yield _line({"error": pull.error} if pull is not None and is_failed else types.OllamaPulled())
+
+
+def _line(value: object) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+async def _refuse(_daemon: Daemon, request: Request, **_path: str) -> Response:
+    """Refused: models come from the configuration."""
+    raise NotOfferedError(_NOT_OFFERED.format(request.url.path[:100]))
+
+
+for _method, _path in _REFUSED:
+    _example = _path.format(digest="sha256:0")
+    GROUP.operation(
+        _method,
+        _path,
         scope="admin",
-        status=501,
-        answer=_ERROR if method != "HEAD" else None,
+        status=HTTPStatus.NOT_IMPLEMENTED,
+        answer=None if _method == "HEAD" else types.OllamaError,
         example=Example(
             needs="Ollama: it is refused here",
-            path=asked,
-            answer=None
-            if method == "HEAD"
-            else {
-                "error": f"{asked} is not offered: the models come from llmux's configuration. Its operator adds one with "
-                "`llmux add` and removes one with `llmux remove`."
-            },
+            path=_example,
+            answer=None if _method == "HEAD" else {"error": _NOT_OFFERED.format(_example)},
         ),
-    )
+    )(_refuse)
 
 
-def _run(path: str, summary: str, asked: Schema, answer: Schema, body: dict[str, Any], **more: Any) -> Operation:
-    return Operation("POST", path, summary, request=asked, answer=answer, is_run=True, example=Example(body), **more)
-
-
-_HELLO: Final = [{"role": "user", "content": "Hello"}]
-_ABOUT_EMPTY: Final = "Without a prompt it loads its model, or, with `keep_alive: 0`, unloads it."
-SECTION: Final = Section(
-    "Ollama",
-    "Ollama's API, for clients that know no other.",
-    (
-        _run(
-            "/api/chat",
-            "Let a model answer a conversation.",
-            named(
-                request(
-                    {**_COMMON, "messages": array(_MESSAGE), "tools": array(anything("As in chat completions."))},
-                    "model",
-                    more=True,
-                ),
-                "OllamaChatRequest",
-            ),
-            named(
-                record(
-                    {
-                        **_ANSWER,
-                        "message": record(
-                            {
-                                "role": {"const": "assistant"},
-                                "content": text(),
-                                "thinking": text(),
-                                "tool_calls": array(anything()),
-                            },
-                            optional=("thinking", "tool_calls"),
-                            more=True,
-                        ),
-                    },
-                    optional=_OPTIONAL,
-                    more=True,
-                ),
-                "OllamaChat",
-            ),
-            {"model": "Tiny-Instruct:latest", "messages": _HELLO, "stream": False, "keep_alive": "10m"},
-            stream_type=LINES,
-            description="Without messages it loads its model, or, with `keep_alive: 0`, unloads it.",
-        ),
-        _run(
-            "/api/generate",
-            "Let a model answer a prompt.",
-            named(
-                request(
-                    {**_COMMON, "prompt": text(), "system": text(), "images": _PICTURES},
-                    "model",
-                    more=True,
-                ),
-                "OllamaGenerateRequest",
-            ),
-            named(
-                record(
-                    {**_ANSWER, "response": text(), "thinking": text()},
-                    optional=("thinking", *_OPTIONAL),
-                    more=True,
-                ),
-                "OllamaGeneration",
-            ),
-            {"model": "Tiny-Instruct", "prompt": "Hello", "stream": False},
-            stream_type=LINES,
-            description=_ABOUT_EMPTY,
-        ),
-        _run(
-            "/api/embed",
-            "Turn texts into vectors.",
-            request(
-                {
-                    "model": text(),
-                    "input": {"anyOf": [text(), array()]},
-                    "dimensions": whole(minimum=1),
-                    "truncate": flag(),
-                    "options": mapping(anything()),
-                    "keep_alive": _KEEP_ALIVE,
-                },
-                "model",
-                more=True,
-            ),
-            record(
-                {
-                    "model": text(),
-                    "embeddings": array(array(number())),
-                    "total_duration": whole(),
-                    "load_duration": whole(),
-                    "prompt_eval_count": whole(),
-                }
-            ),
-            {"model": "tiny-embed", "input": []},
-            description="Without a text it loads its model.",
-        ),
-        _run(
-            "/api/embeddings",
-            "The older way to turn a text into a vector.",
-            request(
-                {
-                    "model": text(),
-                    "prompt": text(),
-                    "options": mapping(anything()),
-                    "keep_alive": _KEEP_ALIVE,
-                },
-                "model",
-                more=True,
-            ),
-            record({"embedding": array(number())}),
-            {"model": "tiny-embed", "prompt": ""},
-            description="Without a text it loads its model.",
-        ),
-        Operation(
-            "GET",
-            "/api/tags",
-            "The public names of models that chat or embed, loaded or not; those without a tag have `:latest`.",
-            "`digest` is a hash of the name, `size` that of its weights in bytes (0: unknown).",
-            answer=record({"models": array(record({**_ENTRY, "modified_at": text(), "size": whole()}))}),
-        ),
-        Operation(
-            "GET",
-            "/api/ps",
-            "Those that are loaded, with what their worker takes.",
-            "It is `size`, and of that `size_vram` on GPUs. `expires_at` is a century away for a model that stays until its "
-            "memory is needed.",
-            answer=record(
-                {
-                    "models": array(
-                        record(
-                            {
-                                **_ENTRY,
-                                "size": whole(),
-                                "size_vram": whole(),
-                                "expires_at": text(),
-                                "context_length": whole(),
-                            }
-                        )
-                    )
-                }
-            ),
-        ),
-        Operation(
-            "POST",
-            "/api/show",
-            "What a model can do.",
-            "`capabilities` has `completion`, `embedding`, `vision`, `tools` and `thinking`, as far as they are known; "
-            "`model_info` the architecture and its `context_length`. Templates, parameters and licences are not shown.",
-            request=_NAMED,
-            answer=record(
-                {
-                    "modelfile": text(),
-                    "parameters": text(),
-                    "template": text(),
-                    "details": _DETAILS,
-                    "model_info": mapping(anything()),
-                    "capabilities": array(),
-                    "modified_at": text(),
-                }
-            ),
-            errors=(404,),
-            example=Example({"model": "Tiny-Instruct"}),
-        ),
-        Operation(
-            "GET",
-            "/api/version",
-            "The version of Ollama's API that these paths are made for, not llmux's own.",
-            answer=record({"version": text()}),
-        ),
-        Operation(
-            "POST",
-            "/api/pull",
-            "Fetch the missing files of a configured model; `success` for one that is there.",
-            "Files are fetched from the model's `source`, where `server.allow_pull` is on; a pull whose client leaves goes on. Any other "
-            "model is refused: operators add models, with `llmux add`.",
-            scope="admin",
-            request=_NAMED,
-            answer=record({"status": {"const": "success"}}),
-            stream_type=LINES,
-            errors=(404, 501),
-            example=Example({"model": "Tiny-Instruct", "stream": False}),
-        ),
-        _refused("POST", "/api/push"),
-        _refused("POST", "/api/create"),
-        _refused("POST", "/api/copy"),
-        _refused("DELETE", "/api/delete"),
-        _refused("HEAD", "/api/blobs/{digest}"),
-        _refused("POST", "/api/blobs/{digest}"),
-    ),
-    _ERROR,
-)
+def _name(body: types.OllamaShowRequest) -> str:
+    """Raises InvalidRequestError."""
+    name = body.model or body.name
+    if not isinstance(name, str):
+        raise InvalidRequestError('The body must be {"model": "NAME"}; GET /api/tags lists the choice.', param="model")
+    return name

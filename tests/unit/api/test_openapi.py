@@ -15,7 +15,7 @@ from runtimes.registry import REGISTRY
 from supervisor import api
 from supervisor.api import openapi, routing
 from supervisor.dialects import DIALECTS, OPERATIONS, dialect_of
-from supervisor.dialects.ollama import inference
+from supervisor.dialects.ollama import decode
 from supervisor.http.auth import scope_for
 from supervisor.io.distribution import version
 from tests.support.application import ask, get, serving
@@ -37,7 +37,7 @@ def of_runtimes() -> set[str]:
     for name in REGISTRY.names():
         for endpoint in REGISTRY.get(name).all_endpoints:
             found |= {f"{endpoint.method} {path}" for path in (endpoint.path, *aliases_of(endpoint.path))}
-    return found | {f"POST {path}" for path in inference.TRANSLATIONS}
+    return found | {f"POST {path}" for path in decode.TRANSLATIONS}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from supervisor.dialects import dialect_of
 from supervisor.dialects.ollama import OLLAMA
-from supervisor.dialects.ollama.inference import TRANSLATIONS
+from supervisor.dialects.ollama.decode import TRANSLATIONS
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, UnavailableError, UpstreamError
 from supervisor.gateway.body.body import KEEP_ALIVE

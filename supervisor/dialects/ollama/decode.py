@@ -1,0 +1,357 @@
+"""Requests of `/api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings` as canonical ones.
+
+A chat without messages, and a prompt or an input that is empty, ask for the model alone: the canonical request is then one
+for which a model computes as little as possible, so that it waits, counts and stays like every other request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects import chat
+from supervisor.dialects.ollama import types
+from supervisor.dialects.ollama.encode import Answers, VectorAnswers
+from supervisor.dialects.openai.infill import PATH as INFILL
+from supervisor.dialects.openai.infill import Infill
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.body import KEEP_ALIVE
+from supervisor.gateway.body.tolerance import level_of
+from supervisor.gateway.body.typed import Reader, Remedy, encoded, is_given
+from supervisor.gateway.filters.translation import (
+    AnswerTranslation,
+    Chained,
+    TargetedTranslation,
+    TargetModel,
+    Times,
+    Translation,
+)
+from supervisor.gateway.identity.identity import LONGEST_KEEP_ALIVE_S
+
+CHAT: Final = "/api/chat"
+GENERATE: Final = "/api/generate"
+EMBED: Final = "/api/embed"
+EMBEDDINGS: Final = "/api/embeddings"
+Json = dict[str, Any]
+_ABSENT: Final = msgspec.Raw()
+_T = TypeVar("_T")
+_EMPTY: Final = re.compile(rb'""|\[\s*\]|\{\s*\}')
+_PART: Final = re.compile(r"([0-9.]+)(\D+)")
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_REMEDIES: Final = (
+    Remedy(r"(messages\[\]\.)?images.*", 'Each of "images" must be a JPEG, PNG, WebP, GIF or BMP in base64.'),
+    Remedy(
+        "keep_alive",
+        '"keep_alive" must be a number of seconds, or a duration such as "5m" (-1: for ever).',
+        "invalid_keep_alive",
+    ),
+    Remedy(
+        r"messages\[\]\.tool_calls.*",
+        '"tool_calls" of a message must be a list of {{"function": {{"name": NAME, "arguments": {{…}}}}}}.',
+    ),
+    Remedy("think", '"think" must be true, false, "low", "medium", "high" or "max".'),
+    Remedy("format", '"format" must be "json" or a JSON schema.'),
+    Remedy("template", '"template" is not supported: a model\'s configuration chooses its template.'),
+    Remedy("context", '"context" is not supported: send the conversation to /api/chat instead.'),
+    Remedy(r"options\.num_predict", '"options.num_predict" must be a whole number.'),
+)
+
+
+def _param(place: str) -> str:
+    """The field of an error: that of the request, or the pictures of a message."""
+    return "images" if ".images" in place else place.partition("[")[0]
+
+
+def _reader(kind: type[_T]) -> Reader[_T]:
+    return Reader(kind, *_REMEDIES, index="[]", param=_param)
+
+
+_load: Final = _reader(types.OllamaLoad)
+_chat: Final = _reader(types.OllamaChatRequest)
+_generate: Final = _reader(types.OllamaGenerateRequest)
+_embed: Final = _reader(types.OllamaEmbedRequest)
+_embeddings: Final = _reader(types.OllamaEmbeddingsRequest)
+
+
+def _read(reader: Reader[_T], fields: Fields) -> tuple[_T, list[str]]:
+    """The request, and the names of fields without effect, but for empty ones: Ollama's own client sends many."""
+    request, ignored = reader(fields)
+    return request, [name for name in ignored if name not in fields or not _is_empty(fields[name])]
+
+
+def _is_empty(value: msgspec.Raw) -> bool:
+    return _EMPTY.match(memoryview(value)) is not None
+
+
+# -------------------------------------------------------------------------------------------------------- chats, prompts
+
+
+@dataclass(frozen=True, slots=True)
+class _Translated:
+    """A Translation: `request` is a function."""
+
+    path: str
+    request: Callable[[Fields], tuple[Fields, AnswerTranslation]]
+
+    def of(self, target: TargetModel, times: Times) -> Translation:
+        """See TargetedTranslation."""
+        return self
+
+
+def _conversation(fields: Fields) -> tuple[Fields, Answers]:
+    if is_load(CHAT, fields):
+        return _loading("chat", fields)
+    request, ignored = _read(_chat, fields)
+    calls = _Calls()
+    canonical = _common(request, ignored)
+    canonical["messages"] = [_message(message, calls) for message in request.messages or ()]
+    if is_given(request.tools):  # they have the canonical form
+        canonical["tools"] = request.tools
+    return _complete("chat", request, canonical, ignored)
+
+
+def _prompt(fields: Fields) -> tuple[Fields, Answers]:
+    if is_load(GENERATE, fields):
+        return _loading("generate", fields)
+    request, ignored = _read(_generate, fields)
+    canonical = _common(request, ignored)
+    system = [{"role": "system", "content": request.system}] if request.system else []
+    canonical["messages"] = [*system, {"role": "user", "content": _content(request.prompt, request.images)}]
+    return _complete("generate", request, canonical, ignored)
+
+
+def _raw_prompt(fields: Fields) -> tuple[Fields, Answers]:
+    """A prompt that no template is put around."""
+    for name in ("images", "template", "context"):
+        if is_given(value := fields.get(name, _ABSENT)) and not _is_empty(value):
+            message = f'"{name}" is not supported: leave it out where the prompt goes to the model as it is.'
+            raise InvalidRequestError(message, param=name)
+    request, ignored = _read(_generate, fields)
+    ignored += [name for name in ("think", "system") if getattr(request, name)]
+    request.think = None
+    canonical = _common(request, ignored)
+    canonical["prompt"] = request.prompt
+    return _complete("generate", request, canonical, ignored)
+
+
+def _infill(fields: Fields) -> tuple[Fields, Chained]:
+    """A prompt with a suffix: the model fills in the text between them."""
+    completion, answers = _raw_prompt(fields)
+    infill, completions = Infill().request(completion | {"suffix": fields["suffix"]})
+    return infill, Chained(completions, answers)
+
+
+def raw_of(fields: Fields) -> TargetedTranslation | None:
+    """Set iff the prompt goes to its model as it is."""
+    if is_load(GENERATE, fields):
+        return None
+    request, _ = _generate({name: fields[name] for name in ("raw", "suffix") if name in fields})
+    if request.suffix:
+        return _Translated(INFILL, _infill)
+    return _Translated("/v1/completions", _raw_prompt) if request.raw else None
+
+
+def _common(request: types.OllamaRequest, ignored: list[str]) -> Json:
+    """The canonical fields that chats and prompts have in common. It adds fields without effect to `ignored`."""
+    options = request.options
+    values = ((name, getattr(options, name)) for name in options.__struct_fields__)
+    canonical: Json = {name: value for name, value in values if isinstance(value, msgspec.Raw) and is_given(value)}
+    if options.max_tokens is not None and options.max_tokens > 0:  # -1, -2: as many as fit, as without it
+        canonical["max_tokens"] = int(options.max_tokens)
+    if isinstance(request.think, str):
+        level = level_of(request.think)
+        canonical["reasoning_effort"] = level
+        canonical["chat_template_kwargs"] = {"enable_thinking": True, "reasoning_effort": level}
+    elif request.think is not None:
+        canonical["chat_template_kwargs"] = {"enable_thinking": request.think}
+    if isinstance(request.format, dict):
+        schema = {"name": "response", "schema": request.format}
+        canonical["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif request.format:
+        canonical["response_format"] = {"type": "json_object"}
+    if request.logprobs:
+        canonical["logprobs"] = True
+    if is_given(request.top_logprobs):
+        if request.logprobs:  # the canonical API takes the second with the first only
+            canonical["top_logprobs"] = request.top_logprobs
+        else:
+            ignored.append("top_logprobs")
+    return canonical | _keep_alive(request.keep_alive, ignored)
+
+
+def _complete(
+    shape: Literal["chat", "generate"],
+    request: types.OllamaLoad,
+    canonical: Json,
+    ignored: list[str],
+    *,
+    is_load: bool = False,
+) -> tuple[Fields, Answers]:
+    if request.model:
+        canonical["model"] = request.model
+    if request.stream:
+        canonical |= {"stream": True, "stream_options": {"include_usage": True}}
+    return encoded(canonical), Answers(request.model, tuple(ignored), is_load, shape=shape)
+
+
+# ----------------------------------------------------------------------------------------------------- loads, keep-alives
+
+
+def is_load(path: str, fields: Fields) -> bool:
+    """Does this chat, or prompt, ask for its model alone?"""
+    content = fields.get("messages" if path == CHAT else "prompt", _ABSENT)
+    return not is_given(content) or _is_empty(content)
+
+
+def is_unload(path: str, fields: Fields) -> bool:
+    """Does it ask only to unload its model? Raises InvalidRequestError for a duration that is none."""
+    if "keep_alive" not in fields or not is_load(path, fields):
+        return False
+    request, _ = _load({"keep_alive": fields["keep_alive"]})
+    return _seconds(request.keep_alive) == 0
+
+
+def load_of(fields: Fields) -> types.OllamaLoad:
+    """A request without anything to answer. Raises InvalidRequestError."""
+    return _load(fields)[0]
+
+
+def _loading(shape: Literal["chat", "generate"], fields: Fields) -> tuple[Fields, Answers]:
+    request, ignored = _read(_load, fields)
+    canonical = _keep_alive(request.keep_alive, ignored)
+    canonical |= {"messages": [{"role": "user", "content": "."}], "max_tokens": 1}
+    return _complete(shape, request, canonical, ignored, is_load=True)
+
+
+def _keep_alive(value: float | str, ignored: list[str]) -> Json:
+    """The canonical field. 0 has no effect: no request unloads a model as soon as it is over."""
+    seconds = _seconds(value)
+    if seconds == 0:
+        ignored.append("keep_alive")
+    return {KEEP_ALIVE: seconds} if seconds else {}
+
+
+def _seconds(value: float | str) -> float | None:
+    """For how many seconds the model is to stay; a negative number, for ever, is the longest time. None: the request leaves it open.
+
+    A text is one of Go's durations, such as "1h30m", or seconds.
+    """
+    if value == "":
+        return None
+    if isinstance(value, str):
+        parts = [float(number) * _UNITS[unit] for number, unit in _PART.findall(value)]
+        number = sum(parts) if parts else float(value.lstrip("+-"))
+        value = -number if value.startswith("-") else number
+    return LONGEST_KEEP_ALIVE_S if value < 0 else min(value, LONGEST_KEEP_ALIVE_S)
+
+
+# --------------------------------------------------------------------------------------------------------------- messages
+
+
+class _Calls:
+    """The calls without a result so far, and ids for those that have none.
+
+    Older clients know no ids: a result belongs to a call by the tool's name, else by its order.
+    """
+
+    def __init__(self) -> None:
+        self._open = OrderedDict[str, str]()  # id → the tool's name, oldest first
+        self._by_name = defaultdict[str, OrderedDict[str, None]](OrderedDict)
+        self._made = 0
+
+    def add(self, name: str, known: str | None) -> str:
+        """A call, by its own id if it has one; its id."""
+        call = known or self._new()
+        self._open[call] = name
+        self._by_name[name][call] = None
+        return call
+
+    def answer(self, name: str, known: str | None) -> str:
+        """The id of the call that a result belongs to: by id, else by name, else by order."""
+        calls = self._by_name[name] if name else self._open
+        call = (
+            known or next(iter(calls), None) or self._new()
+        )  # the worker says that there is no such call, if it minds
+        self._by_name[self._open.pop(call, name)].pop(call, None)
+        return call
+
+    def _new(self) -> str:
+        self._made += 1
+        return f"call_{self._made}"
+
+
+def _message(message: types.OllamaMessage, calls: _Calls) -> Json:
+    canonical: Json = {"role": message.role, "content": _content(message.content or "", message.images)}
+    if message.thinking:
+        canonical["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        canonical["tool_calls"] = [_call(call, calls) for call in message.tool_calls]
+    name = message.tool_name or message.name or ""
+    if message.role == "tool":
+        canonical["tool_call_id"] = calls.answer(name, message.tool_call_id)
+    if name:
+        canonical["name"] = name
+    return canonical
+
+
+def _call(call: types.OllamaCall, calls: _Calls) -> Json:
+    name, arguments = call.function.name, call.function.arguments
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
+    return {"id": calls.add(name, call.id), "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _content(text: str, images: list[str] | None) -> str | list[Json]:
+    """A text with its pictures, which come first, as Ollama puts them."""
+    if not images:
+        return text
+    parts: list[Json] = [{"type": "image_url", "image_url": {"url": _url(image)}} for image in images]
+    return [*parts, {"type": "text", "text": text}] if text else parts
+
+
+def _url(image: str) -> str:
+    if image.startswith("data:"):
+        return image
+    kind = next(kind for start, kind in types.PICTURES.items() if image.startswith(start))
+    return f"data:image/{kind};base64,{image}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- vectors
+
+
+def _texts(fields: Fields) -> tuple[Fields, VectorAnswers]:
+    given = {name: raw for name, raw in fields.items() if name != "dimensions" or not _is_empty(raw)}
+    request, ignored = _read(_embed, given)
+    canonical, answers = _vectors(request, fields.get("input"), ignored)
+    return canonical, replace(answers, dimensions=request.dimensions)
+
+
+def _text(fields: Fields) -> tuple[Fields, VectorAnswers]:
+    """The older path."""
+    request, ignored = _read(_embeddings, fields)
+    canonical, answers = _vectors(request, fields.get("prompt"), ignored)
+    return canonical, replace(answers, is_single=True)
+
+
+def _vectors(
+    request: types.OllamaEmbedRequest | types.OllamaEmbeddingsRequest, text: msgspec.Raw | None, ignored: list[str]
+) -> tuple[Fields, VectorAnswers]:
+    ignored += [f"options.{name}" for name in request.options or ()]  # there is nothing to sample
+    canonical = _keep_alive(request.keep_alive, ignored)
+    if request.model:
+        canonical["model"] = request.model
+    canonical |= {"input": text if request.input else ".", "encoding_format": "float", "truncate": request.truncate}
+    return encoded(canonical), VectorAnswers(request.model, tuple(ignored), is_load=not request.input)
+
+
+TRANSLATIONS: Final[Mapping[str, Translation]] = {
+    CHAT: _Translated(chat.PATH, _conversation),
+    GENERATE: _Translated(chat.PATH, _prompt),
+    EMBED: _Translated("/v1/embeddings", _texts),
+    EMBEDDINGS: _Translated("/v1/embeddings", _text),
+}
