@@ -24,7 +24,6 @@ from supervisor.dialects.ollama.operations import GROUP
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Bytes
-from supervisor.gateway.dialect import ReasoningEvent
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import TargetedTranslation, Translation
 from supervisor.schema.operation import JSON, LINES
@@ -73,10 +72,6 @@ class Ollama(OpenAI):
         """See Dialect: of prompts that go to their model as they are."""
         return decode.raw_of(fields) if method == "POST" and path == decode.GENERATE else None
 
-    def reasoning(self, path: str) -> ReasoningEvent | None:
-        """None: a line that has only thoughts is one of the answer's."""
-        return None
-
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """See Dialect. Its clients know no other field."""
         return msgspec.json.encode({"error": fields["message"]})
@@ -87,7 +82,7 @@ class Ollama(OpenAI):
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Unload a model after its running requests. Raises LlmuxError."""
-        request = decode.load_of(fields)
+        request, _ = decode.read_load(fields)
         if not request.model:
             raise InvalidRequestError('The field "model" is missing.', code="missing_model", param="model")
         loading.ask_unload(daemon, models.resolve(daemon, request.model).model.id)

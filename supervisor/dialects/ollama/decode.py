@@ -10,14 +10,14 @@ import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects import chat
 from supervisor.dialects.ollama import types
-from supervisor.dialects.ollama.encode import Answers, VectorAnswers
+from supervisor.dialects.ollama.encode import Answers, Shape, VectorAnswers
 from supervisor.dialects.openai.infill import PATH as INFILL
 from supervisor.dialects.openai.infill import Infill
 from supervisor.errors import InvalidRequestError
@@ -72,7 +72,7 @@ def _reader(kind: type[_T]) -> Reader[_T]:
     return Reader(kind, *_REMEDIES, index="[]", param=_param)
 
 
-_load: Final = _reader(types.OllamaLoad)
+read_load: Final = _reader(types.OllamaLoad)
 _chat: Final = _reader(types.OllamaChatRequest)
 _generate: Final = _reader(types.OllamaGenerateRequest)
 _embed: Final = _reader(types.OllamaEmbedRequest)
@@ -126,8 +126,8 @@ def _prompt(fields: Fields) -> tuple[Fields, Answers]:
     return _complete("generate", request, canonical, ignored)
 
 
-def _raw_prompt(fields: Fields) -> tuple[Fields, Answers]:
-    """A prompt that no template is put around."""
+def _raw_prompt(fields: Fields) -> tuple[Fields, AnswerTranslation]:
+    """A prompt that no template is put around. With a suffix, the model fills in the text between them."""
     for name in ("images", "template", "context"):
         if is_given(value := fields.get(name, _ABSENT)) and not _is_empty(value):
             message = f'"{name}" is not supported: leave it out where the prompt goes to the model as it is.'
@@ -135,14 +135,10 @@ def _raw_prompt(fields: Fields) -> tuple[Fields, Answers]:
     request, ignored = _read(_generate, fields)
     ignored += [name for name in ("think", "system") if getattr(request, name)]
     request.think = None
-    canonical = _common(request, ignored)
-    canonical["prompt"] = request.prompt
-    return _complete("generate", request, canonical, ignored)
-
-
-def _infill(fields: Fields) -> tuple[Fields, Chained]:
-    """A prompt with a suffix: the model fills in the text between them."""
-    completion, answers = _raw_prompt(fields)
+    canonical = _common(request, ignored) | {"prompt": request.prompt}
+    completion, answers = _complete("generate", request, canonical, ignored)
+    if not request.suffix:
+        return completion, answers
     infill, completions = Infill().request(completion | {"suffix": fields["suffix"]})
     return infill, Chained(completions, answers)
 
@@ -152,9 +148,8 @@ def raw_of(fields: Fields) -> TargetedTranslation | None:
     if is_load(GENERATE, fields):
         return None
     request, _ = _generate({name: fields[name] for name in ("raw", "suffix") if name in fields})
-    if request.suffix:
-        return _Translated(INFILL, _infill)
-    return _Translated("/v1/completions", _raw_prompt) if request.raw else None
+    path = INFILL if request.suffix else "/v1/completions" if request.raw else None
+    return None if path is None else _Translated(path, _raw_prompt)
 
 
 def _common(request: types.OllamaRequest, ignored: list[str]) -> Json:
@@ -186,12 +181,7 @@ def _common(request: types.OllamaRequest, ignored: list[str]) -> Json:
 
 
 def _complete(
-    shape: Literal["chat", "generate"],
-    request: types.OllamaLoad,
-    canonical: Json,
-    ignored: list[str],
-    *,
-    is_load: bool = False,
+    shape: Shape, request: types.OllamaLoad, canonical: Json, ignored: list[str], *, is_load: bool = False
 ) -> tuple[Fields, Answers]:
     if request.model:
         canonical["model"] = request.model
@@ -213,17 +203,12 @@ def is_unload(path: str, fields: Fields) -> bool:
     """Does it ask only to unload its model? Raises InvalidRequestError for a duration that is none."""
     if "keep_alive" not in fields or not is_load(path, fields):
         return False
-    request, _ = _load({"keep_alive": fields["keep_alive"]})
+    request, _ = read_load({"keep_alive": fields["keep_alive"]})
     return _seconds(request.keep_alive) == 0
 
 
-def load_of(fields: Fields) -> types.OllamaLoad:
-    """A request without anything to answer. Raises InvalidRequestError."""
-    return _load(fields)[0]
-
-
-def _loading(shape: Literal["chat", "generate"], fields: Fields) -> tuple[Fields, Answers]:
-    request, ignored = _read(_load, fields)
+def _loading(shape: Shape, fields: Fields) -> tuple[Fields, Answers]:
+    request, ignored = _read(read_load, fields)
     canonical = _keep_alive(request.keep_alive, ignored)
     canonical |= {"messages": [{"role": "user", "content": "."}], "max_tokens": 1}
     return _complete(shape, request, canonical, ignored, is_load=True)
@@ -238,16 +223,17 @@ def _keep_alive(value: float | str, ignored: list[str]) -> Json:
 
 
 def _seconds(value: float | str) -> float | None:
-    """For how many seconds the model is to stay; a negative number, for ever, is the longest time. None: the request leaves it open.
+    """How long the model stays after the request; None: the request leaves that open. A negative time is the longest.
 
-    A text is one of Go's durations, such as "1h30m", or seconds.
+    A text is one of Go's durations, such as "1h30m", or a number of seconds.
     """
-    if value == "":
-        return None
     if isinstance(value, str):
+        value = value.strip()  # the pattern takes a last line break
+        if not value:
+            return None
         parts = [float(number) * _UNITS[unit] for number, unit in _PART.findall(value)]
-        number = sum(parts) if parts else float(value.lstrip("+-"))
-        value = -number if value.startswith("-") else number
+        seconds = sum(parts) if parts else float(value.lstrip("+-"))
+        value = -seconds if value.startswith("-") else seconds
     return LONGEST_KEEP_ALIVE_S if value < 0 else min(value, LONGEST_KEEP_ALIVE_S)
 
 
@@ -275,9 +261,7 @@ class _Calls:
     def answer(self, name: str, known: str | None) -> str:
         """The id of the call that a result belongs to: by id, else by name, else by order."""
         calls = self._by_name[name] if name else self._open
-        call = (
-            known or next(iter(calls), None) or self._new()
-        )  # the worker says that there is no such call, if it minds
+        call = known or next(iter(calls), None) or self._new()  # a worker may refuse an id that no call has
         self._by_name[self._open.pop(call, name)].pop(call, None)
         return call
 
@@ -315,10 +299,8 @@ def _content(text: str, images: list[str] | None) -> str | list[Json]:
 
 
 def _url(image: str) -> str:
-    if image.startswith("data:"):
-        return image
-    kind = next(kind for start, kind in types.PICTURES.items() if image.startswith(start))
-    return f"data:image/{kind};base64,{image}"
+    kinds = (kind for start, kind in types.PICTURES.items() if image.startswith(start))
+    return image if image.startswith("data:") else f"data:image/{next(kinds)};base64,{image}"
 
 
 # ---------------------------------------------------------------------------------------------------------------- vectors

@@ -25,6 +25,7 @@ from supervisor.schema.operation import JSON, LINES
 
 _REASONS: Final = {"tool_calls": "stop", "function_call": "stop"}  # Ollama has no words for them
 Json = dict[str, Any]
+Shape = Literal["chat", "generate"]
 _encode: Final = msgspec.json.Encoder().encode
 _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -46,7 +47,7 @@ class _Answers:
 class Answers(_Answers):
     """Of chats and prompts."""
 
-    shape: Literal["chat", "generate"]
+    shape: Shape
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation."""

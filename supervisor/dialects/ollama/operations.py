@@ -148,22 +148,26 @@ async def pull_model(daemon: Daemon, body: types.OllamaPullRequest) -> Response 
     Files are fetched from the model's `source`, where `server.allow_pull` is on; a pull whose client leaves goes on. Any other
     model is refused: operators add models, with `llmux add`.
     """
-    name = _name(body)
-    row, pull = models.find(daemon, name), None
+    name, is_stream = _name(body), body.stream is not False
+    row = models.find(daemon, name)
     if row is not None and await loading.may_pull(daemon, row.model.id):
         pull = daemon.pulls.begin(row.model.id, _nothing)
-    elif row is None or (row.model.config.source and not await asyncio.to_thread(models.size_of, row.model)):
+        if is_stream:
+            return StreamingResponse(_progress(pull), media_type=LINES)
+        async for _ in _progress(pull):
+            pass
+        if pull.state == "failed":
+            raise UnavailableError(pull.error)
+    elif row is None or (
+        row.model.config.source is not None and not await asyncio.to_thread(models.size_of, row.model)
+    ):
         raise NotOfferedError(
             f"llmux fetches no model for clients that isn't in its configuration, and only where server.allow_pull is on, "
             f"so not {name[:200]!r}: its operator adds one with `llmux add`, and gets its files with `llmux pull`.",
             param="model",
         )
-    if body.stream is not False:
-        return StreamingResponse(_progress(pull), media_type=LINES)
-    async for _ in _progress(pull):
-        pass
-    if pull is not None and pull.state == "failed":
-        raise UnavailableError(pull.error)
+    elif is_stream:
+        return Response(_line(types.OllamaPulled()), media_type=LINES)
     return types.OllamaPulled()
 
 
@@ -171,19 +175,17 @@ async def _nothing() -> None:
     """Nothing follows a pull: a request for the model loads it."""
 
 
-async def _progress(pull: Pull | None) -> AsyncIterator[bytes]:
-    """How far a pull is, until it is over. None: the files are there."""
-    if pull is not None:
-        yield _line({"status": "pulling manifest"})
-    while pull is not None and pull.took_s is None:
-        line: dict[str, object] = {"status": "pulling manifest"}
+async def _progress(pull: Pull) -> AsyncIterator[bytes]:
+    """How far a pull is, until it is over. A client that leaves ends these lines alone."""
+    yield _line({"status": "pulling manifest"})
+    while pull.took_s is None:
         if pull.total_bytes:  # Ollama's command shows a bar for each digest
-            line = {"status": f"pulling {pull.model}", "digest": pull.model}
-            line |= {"total": pull.total_bytes, "completed": pull.done_bytes}
-        yield _line(line)
+            amount = {"total": pull.total_bytes, "completed": pull.done_bytes}
+            yield _line({"status": f"pulling {pull.model}", "digest": pull.model, **amount})
+        else:
+            yield _line({"status": "pulling manifest"})
         await asyncio.sleep(LOOK_S)
-    is_failed = pull is not None and pull.state == "failed"
-    yield _line({"error": pull.error} if pull is not None and is_failed else types.OllamaPulled())
+    yield _line({"error": pull.error} if pull.state == "failed" else types.OllamaPulled())
 
 
 def _line(value: object) -> bytes:

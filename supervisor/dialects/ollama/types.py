@@ -211,8 +211,6 @@ class OllamaVector(Struct):
 
 
 class OllamaDetails(Struct, kw_only=True):
-    """The kind of a model. A fact that llmux doesn't know is empty, never made up."""
-
     parent_model: str = ""
     format: str
     family: str

@@ -108,6 +108,9 @@ class TestRequests:
         assert "seed" not in told
         assert answers.ignored == ("options.num_ctx", "options.mirostat")
 
+    def test_a_whole_number_may_be_written_as_another(self):
+        assert chat(options={"num_predict": 9.0})[0]["max_tokens"] == 9
+
     @pytest.mark.parametrize("most", [-1, -2, 0])
     def test_no_limit(self, most):
         assert "max_tokens" not in chat(options={"num_predict": most})[0]
@@ -141,12 +144,25 @@ class TestRequests:
             ("90", 90),
             (-1, 86_400),
             ("-1", 86_400),
+            ("+.5h", 1800),
+            ("5m\n", 300),
             ("48h", 86_400),
         ],
     )
     def test_keep_alive(self, said, seconds):
         told, answers = chat(keep_alive=said)
         assert (told[KEEP_ALIVE], answers.ignored) == (seconds, ())
+
+    @cases("said", ["", "\n", None])
+    def test_a_keep_alive_that_says_nothing(self, said):
+        told, answers = chat(keep_alive=said)
+        assert (KEEP_ALIVE in told, answers.ignored) == (False, ())
+
+    @cases("said", ["soon", "5 m", "m", True, [], {}])
+    def test_a_keep_alive_that_is_none_has_its_code(self, said):
+        with pytest.raises(InvalidRequestError, match="-1: for ever") as refused:
+            chat(keep_alive=said)
+        assert (refused.value.code, refused.value.param) == ("invalid_keep_alive", "keep_alive")
 
     def test_a_model_is_not_unloaded_behind_an_answer(self):
         told, answers = chat(keep_alive=0)
@@ -202,6 +218,26 @@ class TestRequests:
         assert found[:4] == [ids[1], "mine", ids[0], ids[3]]
         assert len({*ids, *found[4:]}) == 6, "no call is left for the last ones"
 
+    def test_arguments_in_a_text_stay_as_they_are(self):
+        call = {"function": {"name": "f", "arguments": '{"b" : 1e2, "a":2}'}}
+        assistant = chat(messages=[{"role": "assistant", "tool_calls": [call]}])[0]["messages"][0]
+        assert assistant["tool_calls"][0]["function"]["arguments"] == '{"b" : 1e2, "a":2}'
+
+    def test_unknown_fields_are_named_where_they_are(self):
+        call = {
+            "id": "a",
+            "type": "function",
+            "index": 0,
+            "function": {"index": 0, "name": "f", "arguments": {}, "x": 1},
+        }
+        turns = [{"role": "assistant", "tool_calls": [call, call], "x": 1, "y": None}, {"role": "tool", "x": ""}]
+        assert chat(messages=turns)[1].ignored == ("messages[].tool_calls[].function.x", "messages[].x")
+
+    def test_empty_fields_say_nothing(self):
+        told, answers = chat(tools=[], format="", options={}, suffix="", template="", context=[], width={})
+        assert answers.ignored == ()
+        assert told["tools"] == []
+
     def test_many_calls_take_no_longer_each(self):
         def steps(count):
             turns = [{"role": "assistant", "tool_calls": [CALL] * count}, *[{"role": "tool", "tool_name": "x"}] * count]
@@ -240,6 +276,10 @@ class TestRequests:
             ("chat", {"messages": [{"role": "user", "images": ["http://there/x.png"]}]}, "images"),
             ("chat", {"options": [1]}, "options"),
             ("chat", {"options": {"num_predict": "many"}}, "options.num_predict"),
+            ("chat", {"options": {"num_predict": 2.5}}, "options.num_predict"),
+            ("generate", {"images": ["R0xG"]}, "images"),
+            ("generate", {"raw": True, "images": [PNG]}, "images"),
+            ("generate", {"suffix": "x", "context": [1]}, "context"),
             ("chat", {"think": "hard"}, "think"),
             ("chat", {"format": "xml"}, "format"),
             ("chat", {"keep_alive": "soon"}, "keep_alive"),
@@ -395,6 +435,7 @@ class TestAnswers:
         told, answers = asked("/api/embed", model="m", input=["a", "b"], dimensions=2, truncate=True, options={"a": 1})
         assert told == {"model": "m", "input": ["a", "b"], "encoding_format": "float", "truncate": True}
         assert answers.ignored == ("options.a",)
+        assert asked("/api/embed", model="m", input="a", dimensions=[])[1].dimensions == 0
         rows = [{"index": 1, "embedding": [3, 4]}, {"index": 0, "embedding": [1, 2.5]}]
         got = json.loads(answers.answer(json.dumps({"data": rows, "usage": {"prompt_tokens": 2}}).encode()))
         assert got["embeddings"] == [[1, 2.5], [3, 4]]
