@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, structs
 
 from supervisor.gateway.body.typed import Sent, unparsed
 from supervisor.schema.operation import Open, anything, array, doc, text
@@ -56,9 +56,8 @@ class OllamaOptions(Sent):
     frequency_penalty: _Number = unparsed()
 
 
-_NAMES: Final = zip(OllamaOptions.__struct_fields__, OllamaOptions.__struct_encode_fields__, strict=True)
 NAMES: Final[Mapping[str, str]] = {
-    **{canonical: f"options.{name}" for canonical, name in _NAMES},
+    **{option.name: f"options.{option.encode_name}" for option in structs.fields(OllamaOptions)},
     "chat_template_kwargs": "think",
     "reasoning_effort": "think",
     "response_format": "format",
