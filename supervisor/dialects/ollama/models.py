@@ -47,11 +47,10 @@ def size_of(model: CatalogModel) -> int:
     return 0
 
 
-def listed(daemon: Daemon, row: catalog.Route, size: int) -> types.OllamaListedModel:
-    """A model of the list, whether it is loaded or not."""
-    name = _tagged(daemon, row.name)
-    details = _details(daemon.fleet.effective(row.model.id))
-    return types.OllamaListedModel(name, name, _digest(name), details, _started(daemon), size)
+def listed(daemon: Daemon, public: str, model: CatalogModel, size: int) -> types.OllamaListedModel:
+    """A public name of a model, whether it is loaded or not."""
+    name = _tagged(daemon, public)
+    return types.OllamaListedModel(name, name, _digest(name), _details(model), _started(daemon), size)
 
 
 def loaded(daemon: Daemon, row: catalog.Route, status: ModelStatus) -> types.OllamaLoadedModel:

@@ -98,8 +98,9 @@ async def list_models(daemon: Daemon) -> Response:
     await daemon.know_capabilities()
     rows = models.useful(daemon.catalog.listing())
     effective = {row.model.id: daemon.fleet.effective(row.model.id) for row in rows}
-    sizes = await asyncio.to_thread(lambda: {name: models.size_of(model) for name, model in effective.items()})
-    return await listed((models.listed(daemon, row, sizes[row.model.id]) for row in rows), "models")
+    sizes = await asyncio.to_thread(lambda: {id_: models.size_of(model) for id_, model in effective.items()})
+    keyed = ((row.name, row.model.id) for row in rows)  # a reload may meanwhile have taken a model away
+    return await listed((models.listed(daemon, name, effective[id_], sizes[id_]) for name, id_ in keyed), "models")
 
 
 @GROUP.operation("GET", "/api/ps")
