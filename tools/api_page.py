@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from supervisor.api.openapi import answer_of, key_of, recorded, sections
-from supervisor.dialects.openai.schemas import X_FIELDS
+from supervisor.dialects.openai.types import ForLlmux
 from supervisor.schema.operation import FORM, JSON, Operation, Schema, Section
 
 URL: Final = "http://127.0.0.1:8081"
@@ -58,7 +58,9 @@ def _described(schema: Schema | None, told: set[str]) -> dict[str, str]:
     told.update(filter(None, [schema.get("title")]))
     fields: Mapping[str, Schema] = schema.get("properties", {})
     rows = {
-        name: field["description"] for name, field in fields.items() if "description" in field and name not in X_FIELDS
+        name: field["description"]
+        for name, field in fields.items()
+        if "description" in field and name not in ForLlmux.__struct_fields__
     }
     lists = [field["items"] for field in fields.values() if "items" in field and not rows]
     return rows or next((found for items in lists if (found := _described(items, told))), {})
