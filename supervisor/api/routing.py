@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from starlette.routing import Route
@@ -34,19 +33,16 @@ def _exactness(endpoint: Endpoint) -> tuple[int, int]:
 ENDPOINTS: Final = sorted((endpoint for group in GROUPS for endpoint in group.endpoints), key=_exactness)
 
 
-_PATHS: Final = [
-    *(path for endpoint in ENDPOINTS for path in endpoint.paths),
-    *(other.path for group in GROUPS for other in group.others),
+_SCOPES: Final[list[tuple[str, Scope | None]]] = [
+    *((path, endpoint.scope) for endpoint in ENDPOINTS for path in endpoint.paths),
+    *((other.path, other.scope) for group in GROUPS for other in group.others),
+    ("/ui/{path:path}", None),
+    (f"{configuration.PATH}/{{path:path}}", "configure"),
+    ("/v1/admin{path:path}", "admin"),
 ]
-_SCOPES: Final[list[tuple[re.Pattern[str], Scope | None]]] = [
-    *((pattern(path), endpoint.scope) for endpoint in ENDPOINTS for path in endpoint.paths),
-    *((pattern(other.path), other.scope) for group in GROUPS for other in group.others),
-    (re.compile("/ui/.*", re.DOTALL), None),
-    (re.compile(f"{configuration.PATH}/.*", re.DOTALL), "configure"),
-    (re.compile("/v1/admin.*", re.DOTALL), "admin"),
-]
-"""Also of paths without an operation, below those that have some."""
-_PREFIXES: Final = tuple({path.partition("{")[0] for path in (*_PATHS, "/ui/", "/v1/admin")} - {"/"})
+"""Of each path; the last ones are of paths without an operation."""
+_PATTERNS: Final = [(pattern(path), scope) for path, scope in _SCOPES]
+_PREFIXES: Final = tuple({path.partition("{")[0] for path, _ in _SCOPES} - {"/"})
 
 
 def routes(api: Api) -> list[Route]:
@@ -58,4 +54,4 @@ def scope_of(path: str) -> tuple[Scope | None] | None:
     """The scope of a key that the path needs, in a tuple; None: the path is none of the daemon's own."""
     if path != "/" and not path.startswith(_PREFIXES):
         return None
-    return next(((scope,) for pattern, scope in _SCOPES if pattern.fullmatch(path)), None)
+    return next(((scope,) for pattern, scope in _PATTERNS if pattern.fullmatch(path)), None)
