@@ -170,9 +170,8 @@ async def read_usage(api: Api, query: UsageQuery, request: Request) -> Response 
         and (query.model is None or query.model == one.model)
     ]
     data = rows(found, by_model=query.by_model)
-    if (query.format or "json") == "json" and not (
-        query.format is None and request.headers.get("accept", "").startswith("text/csv")
-    ):
+    accepts_csv = request.headers.get("accept", "").startswith("text/csv")
+    if (query.format or ("csv" if accepts_csv else "json")) == "json":
         return UsageList(data)
     headers = {"content-disposition": f'attachment; filename="llmux-usage-{first}-{last}.csv"'}
     return Response(as_csv(data, by_model=query.by_model), headers=headers, media_type=CSV)

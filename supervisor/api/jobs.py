@@ -258,13 +258,13 @@ async def _look(daemon: Daemon, job: Job) -> None:
 
 async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
     """Each change of it, the last one when it is over. A daemon that ends or hands over cuts it short."""
-    told, told_at = None, 0.0
+    sent, sent_at = None, 0.0
     while True:
         await _look(daemon, job)
         view = _view(daemon, job)
-        if view != told or time.monotonic() - told_at > KEEPALIVE_S:
-            yield b"" if view == told else b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
-            told, told_at = view, time.monotonic()
+        if view != sent or time.monotonic() - sent_at > KEEPALIVE_S:
+            yield b"" if view == sent else b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
+            sent, sent_at = view, time.monotonic()
         if job.is_over or daemon.jobs.is_paused:
             return
         await daemon.jobs.changed(LOOK_S)
