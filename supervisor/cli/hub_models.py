@@ -22,6 +22,7 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog.local_models import GGUF, Entry, purpose, quantisation, runtime_of
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.io import hub
+from supervisor.io.download import File
 
 HEADER_BYTES: Final = 1 << 20
 WITHOUT_HEADER: Final = 1.2  # memory relative to the files, where no more is known
@@ -61,7 +62,7 @@ class Variant:
     """One way to take a repository's model. `need_mib`: memory it takes; `detail` says of what."""
 
     label: str
-    files: tuple[hub.File, ...]  # the first is the one to load
+    files: tuple[File, ...]  # the first is the one to load
     entry: Entry = field(default_factory=dict)
     need_mib: int = 0
     detail: str = ""
@@ -138,7 +139,7 @@ def variants(wanted: Reference) -> list[Variant]:
     """
     listing = hub.look(Source(repo=wanted.repo, revision=wanted.revision, files=["*"]))
     projector = _projector(listing)
-    groups: dict[str, list[hub.File]] = {}
+    groups: dict[str, list[File]] = {}
     for file in sorted(filter(lambda file: _is_model(file.name), listing.files), key=lambda file: file.name):
         groups.setdefault(_PART.sub("", file.name[: -len(GGUF)]), []).append(file)
     groups = {stem: files for stem, files in groups.items() if _is_whole(files)}
@@ -166,20 +167,20 @@ def _is_model(name: str) -> bool:
     return lower.endswith(GGUF) and "mmproj" not in lower and "imatrix" not in lower
 
 
-def _is_whole(files: Sequence[hub.File]) -> bool:
+def _is_whole(files: Sequence[File]) -> bool:
     """Are all parts there? The names of the parts say how many there must be."""
     found = _PART.search(files[0].name[: -len(GGUF)])
     return found is None or int(found[1]) == len(files)
 
 
-def _projector(listing: hub.Listing) -> hub.File | None:
+def _projector(listing: hub.Listing) -> File | None:
     """The file that lets the model see; of several the one in F16, which every device computes."""
     found = [file for file in listing.files if file.name.lower().endswith(GGUF) and "mmproj" in file.name.lower()]
     order = {"F16": 0, "BF16": 1, "Q8_0": 2}
     return min(found, key=lambda file: (order.get(quantisation(file.name[: -len(GGUF)]), 3), file.name), default=None)
 
 
-def _labels(stems: Sequence[str] | dict[str, list[hub.File]]) -> dict[str, str]:
+def _labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, str]:
     """What to call each: its quantisation, or the file where that isn't told, or told twice."""
     told = [quantisation(stem) for stem in stems]
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import Final
 
 from runtimes.machine import Machine
 from supervisor.errors import InvalidRequestError
-from supervisor.io.archives import Asset, UnknownFileError, download
+from supervisor.io.archives import UnknownFileError
 from supervisor.io.archives.releases import BUILD, NOTED, Releases
+from supervisor.io.download import File
 from supervisor.io.installer import InstallError, Package
 from supervisor.io.recipe import Recipe
 
@@ -80,7 +82,7 @@ def forget_download(recipe: Recipe, package: Package, runtimes_dir: Path, machin
 def _fetched(known: Releases, build: str, folder: Path, echo: Echo, name: str, *, ask: bool) -> Path:
     asset = known.asset(build, name, ask=ask or build != known.pinned)
     echo(f"{name}: {asset.size >> 20} MiB from {known.url(build, asset).partition('/download/')[0]}")
-    return download.fetch(known.url(build, asset), asset, folder, echo)
+    return known.fetch(build, asset, folder, echo)
 
 
 def _carried(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) -> Package:
@@ -111,17 +113,17 @@ def _checked(path: Path, known: Releases, build: str, wanted: Wanted) -> None:
     """Raises InstallError unless it is the file of that name, or a person says that it is."""
     if not path.is_file():
         raise InvalidRequestError(f"{path}: there is no such file.", param="--from")
-    size, digest = path.stat().st_size, download.digest_of(path)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    found = File(path.name, path.stat().st_size, digest)
     try:
         asset = known.asset(build, path.name)
-    except UnknownFileError:
-        asset = Asset(path.name, size, "")
-    if (size, digest) == (asset.size, asset.digest):
+    except UnknownFileError as error:
+        if not wanted.agreed(f"{path.name} has the sha256 {digest}, which llmux doesn't know. Install it?"):
+            raise InstallError(
+                f"{path.name} is not known: compare its sha256, {digest}, with the release's; then add --yes."
+            ) from error
+        known.note({path.name: (found.size, digest)})
         return
-    if asset.digest:
+    if found != asset:
         raise InstallError(f"{path} has the sha256 {digest}, and it must be {asset.digest}: it was damaged or changed.")
-    if not wanted.agreed(f"{path.name} has the sha256 {digest}, which llmux doesn't know. Install it?"):
-        raise InstallError(
-            f"{path.name} is not known: compare its sha256, {digest}, with the release's; then add --yes."
-        )
-    known.note({path.name: (size, digest)})

@@ -33,6 +33,7 @@ from supervisor.cli import output
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import hub, hub_download, hub_kernels, venvs
+from supervisor.io.download import File, line_of
 
 TELL_S: Final = 1.0
 
@@ -56,11 +57,11 @@ class Download:
     models: list[CatalogModel]
     kernel: Kernel | None = None
     copy: hub_download.Copy | None = None
-    missing: list[hub.File] = field(default_factory=list)
+    missing: list[File] = field(default_factory=list)
     problem: str | None = None
 
     @property
-    def files(self) -> tuple[hub.File, ...]:
+    def files(self) -> tuple[File, ...]:
         """All wanted files of it; none while the hub has not answered."""
         return self.copy.listing.files if self.copy is not None else ()
 
@@ -172,7 +173,7 @@ def _object(text: bytes, what: str) -> Mapping[str, JsonValue]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} can't be read ({hub.line_of(error)})") from error
+        raise ValueError(f"{what} can't be read ({line_of(error)})") from error
     return value if isinstance(value, dict) else {}
 
 

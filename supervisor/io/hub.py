@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import hashlib
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedReader, BytesIO
-from pathlib import Path, PurePosixPath
+from io import BytesIO
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urljoin
 
 from runtimes.model_config import Source
 from supervisor.errors import LlmuxError
+from supervisor.io.download import TIMEOUT_S, File, Origin, line_of
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-TIMEOUT_S: Final = 30.0
 LISTING_BYTES: Final = 32 << 20
 """Of all pages of a listing together, each at least `PAGE_BYTES`: some 100 000 files."""
 PAGE_BYTES: Final = 64 * 1024
@@ -37,6 +37,8 @@ OWN: Final = ".llmux-pull"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REFUSED: Final = (401, 403)
+PASSING: Final = (408, 429, *range(500, 600))
+"""Errors that are worth a retry."""
 
 # Not needed beside safetensors: the same weights for other programs, and in other layouts.
 OTHER_WEIGHTS: Final = (
@@ -53,31 +55,6 @@ class HubError(LlmuxError):
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """A file of a repository. `digest` is sha256 for large files, else git's: sha1 with a header."""
-
-    name: str
-    size: int
-    digest: str
-
-    @property
-    def is_large(self) -> bool:
-        """Does git only point to it?"""
-        return len(self.digest) == 64
-
-    def is_of(self, path: Path) -> bool:
-        """Does the file there have this content? Reads all of it."""
-        with path.open("rb") as file:
-            return path.stat().st_size == self.size and self.is_content(file)
-
-    def is_content(self, stream: BufferedReader | BytesIO) -> bool:
-        """Does it have this content?"""
-        header = b"blob %d\0" % self.size
-        hashed = hashlib.sha256() if self.is_large else hashlib.sha1(header)  # noqa: S324  # git's choice
-        return hashlib.file_digest(stream, lambda: hashed).hexdigest() == self.digest
-
-
-@dataclass(frozen=True, slots=True)
 class Listing:
     """The wanted files of a repository, at one commit."""
 
@@ -90,6 +67,11 @@ class Listing:
     def url(self, file: File) -> str:
         """Its address at the hub."""
         return str(client().hf_hub_url(self.repo, file.name, revision=self.commit, repo_type=self.kind))
+
+    def origin(self, file: File) -> Origin:
+        """The hub, as a downloader asks it for the file. No other host that it redirects to gets the person's token."""
+        ask = functools.partial(answer, self.url(file))
+        return Origin(ask, PASSING, lambda error: explained(error, self.repo, self.commit))
 
 
 @contextlib.contextmanager
@@ -261,8 +243,3 @@ def explained(error: BaseException, repo: str, revision: str) -> HubError:
         case _:
             text = f"{endpoint} can't be reached ({line_of(error)}); try again: what has come is kept"
     return HubError(f"{repo}: {text}")
-
-
-def line_of(error: BaseException) -> str:
-    """The first line: what went wrong, without advice."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,11 +1,9 @@
-"""Downloads files of a hub; an interrupted download costs as little as possible.
+"""Fetches the files of a hub's listing into a folder.
 
-There are two downloaders. Ours resumes. The hub's own fetches what is stored as Xet, and files above 50 GB, which plain
-requests don't get; it keeps nothing of a file that was interrupted. Either way a file takes its place only when its size
-and hash are what the hub says:
+There are two downloaders. Ours (io/download.py) resumes. The hub's own fetches what is stored as Xet, and files above 50 GB,
+which plain requests don't get; it keeps nothing of a file that was interrupted. Either way a file takes its place only when
+its size and hash are what the hub says. Beside the files and their parts there are:
 
-    <folder>/<file>                     complete
-    <folder>/<file>.<hash>.part         incomplete; the next attempt asks for the rest
     <folder>/.llmux-pull.hub/<hash>/    where the hub's own downloader works
     <folder>/.llmux-pull.json           what was hashed when, so that nothing is hashed twice
 """
@@ -14,34 +12,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import importlib.util
 import json
-import os
 import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Final, TypeVar
 
+from supervisor.io import download
+from supervisor.io.download import TIMEOUT_S, File, Tell, line_of, pause
 from supervisor.io.files import lock, replacing, turn
-from supervisor.io.hub import OWN, REFUSED, TIMEOUT_S, File, HubError, Listing, answer, client, explained, line_of
+from supervisor.io.hub import OWN, REFUSED, HubError, Listing, client, explained
 
 RECORD: Final = f"{OWN}.json"
 LOCK: Final = f"{OWN}.lock"
 ASIDE: Final = f"{OWN}.hub"
 AT_ONCE: Final = 4
-ATTEMPTS: Final = 5  # in a row without a byte
-PASSING: Final = (408, 429)  # errors of the client that are worth a retry
-FIRST_PAUSE_S: Final = 0.1
 HEEDS_CTRL_C_S: Final = 0.5
 BESIDE_BYTES: Final = 16 << 20
 """Of its own logs and records, the hub's own downloader may write more than the file has."""
 
-Told = Callable[[str], None]
 _T = TypeVar("_T")
 
 
@@ -88,7 +81,7 @@ class Copy:
             if file == self._with_hub:
                 sizes = [path.stat().st_size for path in self._aside(file).rglob("*") if path.is_file()]
                 return min(max(sizes, default=0), file.size)
-            return min(self._part(file).stat().st_size, file.size)
+            return min(file.part(self.folder).stat().st_size, file.size)
         return 0
 
     def clear(self) -> None:
@@ -98,7 +91,7 @@ class Copy:
                 if lock(file):  # else another pull is at it
                     shutil.rmtree(self.folder / ASIDE)
 
-    def fetch(self, files: Sequence[File], tell: Told) -> None:
+    def fetch(self, files: Sequence[File], tell: Tell) -> None:
         """Get these files, reporting each. Blocks. Raises HubError or OSError; what has come stays."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stop = threading.Event()
@@ -115,7 +108,7 @@ class Copy:
                 hubs = dict(
                     zip(files, _each(threads, lambda file: self._takes_hubs_own(file, stop), files), strict=True)
                 )
-                own = functools.partial(self._download, tell=tell, stop=stop)
+                own = functools.partial(self._resume, tell=tell, stop=stop)
                 for _ in _each(threads, lambda file: self._fetch(file, tell, own), [f for f in files if not hubs[f]]):
                     pass
                 for file in [file for file in files if hubs[file]]:  # in this thread, which Ctrl-C interrupts
@@ -126,47 +119,34 @@ class Copy:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _fetch(self, file: File, tell: Told, download: Callable[[File, Path], None]) -> None:
-        path, part = self.folder / file.name, self._part(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for again in (False, True):
-            download(file, part)
-            if file.is_of(part):
-                break
-            part.unlink()
-            if again:
-                raise HubError(f"{self.listing.repo}: {file.name} arrived twice with another hash than the hub says.")
-            tell(f"{file.name}: arrived with another hash than the hub says; once more")
-        part.replace(path)
-        for old in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-            old.unlink(missing_ok=True)
+    def _fetch(self, file: File, tell: Tell, fill: Callable[[File, Path], None]) -> None:
+        wrong = HubError(f"{self.listing.repo}: {file.name} arrived twice with another hash than the hub says.")
+        download.fetch(file, self.folder, functools.partial(fill, file), wrong, tell)
         self._remember(file)
         self._came.add(file.name)
         tell(f"{file.name}: {file.size} bytes, verified")
 
     def _takes_hubs_own(self, file: File, stop: threading.Event) -> bool:
-        hub, part = client(), self._part(file)
+        hub, part = client(), file.part(self.folder)
         able = not hub.constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
-        xet = able and file.is_large and self._is_xet(file, stop)
+        xet = able and not file.is_git_blob and self._is_xet(file, stop)
         begun = part.exists() and part.stat().st_size > 0
         return takes_hubs_own(file.size, xet=xet, begun=begun, largest_plain=hub.constants.MAX_HTTP_DOWNLOAD_SIZE)
 
     def _is_xet(self, file: File, stop: threading.Event) -> bool:
         """Is the file stored as Xet? Raises HubError."""
-        hub, fruitless = client(), 0
-        while not stop.is_set():  # the client's own retries can't be stopped
+        hub, origin, fruitless = client(), self.listing.origin(file), 0
+        while True:  # the client's own retries can't be stopped
             try:
                 found = hub.get_hf_file_metadata(self.listing.url(file), timeout=TIMEOUT_S)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # the origin judges it
                 fruitless += 1
-                if _is_final(error) or fruitless == ATTEMPTS:
-                    raise explained(error, self.listing.repo, self.listing.commit) from error
-                _pause(fruitless, stop)
+                origin.check(error, fruitless)
+                pause(fruitless, stop)
                 continue
             if found.xet_file_data is not None and found.size != file.size:
                 raise HubError(f"{self.listing.repo}: the hub lists {file.name} with another size than it has as Xet.")
             return found.xet_file_data is not None
-        raise InterruptedError
 
     def _download_by_hub(self, file: File, part: Path) -> None:
         """Let the hub's own downloader fill `part`. It works aside, because it removes an older file first."""
@@ -209,53 +189,8 @@ class Copy:
             f"{self.listing.repo}: {file.name}: the hub's own downloader gave up ({line_of(error)}); {remedy}"
         )
 
-    def _download(self, file: File, part: Path, tell: Told, stop: threading.Event) -> None:
-        """Fill `part` up to the file's size, however often the connection breaks, as long as bytes come."""
-        hub = client()
-        fruitless = 0
-        part.touch()
-        with part.open("r+b") as out:
-            if out.seek(0, os.SEEK_END) > file.size:
-                _empty(out)
-            while (there := out.tell()) < file.size:
-                try:
-                    self._read(file, out, stop)
-                    problem: Exception = EOFError("the answer ended early")
-                except hub.errors.HfHubHTTPError as error:
-                    if _is_final(error):
-                        raise explained(error, self.listing.repo, self.listing.commit) from error
-                    problem = error
-                except OSError:  # the disk's: the client's errors are no OSError
-                    raise
-                except Exception as error:  # noqa: BLE001  # whatever broke, what has come is kept and checked
-                    problem = error
-                if (now := out.tell()) >= file.size:
-                    break
-                fruitless = 0 if now > there else fruitless + 1
-                if fruitless == ATTEMPTS:
-                    raise explained(problem, self.listing.repo, self.listing.commit) from problem
-                tell(f"{file.name}: broken off at {now} of {file.size} bytes ({line_of(problem)}); going on")
-                _pause(fruitless, stop)
-
-    def _read(self, file: File, out: BinaryIO, stop: threading.Event) -> None:
-        """Request what is missing, and append it: up to the file's size, whatever else comes."""
-        there = out.tell()
-        headers = {"Accept-Encoding": "identity"}
-        if there:
-            headers["Range"] = f"bytes={there}-"
-        with answer(self.listing.url(file), headers) as response:
-            if there and response.status_code != HTTPStatus.PARTIAL_CONTENT:
-                _empty(out)
-            for chunk in response.iter_bytes():
-                if stop.is_set():
-                    raise InterruptedError
-                out.write(chunk[: file.size - out.tell()])
-                if out.tell() == file.size:  # the rest would be none of it
-                    break
-
-    def _part(self, file: File) -> Path:
-        path = self.folder / file.name
-        return path.with_name(f"{path.name}.{file.digest[:12]}.part")
+    def _resume(self, file: File, part: Path, tell: Tell, stop: threading.Event) -> None:
+        download.resume(file, part, self.listing.origin(file), tell, stop)
 
     def _aside(self, file: File) -> Path:
         return self.folder / ASIDE / file.digest[:12]
@@ -307,23 +242,6 @@ def _each(threads: ThreadPoolExecutor, function: Callable[[File], _T], files: Se
         while not wait((future,), HEEDS_CTRL_C_S).done:
             pass
         yield future.result()
-
-
-def _is_final(error: BaseException) -> bool:
-    """Is a retry useless?"""
-    if not isinstance(error, client().errors.HfHubHTTPError):
-        return False
-    status: int = error.response.status_code
-    return status < 500 and status not in PASSING
-
-
-def _pause(fruitless: int, stop: threading.Event) -> None:
-    stop.wait(min(FIRST_PAUSE_S * 2**fruitless, 5.0))
-
-
-def _empty(out: BinaryIO) -> None:
-    out.seek(0)
-    out.truncate()
 
 
 def _mark(path: Path, file: File) -> list[object]:

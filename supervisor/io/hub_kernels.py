@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from runtimes.adapters.hub_kernels import Build, suits
 from runtimes.shared.kernel import Kernel
 from supervisor.io import hub
+from supervisor.io.download import File
 from supervisor.io.files import replacing
 
 
@@ -69,7 +70,7 @@ def _folder(cache: Path, repo: str) -> Path:
     return cache / f"kernels--{repo.replace('/', '--')}"
 
 
-def _variant(file: hub.File) -> str:
+def _variant(file: File) -> str:
     parts = PurePosixPath(file.name).parts
     return parts[1] if len(parts) > 2 else ""
 

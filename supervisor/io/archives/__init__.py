@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from supervisor.errors import LlmuxError
 
 
@@ -15,12 +13,3 @@ class ReleaseError(LlmuxError):
 
 class UnknownFileError(ReleaseError):
     """Nobody who was asked knows a file of this name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """A file of a release. `size` in bytes; `digest` is its sha256."""
-
-    name: str
-    size: int
-    digest: str

@@ -1,4 +1,4 @@
-"""A project's releases: which files a build has, with their sizes and sha256.
+"""A project's releases: which files a build has, with their sizes and sha256, and how they are fetched.
 
 A digest comes from the first of these that knows the file: what this llmux pins; what was noted on this machine; the release's
 API, which is asked only for a build that a person has named. What the API says is noted beside the environments, in a file that
@@ -7,24 +7,31 @@ a person can read, keep, and copy to other machines. "The latest" is never asked
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 import httpx
 
-from supervisor.io.archives import Asset, ReleaseError, UnknownFileError
+from supervisor.io import download
+from supervisor.io.archives import ReleaseError, UnknownFileError
+from supervisor.io.download import File, Origin, line_of
 from supervisor.io.files import replacing
 
 VARIABLE: Final = "LLMUX_LLAMA_CPP_RELEASES"
 """A mirror's address: it has `download/BUILD/FILE` and, for other builds than the pinned one, `tags/BUILD`."""
 NOTED: Final = "digests.json"
 ANSWER_BYTES: Final = 8 << 20
-TIMEOUT_S: Final = 30.0
+PASSING: Final = (408, 500, 502, 503, 504)
+TELL_S: Final = 5.0
 BUILD: Final = re.compile(r"b[0-9]{1,9}")
 _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
 Known = Mapping[str, tuple[int, str]]
@@ -40,18 +47,42 @@ class Releases:
         self._assets: Known = {name: (size, digest) for name, (size, digest) in told["assets"].items()}
         self._noted = noted
 
-    def asset(self, build: str, name: str, *, ask: bool = False) -> Asset:
+    def asset(self, build: str, name: str, *, ask: bool = False) -> File:
         """The file of this name. `ask`: a person named the build, so the API may say. Blocks. Raises ReleaseError, OSError."""
         known = {**self._read(), **self._assets}
         if name not in known and ask:
             known |= self._asked(build)
         if name not in known:
             raise UnknownFileError(f"llama.cpp's release {build} has no {name}, as far as is known here.")
-        return Asset(name, *known[name])
+        return File(name, *known[name])
 
-    def url(self, build: str, asset: Asset) -> str:
+    def url(self, build: str, asset: File) -> str:
         base = os.environ.get(VARIABLE) or f"https://github.com/{self.repository}/releases"
         return f"{base.rstrip('/')}/download/{build}/{asset.name}"
+
+    def fetch(self, build: str, asset: File, folder: Path, tell: download.Tell) -> Path:
+        """The file in this folder, whole and checked. Blocks. Raises ReleaseError, OSError."""
+        path, told = folder / asset.name, time.monotonic()
+        if path.is_file() and asset.is_of(path):
+            return path
+
+        def came(there: int) -> None:
+            nonlocal told
+            if (now := time.monotonic()) - told > TELL_S:
+                told = now
+                tell(f"{asset.name}: {there >> 20} of {asset.size >> 20} MiB")
+
+        origin = Origin(
+            functools.partial(_answer, self.url(build, asset)), PASSING, functools.partial(_explained, asset)
+        )
+        wrong = ReleaseError(
+            f"{asset.name} came with another sha256 than it must have ({asset.digest}); nothing of it was used. Try again; if "
+            "it happens again, whoever serves it serves something else."
+        )
+        never = threading.Event()  # Ctrl-C interrupts a command's main thread
+        return download.fetch(
+            asset, folder, lambda part: download.resume(asset, part, origin, tell, never, came), wrong, tell
+        )
 
     def note(self, found: Known) -> None:
         """Keep these digests, in a file for people. Raises OSError."""
@@ -73,9 +104,7 @@ class Releases:
         address = f"{base.rstrip('/')}/tags/{build}"
         content = bytearray()
         try:
-            with httpx.stream("GET", address, timeout=TIMEOUT_S, follow_redirects=True) as response:
-                if response.is_error:
-                    raise refused(response, f"llama.cpp has no release {build}")
+            with _answer(address) as response:
                 for chunk in response.iter_bytes():
                     content += chunk
                     if len(content) > ANSWER_BYTES:
@@ -86,6 +115,8 @@ class Releases:
                 for one in listed
                 if one.get("state", "uploaded") == "uploaded" and (digest := _SHA256.fullmatch(one.get("digest") or ""))
             }
+        except httpx.HTTPStatusError as error:
+            raise _refused(error.response, f"llama.cpp has no release {build}") from error
         except httpx.HTTPError as error:
             raise ReleaseError(
                 f"{address}: {error}; try again later, or carry the archive here: --from FILE"
@@ -96,7 +127,24 @@ class Releases:
         return found
 
 
-def refused(response: httpx.Response, missing: str) -> ReleaseError:
+@contextlib.contextmanager
+def _answer(url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
+    """A response of which nothing is read yet. Raises httpx.HTTPError."""
+    with httpx.stream("GET", url, headers=headers, timeout=download.TIMEOUT_S, follow_redirects=True) as response:
+        response.raise_for_status()
+        yield response
+
+
+def _explained(asset: File, error: Exception) -> ReleaseError:
+    """Why a file didn't come, with the remedy."""
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in PASSING:
+        return _refused(error.response, f"the release has no {asset.name}")
+    return ReleaseError(
+        f"{asset.name} does not come: {line_of(error)}. What came is kept; say it again later, or use --from FILE."
+    )
+
+
+def _refused(response: httpx.Response, missing: str) -> ReleaseError:
     """Why a server didn't give it; `missing`: what a 404 means."""
     status, limited = response.status_code, response.headers.get("x-ratelimit-remaining") == "0"
     if status == HTTPStatus.NOT_FOUND:

@@ -15,8 +15,9 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.io import hub_download
-from supervisor.io.hub import File, HubError, Listing
+from supervisor.io import download, hub_download
+from supervisor.io.download import File
+from supervisor.io.hub import HubError, Listing
 from tests.e2e.cli.pull.conftest import MIB, content
 from tests.support.daemon import wait_until
 from tests.support.limits import LIMIT_S
@@ -151,7 +152,7 @@ class TestAsking:
         assert set(hub.xet_reads) == {WEIGHTS}
         assert "Retrying" not in done.stderr, "the client's own words would be painted over ours"
 
-    @pytest.mark.parametrize(("status", "asked"), [(503, hub_download.ATTEMPTS), (404, 1)])
+    @pytest.mark.parametrize(("status", "asked"), [(503, download.ATTEMPTS), (404, 1)])
     def test_errors_that_stay(self, pull, hub, status, asked):
         hub.head_errors[WEIGHTS] = [status] * 50
         done = pull("tiny")
@@ -160,31 +161,30 @@ class TestAsking:
         assert 50 - len(hub.head_errors[WEIGHTS]) == asked
 
     def test_ctrl_c_ends_it(self, pull, hub, tmp_path):
-        (tmp_path / "sitecustomize.py").write_text(
-            "from supervisor.io import hub_download\nhub_download.FIRST_PAUSE_S = 60\n"
-        )
+        (tmp_path / "sitecustomize.py").write_text("from supervisor.io import download\ndownload.FIRST_PAUSE_S = 60\n")
         hub.head_errors[WEIGHTS] = [503] * 50
         with pull.start("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}") as process:
             wait_until(lambda: len(hub.head_errors[WEIGHTS]) < 50)
             process.send_signal(signal.SIGINT)
             assert process.wait(LIMIT_S) == ExitCode.INTERRUPTED
-        assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
+        assert 50 - len(hub.head_errors[WEIGHTS]) < download.ATTEMPTS
 
     def test_ctrl_c_that_wakes_nobody(self, pull, hub, tmp_path):
         """The system may hand the signal to a thread that doesn't wait, or just before the wait begins."""
         (tmp_path / "sitecustomize.py").write_text(
             "import signal, threading\n"
-            "from supervisor.io import hub_download\n"
-            "def pause(fruitless, stop):\n"
+            "from supervisor.io import download\n"
+            "pause = download.pause\n"
+            "def interrupted(fruitless, stop):\n"
             "    signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
-            "    stop.wait(5)\n"
-            "hub_download._pause = pause\n"
+            "    pause(9, stop)\n"
+            "download.pause = interrupted\n"
         )
         hub.head_errors[WEIGHTS] = [503] * 50
         assert (
             pull("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}").returncode == ExitCode.INTERRUPTED
         )
-        assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
+        assert 50 - len(hub.head_errors[WEIGHTS]) < download.ATTEMPTS
 
 
 class TestTooLarge:

@@ -13,6 +13,7 @@ from supervisor.cli import pull as pulling
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import hub as hub_files
 from supervisor.io import hub_download
+from supervisor.io.download import File
 from tests.e2e.cli.pull.conftest import MIB, content
 from tests.support.daemon import wait_until
 from tests.support.fake_hub import Repo
@@ -383,7 +384,7 @@ class TestMistakes:
     def test_a_disk_that_is_too_small(self, pull):
         wanted = pulling.Download(hub_files.Source(repo="acme/tiny"), pull.home / "models", [])
         wanted.copy = hub_download.Copy(
-            hub_files.Listing("acme/tiny", "a" * 40, False, (hub_files.File("a", 1 << 60, "0" * 64),)), wanted.folder
+            hub_files.Listing("acme/tiny", "a" * 40, False, (File("a", 1 << 60, "0" * 64),)), wanted.folder
         )
         wanted.missing = list(wanted.files)
         with pytest.raises(pulling.PullError, match="make room"):

@@ -1,0 +1,179 @@
+"""Downloads one file of known size and hash, whoever serves it; an interrupted download costs as little as possible.
+
+    <folder>/<file>                 complete: it takes its place only with this size and hash
+    <folder>/<file>.<hash>.part     incomplete; the next attempt requests the rest
+
+An `Origin` serves the file: it opens the connection, so that a credential never comes here, and it words the failures.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from http import HTTPStatus
+from io import BufferedReader, BytesIO
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+from supervisor.errors import LlmuxError
+
+ATTEMPTS: Final = 5  # in a row without a byte
+FIRST_PAUSE_S: Final = 0.2
+TIMEOUT_S: Final = 30.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that somebody serves. `size` in bytes; `digest` is its sha256, or sha1 with a header as git makes it."""
+
+    name: str
+    size: int
+    digest: str
+
+    @property
+    def is_git_blob(self) -> bool:
+        """Does `digest` come from git?"""
+        return len(self.digest) == 40
+
+    def part(self, folder: Path) -> Path:
+        """The incomplete file."""
+        path = folder / self.name
+        return path.with_name(f"{path.name}.{self.digest[:12]}.part")
+
+    def is_of(self, path: Path) -> bool:
+        """Does the file there have this content? Reads all of it."""
+        with path.open("rb") as file:
+            return path.stat().st_size == self.size and self.is_content(file)
+
+    def is_content(self, stream: BufferedReader | BytesIO) -> bool:
+        """Does it have this content?"""
+        header = b"blob %d\0" % self.size
+        hashed = hashlib.sha1(header) if self.is_git_blob else hashlib.sha256()  # noqa: S324  # git's choice
+        return hashlib.file_digest(stream, lambda: hashed).hexdigest() == self.digest
+
+
+class Response(Protocol):
+    """A response of which nothing is read yet."""
+
+    status_code: int
+
+    def iter_bytes(self) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The server of a file.
+
+    `ask` requests the file with these headers and follows redirects. It raises for a status that is an error, by an exception
+    that has the `response`; the others that it raises are no OSError. These are worth another attempt, and so is a status
+    in `passing`. `explained` words the error that ends the download.
+    """
+
+    ask: Callable[[Mapping[str, str]], AbstractContextManager[Response]]
+    passing: Collection[int]
+    explained: Callable[[Exception], LlmuxError]
+
+    def check(self, error: Exception, fruitless: int) -> None:
+        """Raises LlmuxError where another attempt is useless, after so many in a row without a byte."""
+        status = _status(error)
+        if fruitless == ATTEMPTS or (status is not None and status not in self.passing):
+            raise self.explained(error) from error
+
+
+def fetch(file: File, folder: Path, fill: Callable[[Path], None], wrong: LlmuxError, tell: Tell) -> Path:
+    """Let `fill` complete the part, check it, and put it in its place; its path. Blocks.
+
+    Raises `wrong` where the file comes twice with another hash, what `fill` raises, and OSError.
+    """
+    path, part = folder / file.name, file.part(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for again in (False, True):
+        fill(part)
+        if file.is_of(part):
+            break
+        part.unlink()
+        if again:
+            raise wrong
+        tell(f"{file.name}: arrived with another hash than it must have; once more")
+    part.replace(path)
+    for old in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        old.unlink(missing_ok=True)
+    return path
+
+
+def resume(
+    file: File,
+    part: Path,
+    origin: Origin,
+    tell: Tell,
+    stop: threading.Event,
+    came: Callable[[int], None] = lambda _there: None,
+) -> None:
+    """Fill `part` up to the file's size, however often the connection breaks, as long as bytes come. Blocks.
+
+    `came` gets the size of the part as it grows. Raises the origin's errors; OSError of the disk, InterruptedError once
+    `stop` is set: what has come stays.
+    """
+    fruitless = 0
+    part.touch()
+    with part.open("r+b") as out:
+        if out.seek(0, os.SEEK_END) > file.size:
+            _empty(out)
+        while (there := out.tell()) < file.size:
+            problem: Exception = EOFError("the answer ended early")
+            try:
+                _read(file, out, origin, stop, came)
+            except Exception as error:  # whatever broke, what has come is kept and checked
+                if isinstance(error, OSError) and _status(error) is None:  # the disk's, or it was stopped
+                    raise
+                problem = error
+            if (now := out.tell()) >= file.size:
+                break
+            fruitless = 0 if now > there else fruitless + 1
+            origin.check(problem, fruitless)
+            tell(f"{file.name}: broken off at {now} of {file.size} bytes ({line_of(problem)}); going on")
+            pause(fruitless, stop)
+
+
+def pause(fruitless: int, stop: threading.Event) -> None:
+    """Wait before another attempt. Raises InterruptedError once `stop` is set."""
+    if stop.wait(FIRST_PAUSE_S * 2**fruitless):
+        raise InterruptedError
+
+
+def line_of(error: BaseException) -> str:
+    """The first line: what went wrong, without advice."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _read(file: File, out: BinaryIO, origin: Origin, stop: threading.Event, came: Callable[[int], None]) -> None:
+    """Request what is missing, and append it: up to the file's size, whatever else comes."""
+    there = out.tell()
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={there}-"} if there else {})
+    with origin.ask(headers) as response:
+        if there and response.status_code != HTTPStatus.PARTIAL_CONTENT:
+            _empty(out)
+        for chunk in response.iter_bytes():
+            if stop.is_set():
+                raise InterruptedError
+            out.write(chunk[: file.size - out.tell()])
+            came(out.tell())
+            if out.tell() == file.size:  # the rest would be none of it
+                break
+
+
+def _status(error: Exception) -> int | None:
+    response: Response | None = getattr(error, "response", None)
+    return None if response is None else response.status_code
+
+
+def _empty(out: BinaryIO) -> None:
+    out.seek(0)
+    out.truncate()
