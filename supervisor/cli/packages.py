@@ -12,7 +12,6 @@ from typing import Final
 
 from runtimes.machine import Machine
 from supervisor.errors import InvalidRequestError
-from supervisor.io.archives import UnknownFileError
 from supervisor.io.archives.releases import BUILD, NOTED, Releases
 from supervisor.io.download import File
 from supervisor.io.installer import InstallError, Package
@@ -65,7 +64,8 @@ def candidates(
             echo(reason)
     for kind in kinds:
         program, libraries = archives.name(build, kind, machine.processor)
-        get = functools.partial(_fetched, known, build, runtimes_dir / DOWNLOADS, echo, ask=wanted.build is not None)
+        ask = wanted.build is not None or build != known.pinned
+        get = functools.partial(known.fetch, build, folder=runtimes_dir / DOWNLOADS, tell=echo, ask=ask)
         yield Package(
             build, kind, functools.partial(get, program), functools.partial(get, libraries) if libraries else None
         )
@@ -77,12 +77,6 @@ def forget_download(recipe: Recipe, package: Package, runtimes_dir: Path, machin
     for name in recipe.archives.name(package.build, package.kind, machine.processor):
         if name is not None:
             (runtimes_dir / DOWNLOADS / name).unlink(missing_ok=True)
-
-
-def _fetched(known: Releases, build: str, folder: Path, echo: Echo, name: str, *, ask: bool) -> Path:
-    asset = known.asset(build, name, ask=ask or build != known.pinned)
-    echo(f"{name}: {asset.size >> 20} MiB from {known.url(build, asset).partition('/download/')[0]}")
-    return known.fetch(build, asset, folder, echo)
 
 
 def _carried(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) -> Package:
@@ -104,26 +98,26 @@ def _carried(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) 
         )
     by_name = {path.name: path for path in wanted.files}
     for path in wanted.files:
-        _checked(path, known, build, wanted)
+        _checked(path, known, wanted)
     libraries = by_name.get(names[1] or "")
     return Package(build, kind, lambda: program, (lambda: libraries) if libraries is not None else None)
 
 
-def _checked(path: Path, known: Releases, build: str, wanted: Wanted) -> None:
+def _checked(path: Path, known: Releases, wanted: Wanted) -> None:
     """Raises InstallError unless it is the file of that name, or a person says that it is."""
     if not path.is_file():
         raise InvalidRequestError(f"{path}: there is no such file.", param="--from")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    found = File(path.name, path.stat().st_size, digest)
-    try:
-        asset = known.asset(build, path.name)
-    except UnknownFileError as error:
-        if not wanted.agreed(f"{path.name} has the sha256 {digest}, which llmux doesn't know. Install it?"):
-            raise InstallError(
-                f"{path.name} is not known: compare its sha256, {digest}, with the release's; then add --yes."
-            ) from error
-        known.note({path.name: (found.size, digest)})
+    found, expected = File(path.name, path.stat().st_size, digest), known.known(path.name)
+    if found == expected:
         return
-    if found != asset:
-        raise InstallError(f"{path} has the sha256 {digest}, and it must be {asset.digest}: it was damaged or changed.")
+    if expected is not None:
+        raise InstallError(
+            f"{path} has the sha256 {digest}, and it must be {expected.digest}: it was damaged or changed."
+        )
+    if not wanted.agreed(f"{path.name} has the sha256 {digest}, which llmux doesn't know. Install it?"):
+        raise InstallError(
+            f"{path.name} is not known: compare its sha256, {digest}, with the release's; then add --yes."
+        )
+    known.note([found])

@@ -82,7 +82,7 @@ class Origin:
 
     def check(self, error: Exception, fruitless: int) -> None:
         """Raises LlmuxError where another attempt is useless, after so many in a row without a byte."""
-        status = _status(error)
+        status = getattr(getattr(error, "response", None), "status_code", None)
         if fruitless == ATTEMPTS or (status is not None and status not in self.passing):
             raise self.explained(error) from error
 
@@ -125,13 +125,13 @@ def resume(
     part.touch()
     with part.open("r+b") as out:
         if out.seek(0, os.SEEK_END) > file.size:
-            _empty(out)
+            out.seek(out.truncate(0))
         while (there := out.tell()) < file.size:
             problem: Exception = EOFError("the answer ended early")
             try:
                 _read(file, out, origin, stop, came)
             except Exception as error:  # whatever broke, what has come is kept and checked
-                if isinstance(error, OSError) and _status(error) is None:  # the disk's, or it was stopped
+                if isinstance(error, OSError) and not hasattr(error, "response"):  # the disk's, or it was stopped
                     raise
                 problem = error
             if (now := out.tell()) >= file.size:
@@ -148,6 +148,16 @@ def pause(fruitless: int, stop: threading.Event) -> None:
         raise InterruptedError
 
 
+def up_to(response: Response, size: int) -> bytes:
+    """The first bytes of its body, at most so many; little more is read."""
+    found = bytearray()
+    for chunk in response.iter_bytes():
+        found += chunk
+        if len(found) >= size:
+            break
+    return bytes(found[:size])
+
+
 def line_of(error: BaseException) -> str:
     """The first line: what went wrong, without advice."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -159,7 +169,7 @@ def _read(file: File, out: BinaryIO, origin: Origin, stop: threading.Event, came
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={there}-"} if there else {})
     with origin.ask(headers) as response:
         if there and response.status_code != HTTPStatus.PARTIAL_CONTENT:
-            _empty(out)
+            out.seek(out.truncate(0))
         for chunk in response.iter_bytes():
             if stop.is_set():
                 raise InterruptedError
@@ -167,13 +177,3 @@ def _read(file: File, out: BinaryIO, origin: Origin, stop: threading.Event, came
             came(out.tell())
             if out.tell() == file.size:  # the rest would be none of it
                 break
-
-
-def _status(error: Exception) -> int | None:
-    response: Response | None = getattr(error, "response", None)
-    return None if response is None else response.status_code
-
-
-def _empty(out: BinaryIO) -> None:
-    out.seek(0)
-    out.truncate()

@@ -22,7 +22,7 @@ from urllib.parse import quote, urljoin
 
 from runtimes.model_config import Source
 from supervisor.errors import LlmuxError
-from supervisor.io.download import TIMEOUT_S, File, Origin, line_of
+from supervisor.io.download import TIMEOUT_S, File, Origin, Response, line_of, up_to
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,8 +37,7 @@ OWN: Final = ".llmux-pull"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REFUSED: Final = (401, 403)
-PASSING: Final = (408, 429, *range(500, 600))
-"""Errors that are worth a retry."""
+PASSING: Final = (408, 429, *range(500, 600))  # worth another attempt
 
 # Not needed beside safetensors: the same weights for other programs, and in other layouts.
 OTHER_WEIGHTS: Final = (
@@ -101,7 +100,7 @@ def asked(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
     try:
         while url:
             with answer(url, params=params) as response:
-                text = _up_to(response, left, f"{repo}: the hub's listing of it")
+                text = _whole(response, left, f"{repo}: the hub's listing of it")
                 following = response.links.get("next", {}).get("url", "")
             yield json.loads(text)
             left -= max(len(text), PAGE_BYTES)
@@ -119,7 +118,7 @@ def content(listing: Listing, file: File) -> bytes:
     what = f"{listing.repo}: {file.name}"
     try:
         with answer(listing.url(file)) as response:
-            found = _up_to(response, min(file.size, DESCRIPTION_BYTES), what)
+            found = _whole(response, min(file.size, DESCRIPTION_BYTES), what)
     except Exception as error:
         raise explained(error, listing.repo, listing.commit) from error
     if not file.is_content(BytesIO(found)):
@@ -129,17 +128,12 @@ def content(listing: Listing, file: File) -> bytes:
 
 def head(listing: Listing, file: File, size: int) -> bytes:
     """The first bytes of a file, at most so many. Blocks. Raises HubError."""
-    found = bytearray()
     headers = {"Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
     try:
         with answer(listing.url(file), headers) as response:
-            for chunk in response.iter_bytes():
-                found += chunk
-                if len(found) >= size:  # a hub that knows no ranges sends it all
-                    break
+            return up_to(response, size)  # a hub that knows no ranges sends it all
     except Exception as error:
         raise explained(error, listing.repo, listing.commit) from error
-    return bytes(found[:size])
 
 
 def look(source: Source) -> Listing:
@@ -179,14 +173,12 @@ def file_of(repo: str, name: object, size: object, digest: object) -> File:
     return File(name, size, digest)
 
 
-def _up_to(response: Any, size: int, what: str) -> bytes:
+def _whole(response: Response, size: int, what: str) -> bytes:
     """The body of an answer. Raises HubError for one that is longer."""
-    found = bytearray()
-    for chunk in response.iter_bytes():
-        found += chunk
-        if len(found) > size:
-            raise HubError(f"{what} is longer than {size} bytes; don't use it.")
-    return bytes(found)
+    found = up_to(response, size + 1)
+    if len(found) > size:
+        raise HubError(f"{what} is longer than {size} bytes; don't use it.")
+    return found
 
 
 def client() -> ModuleType:

@@ -108,20 +108,21 @@ class Copy:
                 hubs = dict(
                     zip(files, _each(threads, lambda file: self._takes_hubs_own(file, stop), files), strict=True)
                 )
-                own = functools.partial(self._resume, tell=tell, stop=stop)
-                for _ in _each(threads, lambda file: self._fetch(file, tell, own), [f for f in files if not hubs[f]]):
+                for _ in _each(threads, lambda file: self._fetch(file, tell, stop), [f for f in files if not hubs[f]]):
                     pass
                 for file in [file for file in files if hubs[file]]:  # in this thread, which Ctrl-C interrupts
                     tell(f"{file.name}: comes by the hub's own downloader; interrupted, it begins anew")
-                    self._fetch(file, tell, self._download_by_hub)
+                    self._fetch(file, tell, stop, by_hub=True)
             except BaseException:
                 stop.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _fetch(self, file: File, tell: Tell, fill: Callable[[File, Path], None]) -> None:
+    def _fetch(self, file: File, tell: Tell, stop: threading.Event, *, by_hub: bool = False) -> None:
+        ours = functools.partial(download.resume, file, origin=self.listing.origin(file), tell=tell, stop=stop)
+        fill = functools.partial(self._download_by_hub, file) if by_hub else ours
         wrong = HubError(f"{self.listing.repo}: {file.name} arrived twice with another hash than the hub says.")
-        download.fetch(file, self.folder, functools.partial(fill, file), wrong, tell)
+        download.fetch(file, self.folder, fill, wrong, tell)
         self._remember(file)
         self._came.add(file.name)
         tell(f"{file.name}: {file.size} bytes, verified")
@@ -188,9 +189,6 @@ class Copy:
         return HubError(
             f"{self.listing.repo}: {file.name}: the hub's own downloader gave up ({line_of(error)}); {remedy}"
         )
-
-    def _resume(self, file: File, part: Path, tell: Tell, stop: threading.Event) -> None:
-        download.resume(file, part, self.listing.origin(file), tell, stop)
 
     def _aside(self, file: File) -> Path:
         return self.folder / ASIDE / file.digest[:12]

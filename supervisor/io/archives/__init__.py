@@ -9,7 +9,3 @@ class ReleaseError(LlmuxError):
     """A release's file can't be had; the message says what to do."""
 
     code = "runtime_install_failed"
-
-
-class UnknownFileError(ReleaseError):
-    """Nobody who was asked knows a file of this name."""

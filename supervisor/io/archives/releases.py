@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -22,19 +22,18 @@ from typing import Final
 import httpx
 
 from supervisor.io import download
-from supervisor.io.archives import ReleaseError, UnknownFileError
-from supervisor.io.download import File, Origin, line_of
+from supervisor.io.archives import ReleaseError
+from supervisor.io.download import File, Origin, line_of, up_to
 from supervisor.io.files import replacing
 
 VARIABLE: Final = "LLMUX_LLAMA_CPP_RELEASES"
 """A mirror's address: it has `download/BUILD/FILE` and, for other builds than the pinned one, `tags/BUILD`."""
 NOTED: Final = "digests.json"
 ANSWER_BYTES: Final = 8 << 20
-PASSING: Final = (408, 500, 502, 503, 504)
+PASSING: Final = (408, 500, 502, 503, 504)  # worth another attempt
 TELL_S: Final = 5.0
 BUILD: Final = re.compile(r"b[0-9]{1,9}")
 _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
-Known = Mapping[str, tuple[int, str]]
 
 
 class Releases:
@@ -44,25 +43,24 @@ class Releases:
         told = json.loads(pins.read_text(encoding="utf-8"))
         self.repository: str = told["repository"]
         self.pinned: str = told["build"]
-        self._assets: Known = {name: (size, digest) for name, (size, digest) in told["assets"].items()}
+        self._assets = _files(told["assets"])
         self._noted = noted
 
-    def asset(self, build: str, name: str, *, ask: bool = False) -> File:
-        """The file of this name. `ask`: a person named the build, so the API may say. Blocks. Raises ReleaseError, OSError."""
-        known = {**self._read(), **self._assets}
-        if name not in known and ask:
-            known |= self._asked(build)
-        if name not in known:
-            raise UnknownFileError(f"llama.cpp's release {build} has no {name}, as far as is known here.")
-        return File(name, *known[name])
+    def known(self, name: str) -> File | None:
+        """The file of this name, where a digest of it is pinned or noted. Raises ReleaseError, OSError."""
+        return self._assets.get(name) or self._read().get(name)
 
-    def url(self, build: str, asset: File) -> str:
-        base = os.environ.get(VARIABLE) or f"https://github.com/{self.repository}/releases"
-        return f"{base.rstrip('/')}/download/{build}/{asset.name}"
+    def fetch(self, build: str, name: str, folder: Path, tell: download.Tell, *, ask: bool = False) -> Path:
+        """The file of this name in this folder, whole and checked. `ask`: of an unknown one the API says what it must be.
 
-    def fetch(self, build: str, asset: File, folder: Path, tell: download.Tell) -> Path:
-        """The file in this folder, whole and checked. Blocks. Raises ReleaseError, OSError."""
-        path, told = folder / asset.name, time.monotonic()
+        Blocks. Raises ReleaseError, OSError.
+        """
+        asset = self.known(name) or (self._asked(build).get(name) if ask else None)
+        if asset is None:
+            raise ReleaseError(f"llama.cpp's release {build} has no {name}, as far as is known here.")
+        base = (os.environ.get(VARIABLE) or f"https://github.com/{self.repository}/releases").rstrip("/")
+        tell(f"{name}: {asset.size >> 20} MiB from {base}")
+        path, told = folder / name, time.monotonic()
         if path.is_file() and asset.is_of(path):
             return path
 
@@ -70,51 +68,48 @@ class Releases:
             nonlocal told
             if (now := time.monotonic()) - told > TELL_S:
                 told = now
-                tell(f"{asset.name}: {there >> 20} of {asset.size >> 20} MiB")
+                tell(f"{name}: {there >> 20} of {asset.size >> 20} MiB")
 
-        origin = Origin(
-            functools.partial(_answer, self.url(build, asset)), PASSING, functools.partial(_explained, asset)
-        )
+        ask_for = functools.partial(_answer, f"{base}/download/{build}/{name}")
+        origin = Origin(ask_for, PASSING, functools.partial(_explained, name))
+        stop = threading.Event()  # never set: Ctrl-C interrupts a command's main thread
+        fill = functools.partial(download.resume, asset, origin=origin, tell=tell, stop=stop, came=came)
         wrong = ReleaseError(
-            f"{asset.name} came with another sha256 than it must have ({asset.digest}); nothing of it was used. Try again; if "
+            f"{name} came with another sha256 than it must have ({asset.digest}); nothing of it was used. Try again; if "
             "it happens again, whoever serves it serves something else."
         )
-        never = threading.Event()  # Ctrl-C interrupts a command's main thread
-        return download.fetch(
-            asset, folder, lambda part: download.resume(asset, part, origin, tell, never, came), wrong, tell
-        )
+        return download.fetch(asset, folder, fill, wrong, tell)
 
-    def note(self, found: Known) -> None:
-        """Keep these digests, in a file for people. Raises OSError."""
+    def note(self, found: Iterable[File]) -> None:
+        """Keep their digests, in a file for people. Raises ReleaseError, OSError."""
         self._noted.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self._noted) as fresh:
-            fresh.write_text(json.dumps({**self._read(), **found}, indent=2) + "\n", encoding="utf-8")
+            noted = {file.name: (file.size, file.digest) for file in (*self._read().values(), *found)}
+            fresh.write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
 
-    def _read(self) -> dict[str, tuple[int, str]]:
+    def _read(self) -> dict[str, File]:
         try:
-            told = json.loads(self._noted.read_text(encoding="utf-8"))
-            return {str(name): (int(size), str(digest)) for name, (size, digest) in told.items()}
+            return _files(json.loads(self._noted.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError, TypeError) as error:
             raise ReleaseError(f"{self._noted} is damaged; move it away.") from error
 
-    def _asked(self, build: str) -> dict[str, tuple[int, str]]:
+    def _asked(self, build: str) -> dict[str, File]:
         base = os.environ.get(VARIABLE) or f"https://api.github.com/repos/{self.repository}/releases"
         address = f"{base.rstrip('/')}/tags/{build}"
-        content = bytearray()
         try:
             with _answer(address) as response:
-                for chunk in response.iter_bytes():
-                    content += chunk
-                    if len(content) > ANSWER_BYTES:
-                        raise ReleaseError(f"{address} answers with more than a release's list of files.")
+                content = up_to(response, ANSWER_BYTES + 1)
+            if len(content) > ANSWER_BYTES:
+                raise ReleaseError(f"{address} answers with more than a release's list of files.")
             listed = json.loads(content)["assets"]
-            found = {
-                str(one["name"]): (int(one["size"]), digest[1])
+            told = {
+                str(one["name"]): (one["size"], digest[1])
                 for one in listed
                 if one.get("state", "uploaded") == "uploaded" and (digest := _SHA256.fullmatch(one.get("digest") or ""))
             }
+            found = _files(told)
         except httpx.HTTPStatusError as error:
             raise _refused(error.response, f"llama.cpp has no release {build}") from error
         except httpx.HTTPError as error:
@@ -123,8 +118,12 @@ class Releases:
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReleaseError(f"{address} doesn't list a release's files with their digests.") from error
-        self.note(found)
+        self.note(found.values())
         return found
+
+
+def _files(listed: Mapping[str, tuple[int, str]]) -> dict[str, File]:
+    return {name: File(name, int(size), str(digest)) for name, (size, digest) in listed.items()}
 
 
 @contextlib.contextmanager
@@ -135,12 +134,12 @@ def _answer(url: str, headers: Mapping[str, str] | None = None) -> Iterator[http
         yield response
 
 
-def _explained(asset: File, error: Exception) -> ReleaseError:
-    """Why a file didn't come, with the remedy."""
+def _explained(name: str, error: Exception) -> ReleaseError:
+    """Why a file of this name didn't come, with the remedy."""
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in PASSING:
-        return _refused(error.response, f"the release has no {asset.name}")
+        return _refused(error.response, f"the release has no {name}")
     return ReleaseError(
-        f"{asset.name} does not come: {line_of(error)}. What came is kept; say it again later, or use --from FILE."
+        f"{name} does not come: {line_of(error)}. What came is kept; say it again later, or use --from FILE."
     )
 
 
