@@ -7,35 +7,34 @@ the admission of the request on; the engine's time begins in the queue of the mo
 from __future__ import annotations
 
 from supervisor.dialects import chat
+from supervisor.dialects.llm_pool.types import AnswerMetrics
 from supervisor.gateway.filters.translation import Times
 
-Metrics = dict[str, float | None]
 
-
-def metrics_of(measured: chat.Measured, times: Times | None, now: float) -> Metrics:
-    """At the end of the answer. What can't be told is None; milliseconds but for tokens."""
+def metrics_of(measured: chat.Measured, times: Times | None, now: float) -> AnswerMetrics:
+    """At the end of the answer. What isn't known is None; milliseconds but for tokens."""
     arrived_at, entered_at, admitted_at = (
         (None, None, None) if times is None else (times.arrived_at, times.entered_at, times.admitted_at)
     )
-    backend_ms = _ms(admitted_at, now)
+    backend_ms, queued_ms = _ms(admitted_at, now), _ms(entered_at, admitted_at)
     first_ms, rest_ms = _generated(measured, admitted_at, now)
     generated_ms = None if first_ms is None or rest_ms is None else first_ms + rest_ms
     tokens = None if measured.usage is None else measured.usage.completion_tokens
     took_ms = generated_ms or backend_ms
-    return {
-        "backend_inference_wall_ms": _rounded(backend_ms),
-        "engine_total_wall_ms": _rounded(_ms(entered_at, now)),
-        "engine_outside_backend_wall_ms": _rounded(_ms(entered_at, admitted_at)),
-        "pool_total_wall_ms": _rounded(_ms(arrived_at, now)),
-        "engine_queue_wait_ms": _rounded(_ms(entered_at, admitted_at)),
-        "engine_tokenize_ms": None,  # no worker tells
-        "gpu_time_to_first_token_ms": _rounded(first_ms),
-        "gpu_generate_total_ms": _rounded(generated_ms),
-        "gpu_decode_after_first_token_ms": _rounded(rest_ms),
-        "engine_prompt_tokens": None if measured.usage is None else measured.usage.prompt_tokens,
-        "engine_output_tokens": tokens,
-        "engine_tokens_per_second": _rounded(1000 * tokens / took_ms) if tokens is not None and took_ms else None,
-    }
+    return AnswerMetrics(
+        backend_inference_wall_ms=_rounded(backend_ms),
+        engine_total_wall_ms=_rounded(_ms(entered_at, now)),
+        engine_outside_backend_wall_ms=_rounded(queued_ms),
+        pool_total_wall_ms=_rounded(_ms(arrived_at, now)),
+        engine_queue_wait_ms=_rounded(queued_ms),
+        engine_tokenize_ms=None,
+        gpu_time_to_first_token_ms=_rounded(first_ms),
+        gpu_generate_total_ms=_rounded(generated_ms),
+        gpu_decode_after_first_token_ms=_rounded(rest_ms),
+        engine_prompt_tokens=None if measured.usage is None else measured.usage.prompt_tokens,
+        engine_output_tokens=tokens,
+        engine_tokens_per_second=_rounded(1000 * tokens / took_ms) if tokens is not None and took_ms else None,
+    )
 
 
 def _generated(measured: chat.Measured, admitted_at: float | None, now: float) -> tuple[float | None, float | None]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
 from pydantic import JsonValue
 
 from supervisor.dialects import chat
@@ -159,7 +160,7 @@ class Envelope:
             "usage": None if measured is None else _usage(measured.usage),
         }
         if measured is not None and self.times is not None:
-            found["metrics"] = {**metrics_of(measured, self.times, time.monotonic())}
+            found["metrics"] = msgspec.structs.asdict(metrics_of(measured, self.times, time.monotonic()))
         return found
 
     def whole(self, answer: chat.Answer, owns: Owns) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from supervisor.dialects.llm_pool.operations import METRICS
+from supervisor.dialects.llm_pool.types import AnswerMetrics
 from supervisor.dialects.openai.schemas import X_FIELDS
 from supervisor.schema.operation import (
     EVENTS,
@@ -21,6 +21,7 @@ from supervisor.schema.operation import (
     number,
     record,
     request,
+    struct,
     text,
     whole,
 )
@@ -127,7 +128,7 @@ _RESPONSE: Final = named(
             ),
             "error": anything("Null, or why it failed."),
             "incomplete_details": anything("Null, or why the model ended early."),
-            "metrics": METRICS,
+            "metrics": struct(AnswerMetrics),
         },
         more=True,
         optional=("usage", "error", "incomplete_details", "metrics"),

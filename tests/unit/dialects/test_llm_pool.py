@@ -179,7 +179,7 @@ class TestPrompt:
     def test_what_is_wrong_is_refused_by_its_name(self, fields, param):
         error = refused(**fields)
         assert param == error.param
-        assert f"`{param}`" in error.message or param in {"messages", "input"}
+        assert param in error.message
 
     def test_what_a_worker_finds_wrong_has_the_clients_name(self):
         for fields, name in (({"input": "a"}, "input"), ({"messages": [{"role": "user", "content": "a"}]}, "messages")):
@@ -243,7 +243,9 @@ class TestThinking:
 
     @pytest.mark.parametrize("mode", ["off", False, ["disabled"]])
     def test_other_words(self, mode):
-        assert refused(input="a", thinking=mode).message == "`thinking` must be one of default, enabled, disabled."
+        error = refused(input="a", thinking=mode)
+        assert error.param == "thinking"
+        assert "default" in error.message
 
 
 ALL = {
@@ -292,13 +294,13 @@ class TestDecoding:
             ({"max_tokens": 0}, "decoding.max_tokens"),
             ({"beam_size": 0}, "decoding.beam_size"),
             ({"stop": "END"}, "decoding.stop"),
-            ({"stop": [1]}, "decoding.stop"),
+            ({"stop": [1]}, "decoding.stop[0]"),
         ],
     )
     def test_what_is_wrong_is_refused_by_its_name(self, decoding, param):
         error = refused(input="a", decoding=decoding)
         assert param == error.param
-        assert f"`{param}`" in error.message
+        assert param in error.message
 
 
 NAMES = [

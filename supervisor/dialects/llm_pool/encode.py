@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from supervisor.dialects import chat
-from supervisor.dialects.llm_pool.metrics import Metrics, metrics_of
+from supervisor.dialects.llm_pool.metrics import metrics_of
+from supervisor.dialects.llm_pool.types import AnswerMetrics, LlmPoolOutput, LlmPoolResponse
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.filters import EVENTS
 from supervisor.gateway.filters.translation import StreamTranslation, Times
@@ -31,7 +32,7 @@ class Answers:
     ignored: Sequence[str]
     times: Times | None
     clock: Callable[[], float]
-    names: Mapping[str, str]  # see `Request.names`
+    names: Mapping[str, str]  # see AnswerTranslation
     content_type = b"application/json"
     stream_content_type = EVENTS
 
@@ -39,7 +40,7 @@ class Answers:
         """See AnswerTranslation."""
         answer = chat.whole(body)
         metrics = metrics_of(chat.Measured(answer.usage, answer.timings), self.times, self.clock())
-        return _encode(response(new_id(), self.model, _text(answer.choices[0].message), metrics))
+        return _encode(_response(new_id(), self.model, _text(answer.choices[0].message), metrics))
 
     def stream(self) -> StreamTranslation:
         """See AnswerTranslation."""
@@ -76,7 +77,7 @@ class Events(chat.ChatStream):
     def over(self) -> bytes:
         """See ChatStream."""
         metrics = metrics_of(self._measured, self._times, self._clock())
-        whole = response(self._id, self._model, "".join(self._texts), metrics)
+        whole = _response(self._id, self._model, "".join(self._texts), metrics)
         return (
             self._begin()
             + frames.event("response.metrics", {"metrics": metrics})
@@ -96,16 +97,8 @@ def new_id() -> str:
     return f"resp_{uuid.uuid4().hex}"
 
 
-def response(name: str, model: str, text: str, metrics: Metrics) -> dict[str, object]:
-    """A whole answer, with the id `name`."""
-    return {
-        "id": name,
-        "object": "response",
-        "model": model,
-        "output": [{"type": "output_text", "text": text}],
-        "output_text": text,
-        "metrics": metrics,
-    }
+def _response(name: str, model: str, text: str, metrics: AnswerMetrics) -> LlmPoolResponse:
+    return LlmPoolResponse(id=name, model=model, output=[LlmPoolOutput(text)], output_text=text, metrics=metrics)
 
 
 def _text(message: chat.Message) -> str:

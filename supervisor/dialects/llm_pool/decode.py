@@ -1,0 +1,189 @@
+"""llm-pool's requests as chat completions: each field is mapped, refused by its name, or named as ignored.
+
+A field that is null is as good as missing, but for names that `decoding` doesn't have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects import chat
+from supervisor.dialects.llm_pool.encode import Answers
+from supervisor.dialects.llm_pool.types import Content, LlmPoolDecoding, LlmPoolRequest, LlmPoolText
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.typed import UNREADABLE, Reader, Remedy, encoded, is_null
+from supervisor.gateway.filters.translation import TargetModel, Times
+
+_OWN: Final = frozenset({"messages", "decoding", "thinking", "source_lang_code", "target_lang_code"})
+_KNOWN: Final = frozenset(LlmPoolRequest.__struct_fields__)
+_DECODING: Final = LlmPoolDecoding.__struct_fields__
+_OPENAIS: Final = frozenset({"top_p", "temperature", "max_tokens", "stop"})  # which chat completions have everywhere
+_NAMES: Final = {
+    **{name: f"decoding.{name}" for name in _DECODING},
+    "repeat_penalty": "decoding.repetition_penalty",
+    "chat_template_kwargs": "thinking",
+    "reasoning_effort": "thinking",
+}
+"""Canonical fields → what they are called here."""
+_UNKNOWN: Final = TargetModel()
+_SHOWN: Final = 100  # characters of a client's own names
+
+_read: Final = Reader(
+    LlmPoolRequest,
+    Remedy(r"(.*\.)?(input|content)", "{place}: expected a text, or a list of parts that isn't empty."),
+)
+
+
+class _Part(msgspec.Struct):
+    type: str = ""
+
+
+_parts: Final = msgspec.json.Decoder(list[_Part]).decode
+_fields: Final = msgspec.json.Decoder(Fields).decode
+
+
+def is_llm_pool(fields: Fields) -> bool:
+    """Are these the top-level fields of a request that OpenAI's Responses don't have?
+
+    That is one with a field of llm-pool's, unless it is null, or whose `input` consists of parts that only llm-pool has.
+    """
+    return any(not is_null(fields[name]) for name in _OWN & fields.keys()) or _has_parts(fields.get("input"))
+
+
+def _has_parts(content: msgspec.Raw | None) -> bool:
+    if content is None or bytes(memoryview(content)[:1]) != b"[":
+        return False
+    try:
+        parts = _parts(content)
+    except UNREADABLE:  # whoever gets it will say what is wrong
+        return False
+    return bool(parts) and all(part.type in {"text", "image_url"} for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class LlmPool:
+    """A `TargetedTranslation`, and the translation for a model of which nothing is known."""
+
+    target: TargetModel = _UNKNOWN
+    times: Times | None = None
+    clock: Callable[[], float] = time.monotonic
+    path = chat.PATH
+
+    def of(self, target: TargetModel, times: Times) -> LlmPool:
+        """See TargetedTranslation."""
+        return LlmPool(target, times, self.clock)
+
+    def request(self, fields: Fields) -> tuple[Fields, Answers]:
+        """See Translation."""
+        request, unknown = _read({name: value for name, value in fields.items() if name in _KNOWN})
+        decoding, unused = self._decoding(fields.get("decoding"))
+        if unknown:
+            name = unknown[0][:_SHOWN]
+            raise InvalidRequestError(f"{name} is not known: leave it out.", param=name)
+        passed = {name: fields[name] for name in ("model", "stream") if getattr(request, name) is not None}
+        canonical = passed | encoded(
+            {
+                "messages": [*self._system(request), *self._turns(request, self._languages(request))],
+                **({"stream_options": {"include_usage": True}} if request.stream else {}),
+                **self._thinking(request.thinking or "default"),
+                **decoding,
+            }
+        )
+        names = _NAMES if request.input is None else {**_NAMES, "messages": "input"}
+        ignored = [*sorted(fields.keys() - _KNOWN), *unused]
+        return canonical, Answers(self.target.name or request.model or "", ignored, self.times, self.clock, names)
+
+    @property
+    def _name(self) -> str:
+        return self.target.name or "The model"
+
+    def _system(self, request: LlmPoolRequest) -> list[dict[str, object]]:
+        if request.instructions is None:
+            return []
+        if self.target.translates:
+            message = f"{self._name} translates, and takes nothing but the text: leave `instructions` out."
+            raise InvalidRequestError(message, param="instructions")
+        return [{"role": "system", "content": request.instructions}]
+
+    def _languages(self, request: LlmPoolRequest) -> Mapping[str, str]:
+        """What a translation model needs beside the text, and no other takes."""
+        codes = {"source_lang_code": request.source_lang_code, "target_lang_code": request.target_lang_code}
+        given = {name: code for name, code in codes.items() if code is not None}
+        if self.target.translates and "target_lang_code" not in given:
+            message = f"{self._name} translates: say into which language with `target_lang_code`, such as en."
+            raise InvalidRequestError(message, param="target_lang_code")
+        if given and not self.target.translates:
+            name = next(iter(given))
+            message = (
+                f"{self._name} can't be told a language: leave `{name}` out. Ask a chat model in `instructions`; "
+                "a translation model for one pair of languages knows them."
+            )
+            raise InvalidRequestError(message, param=name)
+        return given
+
+    def _turns(self, request: LlmPoolRequest, languages: Mapping[str, str]) -> list[dict[str, object]]:
+        if request.messages is None:
+            if request.input is None:
+                message = "There is nothing to answer: send `input`, a text or a list of parts, or `messages`."
+                raise InvalidRequestError(message, param="input")
+            content = _content(request.input)
+            if languages and isinstance(content, str):
+                content = [{"type": "text", **languages, "text": content}]
+            return [{"role": "user", "content": content}]
+        if request.input is not None:
+            message = "`input` is one turn, `messages` are several: send one of them, not both."
+            raise InvalidRequestError(message, param="messages")
+        if self.target.multi_turn is False:
+            message = f"{self._name} takes single turns only: send `input` instead of `messages`."
+            raise InvalidRequestError(message, param="messages", code="multi_turn_unsupported")
+        if request.messages[-1].role != "user":
+            raise InvalidRequestError("The last of `messages` must have the role user.", param="messages")
+        return [{"role": message.role, "content": _content(message.content)} for message in request.messages]
+
+    def _thinking(self, mode: str) -> Mapping[str, object]:
+        switch, modes = self.target.thinking, tuple(self.target.thinking_modes)
+        is_unknown = modes == ("default",)  # whether it thinks: then a switch may have an effect
+        if mode == "default":
+            return {}
+        if switch is not None and (is_unknown or (mode in modes and len(modes) > 1)):
+            return switch.enabled if mode == "enabled" else switch.disabled
+        if mode in modes:  # it never does anything else
+            return {}
+        message = (
+            f"{self._name} has no known switch for thinking: leave `thinking` out."
+            if is_unknown
+            else f"{self._name} takes `thinking`: {', '.join(modes)}; not {mode}."
+        )
+        raise InvalidRequestError(message, param="thinking", code="thinking_unsupported")
+
+    def _decoding(self, raw: msgspec.Raw | None) -> tuple[Fields, list[str]]:
+        """The parameters as the client wrote them, by their names at the worker, and those that it doesn't have."""
+        found: Fields = {}
+        unused: list[str] = []
+        for name, value in ({} if raw is None or is_null(raw) else _fields(raw)).items():
+            place = f"decoding.{name}"[:_SHOWN]
+            if name not in _DECODING:
+                message = f"{place} is no known parameter; `decoding` takes {', '.join(_DECODING)}."
+                raise InvalidRequestError(message, param=place)
+            if not is_null(value):
+                theirs: Sequence[str] = (name,) if name in _OPENAIS else self.target.decoding.get(name, ())
+                found |= dict.fromkeys(theirs, value)
+                unused += () if theirs else (place,)
+        return found, unused
+
+
+def _content(content: Content) -> object:
+    """A text as it is, texts joined to one, and parts among which there is an image as parts."""
+    if isinstance(content, str):
+        return content
+    texts = [part.text for part in content if isinstance(part, LlmPoolText)]
+    return "".join(texts) if len(texts) == len(content) else content
+
+
+LLM_POOL: Final = LlmPool()
