@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.cli.own_process import THRESHOLDS
-from supervisor.dialects.responses import stored
+from supervisor.dialects.responses.operations import GROUP
 from supervisor.dialects.responses.turn import turn_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import form, json_body, outline
@@ -308,7 +308,7 @@ class Site:
         self.store.configure(most_bytes=64 * SIZE, most=99, keep_s=600)
         self.store.open(folder)
         jobs = SimpleNamespace(on_end=[], generating=lambda name: None, is_paused=False)
-        self.app = Starlette(routes=stored.routes(SimpleNamespace(responses=self.store, jobs=jobs)))
+        self.app = Starlette(routes=GROUP.routes(SimpleNamespace(responses=self.store, jobs=jobs)))
         self.kept = Kept(None, Part(answer(text)), Part(items), "completed", is_background=True, is_streamed=True)
 
     async def __aenter__(self):

@@ -3,21 +3,21 @@
 Workers that speak it get their requests untouched, and `completion` puts into their streams what they leave out. For all
 other chat models it is translated to chat completions:
 
-- `create`: a request → one for a chat completion, by `request`, or why there is none
+- `types`: what clients send and get
+- `decode`: a request, or one for the count of its tokens → one for a chat completion
 - `items`: `input` → messages;  `tools`: functions and the choice among them
-- `answer`: the response object, by a whole chat completion;  `stream`: the same, event by event
-- `count`: the tokens of a request
-- `state`: what a request says about earlier responses, and about keeping its own
+- `encode`: a chat completion → the response object, whole or event by event
 
 Responses are kept by the daemon, whatever their worker speaks, and so are those that are generated in the background:
 
 - `turn`: a request that goes on from a kept response, or whose own is kept;  `kept`: what is kept, as others read it
 - `background`: responses that are generated while nobody waits
-- `stored`: what can be done with a response that is kept
+- `operations`: what can be done with a response that is kept
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -28,13 +28,11 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.llm_pool import LLM_POOL, is_llm_pool
 from supervisor.dialects.openai import OpenAI
-from supervisor.dialects.responses import background, stored
-from supervisor.dialects.responses.answer import Envelope
+from supervisor.dialects.responses import background
 from supervisor.dialects.responses.completion import NUMBER, Completion
-from supervisor.dialects.responses.count import CountTokens
-from supervisor.dialects.responses.create import CreateResponse, echo_of
-from supervisor.dialects.responses.request import Asked
-from supervisor.dialects.responses.state import is_for_background
+from supervisor.dialects.responses.decode import CountTokens, CreateResponse
+from supervisor.dialects.responses.encode import ResponseTemplate
+from supervisor.dialects.responses.operations import GROUP
 from supervisor.dialects.responses.turn import event, turn_of
 from supervisor.gateway.body.body import Body, Bytes
 from supervisor.gateway.dialect import Dialect, after
@@ -72,8 +70,8 @@ class Responses(OpenAI):
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
         """A response in the background is a job of the daemon's."""
-        is_for_daemon = path in _PATHS and is_for_background(fields) and not self._is_other(path, fields)
-        return "inference" if is_for_daemon else None
+        is_for_background = path in _PATHS and bytes(fields.get("background", b"")) == b"true"
+        return "inference" if is_for_background and not self._is_other(path, fields) else None
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
         """Generate it in the background. Raises LlmuxError."""
@@ -87,7 +85,8 @@ class Responses(OpenAI):
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """What the daemon does with responses that are kept."""
-        return stored.routes(daemon)
+        daemon.jobs.on_end.append(partial(background.end, daemon))
+        return GROUP.routes(daemon)
 
     def translation(self, method: str, path: str) -> Translation | None:
         """Of a request for a response, or for the tokens that one would have."""
@@ -109,7 +108,7 @@ class Responses(OpenAI):
         at = int(numbers[-1]) + 1 if numbers else 0
         begun = b""
         if not sent:  # OpenAI's own SDKs raise at any event before this one
-            begun = event("response.created", at, response=Envelope.of(echo_of(Asked({}))).response("in_progress"))
+            begun = event("response.created", at, response=ResponseTemplate.of({}).response("in_progress"))
             at += 1
         return begun + after(sent, event("error", at, **told))
 

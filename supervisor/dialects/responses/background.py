@@ -5,7 +5,6 @@ A job is sent again after a restart; then the events after the first two come an
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,13 +15,11 @@ from starlette.responses import JSONResponse, Response
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.job import KEPT_HEADERS, Answer, Job, owner_of
-from supervisor.dialects.responses.answer import Envelope, new_id
-from supervisor.dialects.responses.checks import Json, unsupported
-from supervisor.dialects.responses.create import CreateResponse, echo_of
+from supervisor.dialects.responses.decode import CreateResponse, keeping_of, unsupported
+from supervisor.dialects.responses.encode import ResponseTemplate
 from supervisor.dialects.responses.kept import continued, earlier, is_running, response_of
-from supervisor.dialects.responses.request import Asked
-from supervisor.dialects.responses.state import OFF, wish_of
 from supervisor.dialects.responses.turn import FINAL, event, log_of
+from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Bytes
 from supervisor.gateway.body.json_body import JsonBody
@@ -43,26 +40,24 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
     """Make the job. Raises LlmuxError for what can be seen to fail."""
     store, body = daemon.responses, await JsonBody.open(raw)
     if not store.is_on:
-        raise unsupported("background", f"{OFF} Send the request without it, or with stream.")
-    wish, (owner, is_admin) = wish_of(body.fields), owner_of(scope["state"])
-    if wish.store is False:
+        raise unsupported("background")
+    keeping, (owner, is_admin) = keeping_of(body.fields), owner_of(scope["state"])
+    if keeping.store is False:
         message = "A response in the background is kept until somebody gets it: leave store out, or set it to true."
         raise InvalidRequestError(message, param="store")
     if body.name is not None:
         daemon.catalog.resolve(body.name)
     body = body.changed(dict.fromkeys(("background", "store", "previous_response_id")))
-    if wish.previous is not None:
-        kept = await earlier(store, wish.previous, owner, is_admin=is_admin)
-        body = await continued(body, wish.previous, kept)
+    if (previous := keeping.previous_response_id) is not None:
+        body = await continued(body, previous, await earlier(store, previous, owner, is_admin=is_admin))
     data = await body.whole()
     if not daemon.gateway.routes.is_served_by(body.name, "POST", ENDPOINT):
         _CREATE.request(dict(body.fields))  # which says what is wrong with it
-    told: Json = {"background": True, "store": True, "previous_response_id": wish.previous}
-    envelope = Envelope(new_id("resp"), int(time.time()), echo_of(Asked(body.fields)))
-    begun = envelope.response("queued") | told
+    template = ResponseTemplate.of(body.fields)
+    begun = template.response("queued") | {"background": True, "store": True, "previous_response_id": previous}
     items = Part(await body.field("input") or b"null")
     kept = Kept(owner, Part(_encode(begun)), items, "queued", is_background=True, is_streamed=body.stream)
-    name = envelope.id
+    name = template.id
     writing = store.keep(name, kept, replaces=True)
     if writing is None:
         raise InvalidRequestError(

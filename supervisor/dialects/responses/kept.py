@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.responses.checks import Json
+from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.outline import Outline

@@ -1,144 +1,58 @@
-"""What OpenAI's Responses are asked for."""
+"""What OpenAI's Responses are asked for: models answer conversations, the daemon what concerns responses that are kept."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Final
 
-from supervisor.dialects.llm_pool.types import AnswerMetrics
-from supervisor.dialects.openai.schemas import X_FIELDS
-from supervisor.schema.operation import (
-    EVENTS,
-    Example,
-    Operation,
-    Parameter,
-    Section,
-    anything,
-    array,
-    choice,
-    flag,
-    mapping,
-    named,
-    number,
-    record,
-    request,
-    struct,
-    text,
-    whole,
-)
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import Response as HttpResponse
 
-_PART: Final = named(
-    {
-        "oneOf": [
-            request({"type": choice("input_text", "output_text"), "text": text()}, "type", "text"),
-            request(
-                {"type": {"const": "input_image"}, "image_url": text("A `data:` URL.", pattern="^data:")},
-                "type",
-                "image_url",
-            ),
-        ]
-    },
-    "ResponsePart",
+from supervisor.catalog.rewrite import Fields
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.job import owner_of
+from supervisor.dialects.responses import background
+from supervisor.dialects.responses.kept import NULL, begin_of, full, id_of, is_running, items_of
+from supervisor.dialects.responses.types import (
+    DeletedResponse,
+    InputItems,
+    InputItemsQuery,
+    Response,
+    ResponseQuery,
+    ResponseRequest,
+    ResponseTokens,
+    ResponseTokensRequest,
 )
-_ITEM: Final = named(
-    {
-        "anyOf": [
-            request(
-                {
-                    "type": {"const": "message"},
-                    "role": choice("system", "developer", "user", "assistant"),
-                    "content": {"anyOf": [text(), array(_PART, minItems=1)]},
-                },
-                "role",
-                "content",
-            ),
-            request(
-                {
-                    "type": {"const": "function_call"},
-                    "call_id": text(minLength=1),
-                    "name": text(pattern="^[a-zA-Z0-9_-]{1,64}$"),
-                    "arguments": text("JSON."),
-                },
-                "type",
-                "call_id",
-                "name",
-                "arguments",
-            ),
-            request(
-                {"type": {"const": "function_call_output"}, "call_id": text(minLength=1), "output": text()},
-                "type",
-                "call_id",
-                "output",
-            ),
-        ]
-    },
-    "ResponseItem",
+from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.gateway.body.outline import Outline
+from supervisor.gateway.operation import Group
+from supervisor.io.response_store import Kept
+from supervisor.schema.operation import EVENTS, JSON, Example, Parameter, array
+
+INCLUDABLE: Final = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
 )
-_REQUEST: Final = named(
-    request(
-        {
-            "model": text(),
-            "input": {"anyOf": [text(minLength=1), array(_ITEM, minItems=1)]},
-            "instructions": text(null=True),
-            "max_output_tokens": whole(null=True, minimum=1),
-            "temperature": number(minimum=0, null=True),
-            "top_p": number(minimum=0, maximum=1, null=True),
-            "stream": flag(null=True),
-            "tools": array(mapping(anything()), "Functions, or namespaces of functions."),
-            "tool_choice": anything(),
-            "parallel_tool_calls": flag(null=True),
-            "reasoning": request(
-                {"effort": choice("none", "minimal", "low", "medium", "high", "xhigh", null=True)},
-                more=True,
-            ),
-            "text": request(
-                {"format": anything("`text`, `json_object`, or a `json_schema`.")},
-                more=True,
-            ),
-            "metadata": mapping(anything()),
-            "previous_response_id": text("A response to go on from.", null=True),
-            "store": flag("Whether it is kept; by default it is.", null=True),
-            "background": flag("Answer at once, and generate it meanwhile.", null=True),
-            "include": array(null=True),
-            **X_FIELDS,
-        },
-        "input",
-        more=True,
-    ),
-    "ResponseRequest",
-)
-_RESPONSE: Final = named(
-    record(
-        {
-            "id": text(),
-            "object": {"const": "response"},
-            "created_at": number(),
-            "status": choice("in_progress", "completed", "incomplete", "failed", "queued", "cancelled"),
-            "model": text(),
-            "output": array(
-                record(
-                    {"type": choice("message", "reasoning", "function_call"), "id": text(), "status": text()},
-                    more=True,
-                    optional=("id", "status"),
-                )
-            ),
-            "usage": record(
-                {"input_tokens": whole(), "output_tokens": whole(), "total_tokens": whole()},
-                more=True,
-                null=True,
-            ),
-            "error": anything("Null, or why it failed."),
-            "incomplete_details": anything("Null, or why the model ended early."),
-            "metrics": struct(AnswerMetrics),
-        },
-        more=True,
-        optional=("usage", "error", "incomplete_details", "metrics"),
-    ),
-    "Response",
-)
-_ID: Final = "/v1/responses/resp_0123456789abcdef"
+_IMAGES: Final = "message.input_image.image_url"
+_PICTURE: Final = msgspec.Raw(b'"input_image"')
+_BATCH: Final = 200  # ids that are worked out in one turn of the loop
+_fields: Final = msgspec.json.Decoder(Fields).decode
+_parts: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+_NAME: Final = "resp_0123456789abcdef"
+_PATH: Final = f"/v1/responses/{_NAME}"
 _NEEDS: Final = "the id of a response"
 _KEPT: Final = {
-    "id": "resp_0123456789abcdef",
+    "id": _NAME,
     "object": "response",
     "created_at": 1790000000,
     "status": "queued",
@@ -146,117 +60,196 @@ _KEPT: Final = {
     "output": [],
     "background": True,
 }
+_ITEM: Final = {
+    "id": "msg_0123456789abcdef",
+    "type": "message",
+    "status": "completed",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "Hello"}],
+}
+_LIST: Final = {
+    "object": "list",
+    "data": [_ITEM],
+    "first_id": _ITEM["id"],
+    "last_id": _ITEM["id"],
+    "has_more": False,
+}
 _INCLUDE: Final = Parameter(
     "include[]", "What else to tell of its items, such as `message.input_image.image_url`.", array()
 )
 _BODY: Final = {"model": "Tiny-Instruct", "input": "Hello"}
 
-SECTION: Final = Section(
-    "Responses",
-    "OpenAI's Responses, for every model that chats.",
-    (
-        Operation(
-            "POST",
-            "/v1/responses",
-            "Let a model answer a conversation of items.",
-            "Its stream has OpenAI's events, from `response.created` to `response.completed`.",
-            request=_REQUEST,
-            answer=_RESPONSE,
-            stream_type=EVENTS,
-            is_run=True,
-            example=Example(_BODY),
-        ),
-        Operation(
-            "POST",
-            "/v1/responses/input_tokens",
-            "How many tokens such a request has.",
-            request=_REQUEST,
-            answer=record({"object": {"const": "response.input_tokens"}, "input_tokens": whole()}, more=True),
-            is_run=True,
-            example=Example(_BODY),
-        ),
-        Operation(
-            "GET",
-            "/v1/responses/{id}",
-            "A response as it stands.",
-            "404 `response_not_found` where none of this key is kept by that id.",
-            parameters=(
-                _INCLUDE,
-                Parameter(
-                    "stream", "Its events again, of one that was created with `background` and `stream`.", flag()
-                ),
-                Parameter("starting_after", "Only the events after the one with this number.", whole(minimum=0)),
-            ),
-            answer=_RESPONSE,
-            stream_type=EVENTS,
-            errors=(404,),
-            aliases=("/responses/{id}",),
-            example=Example(path=_ID, needs=_NEEDS, answer=_KEPT),
-        ),
-        Operation(
-            "DELETE",
-            "/v1/responses/{id}",
-            "Forget it, and cancel it if it runs.",
-            "Responses that went on from it keep what it said.",
-            answer=record({"id": text(), "object": {"const": "response"}, "deleted": {"const": True}}),
-            errors=(404,),
-            aliases=("/responses/{id}",),
-            example=Example(
-                path=_ID, needs=_NEEDS, answer={"id": "resp_0123456789abcdef", "object": "response", "deleted": True}
-            ),
-        ),
-        Operation(
-            "POST",
-            "/v1/responses/{id}/cancel",
-            "End a response in the background.",
-            "Any other response, and one that is over, is 400.",
-            answer=_RESPONSE,
-            errors=(404,),
-            aliases=("/responses/{id}/cancel",),
-            example=Example(path=_ID + "/cancel", needs=_NEEDS, answer=_KEPT | {"status": "cancelled"}),
-        ),
-        Operation(
-            "GET",
-            "/v1/responses/{id}/input_items",
-            "All items that the model was given, those of earlier responses included.",
-            "Images come without their content, unless `include` has `message.input_image.image_url`.",
-            parameters=(
-                Parameter("order", "`desc`, the newest first, which is the default, or `asc`.", choice("desc", "asc")),
-                Parameter("limit", "How many at most; 20 by default.", whole(minimum=1, maximum=100)),
-                Parameter("after", "Only those behind the item with this id."),
-                Parameter("before", "Only those in front of the item with this id."),
-                _INCLUDE,
-            ),
-            answer=record(
-                {
-                    "object": {"const": "list"},
-                    "data": array(record({"id": text(), "type": text()}, more=True)),
-                    "first_id": text(null=True),
-                    "last_id": text(null=True),
-                    "has_more": flag(),
-                }
-            ),
-            errors=(404,),
-            aliases=("/responses/{id}/input_items",),
-            example=Example(
-                path=_ID + "/input_items",
-                needs=_NEEDS,
-                answer={
-                    "object": "list",
-                    "data": [
-                        {
-                            "id": "msg_0123456789abcdef",
-                            "type": "message",
-                            "status": "completed",
-                            "role": "user",
-                            "content": [{"type": "input_text", "text": "Hello"}],
-                        }
-                    ],
-                    "first_id": "msg_0123456789abcdef",
-                    "last_id": "msg_0123456789abcdef",
-                    "has_more": False,
-                },
-            ),
-        ),
-    ),
+GROUP: Final = Group("Responses", "OpenAI's Responses, for every model that chats.", scope="inference")
+GROUP.asked(
+    "/v1/responses",
+    "Let a model answer a conversation of items.\n\n"
+    "Its stream has OpenAI's events, from `response.created` to `response.completed`.",
+    reads=ResponseRequest,
+    answer=Response,
+    stream_type=EVENTS,
+    example=Example(_BODY),
 )
+GROUP.asked(
+    "/v1/responses/input_tokens",
+    "How many tokens such a request has.",
+    reads=ResponseTokensRequest,
+    answer=ResponseTokens,
+    example=Example(_BODY),
+)
+
+
+@GROUP.operation(
+    "GET",
+    "/v1/responses/{id}",
+    parameters=(_INCLUDE,),
+    answer=Response,
+    stream_type=EVENTS,
+    errors=(404,),
+    aliases=("/responses/{id}",),
+    example=Example(path=_PATH, needs=_NEEDS, answer=_KEPT),
+)
+async def get_response(daemon: Daemon, id: str, query: ResponseQuery, request: Request) -> HttpResponse:
+    """A response as it stands.
+
+    404 `response_not_found` where none of this key is kept by that id.
+    """
+    kept = await _find(daemon, id, request)
+    _included(request)
+    if query.stream:
+        if not kept.is_streamed:
+            message = "Only a response in the background that was created with stream=true can be streamed again."
+            raise InvalidRequestError(message, param="stream")
+        return background.stream(daemon, id, kept, -1 if query.starting_after is None else query.starting_after)
+    if query.starting_after is not None:
+        raise InvalidRequestError("starting_after needs stream=true.", param="starting_after")
+    if is_running(kept):
+        return JSONResponse(await background.current(daemon, id, kept))
+    return StreamingResponse(kept.response.pieces(), 200, {"content-length": str(kept.response.size)}, JSON)
+
+
+@GROUP.operation(
+    "DELETE",
+    "/v1/responses/{id}",
+    errors=(404,),
+    aliases=("/responses/{id}",),
+    example=Example(path=_PATH, needs=_NEEDS, answer={"id": _NAME, "object": "response", "deleted": True}),
+)
+async def delete_response(daemon: Daemon, id: str, request: Request) -> DeletedResponse:
+    """Forget it, and cancel it if it runs.
+
+    Responses that went on from it keep what it said.
+    """
+    await _find(daemon, id, request)
+    if (job := daemon.jobs.generating(id)) is not None:
+        await daemon.jobs.cancel(job)
+    await daemon.responses.remove(id)
+    return DeletedResponse(id, "response", deleted=True)
+
+
+@GROUP.operation(
+    "POST",
+    "/v1/responses/{id}/cancel",
+    answer=Response,
+    errors=(404,),
+    aliases=("/responses/{id}/cancel",),
+    example=Example(path=f"{_PATH}/cancel", needs=_NEEDS, answer=_KEPT | {"status": "cancelled"}),
+)
+async def cancel_response(daemon: Daemon, id: str, request: Request) -> HttpResponse:
+    """End a response in the background.
+
+    Any other response, and one that is over, is 400.
+    """
+    kept = await _find(daemon, id, request)
+    if not kept.is_background:
+        raise InvalidRequestError("Cannot cancel a synchronous response.", param="response_id")
+    if (job := daemon.jobs.generating(id)) is not None:
+        await daemon.jobs.cancel(job)
+        kept = await _find(daemon, id, request)
+    response = await background.current(daemon, id, kept)
+    if response["status"] != "cancelled":  # it may have been completed already
+        raise InvalidRequestError(f"Cannot cancel a {response['status']} response.", param="response_id")
+    return JSONResponse(response)
+
+
+@GROUP.operation(
+    "GET",
+    "/v1/responses/{id}/input_items",
+    parameters=(_INCLUDE,),
+    answer=InputItems,
+    errors=(404,),
+    aliases=("/responses/{id}/input_items",),
+    example=Example(path=f"{_PATH}/input_items", needs=_NEEDS, answer=_LIST),
+)
+async def list_input_items(daemon: Daemon, id: str, query: InputItemsQuery, request: Request) -> HttpResponse:
+    """All items that the model was given, those of earlier responses included.
+
+    Images come without their content, unless `include` has `message.input_image.image_url`.
+    """
+    kept = await _find(daemon, id, request)
+    outline = Outline()  # what is cut out stays on disk
+    items = await items_of(kept, outline, kept.items)
+    page = await _page(id, items, query, has_images=_IMAGES in _included(request))
+    return StreamingResponse(outline.pieces(page), media_type=JSON)
+
+
+async def _find(daemon: Daemon, name: str, request: Request) -> Kept:
+    owner, is_admin = owner_of(request.scope["state"])
+    kept = await daemon.responses.find(name, owner, is_admin=is_admin)
+    if kept is None:
+        raise NotFoundError(f"Response with id '{name[:100]}' not found.", code="response_not_found")
+    return kept
+
+
+async def _page(name: str, items: Sequence[Fields], query: InputItemsQuery, *, has_images: bool) -> bytes:
+    """The items that are asked for, as JSON."""
+    ids: list[tuple[bytes, int]] = []  # with their places
+    for index, item in enumerate(items):
+        if index % _BATCH == 0:
+            await asyncio.sleep(0)
+        if item:
+            ids.append((bytes(id_of(item, name, index)), index))
+    if query.order == "desc":
+        ids.reverse()
+    if query.after is not None:
+        ids = ids[_place(ids, query.after, "after") + 1 :]
+    if query.before is not None:
+        ids = ids[: _place(ids, query.before, "before")]
+    page = [full(items[index], name, index) for _, index in ids[: query.limit]]
+    found = {
+        "object": "list",
+        "data": page if has_images else [*map(_without_images, page)],
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(ids) > len(page),
+    }
+    return msgspec.json.encode(found)
+
+
+def _place(ids: list[tuple[bytes, int]], wanted: str, param: str) -> int:
+    name = msgspec.json.encode(wanted)
+    for place, (known, _) in enumerate(ids):
+        if known == name:
+            return place
+    raise InvalidRequestError(f"There is no item {wanted[:100]!r} in the list.", param=param)
+
+
+def _without_images(item: Fields) -> Fields:
+    """OpenAI tells the content of images only if it is asked to."""
+    content = item.get("content", NULL)
+    if begin_of(content) != b"[":
+        return item
+    parts: list[msgspec.Raw | Fields] = [*_parts(content)]
+    for place, part in enumerate(_parts(content)):
+        fields = _fields(part) if begin_of(part) == b"{" else {}
+        if fields.get("type") == _PICTURE:
+            parts[place] = fields | {"image_url": NULL}
+    return item | {"content": msgspec.Raw(msgspec.json.encode(parts))}
+
+
+def _included(request: Request) -> list[str]:
+    """What `include` names. The SDKs write `include[]`."""
+    found = [value for name in ("include", "include[]") for value in request.query_params.getlist(name)]
+    if unknown := [one for one in found if one not in INCLUDABLE]:
+        message = f"{unknown[0][:50]!r} can't be included; there is {', '.join(INCLUDABLE)}."
+        raise InvalidRequestError(message, param="include")
+    return found

@@ -1,8 +1,7 @@
 """Tools: the functions among them as a chat has them, and the choice.
 
 A chat completion's model calls functions and nothing else. A custom tool is a function of one text. Tools that OpenAI itself
-would run are refused, unless programs offer them whether they are needed or not, as Codex does: these are left out, and
-named as ignored.
+would run are refused, unless programs offer them whether they are needed or not, as Codex does: `decode` leaves these out.
 
 Functions within a namespace get its name before their own, and lose it again in the answer. What lies in `functions` has none:
 OpenAI's models know functions by that name.
@@ -10,30 +9,27 @@ OpenAI's models know functions by that name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from pydantic import JsonValue
 
-from supervisor.dialects.responses.checks import (
-    Json,
-    a_list,
-    an_object,
-    name,
-    one_of,
-    others,
-    shown,
-    unsupported,
-    wrong,
+from supervisor.dialects.responses.types import (
+    AllowedTools,
+    ChosenFunction,
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    ToolChoice,
 )
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.typed import UNREADABLE, is_given
 
-_LEFT_OUT: Final = ("web_search", "image_generation", "local_shell", "tool_search")
 _FUNCTIONS: Final = "functions"
 _TEXT: Final = "input"  # the one parameter of a custom tool
-_MODES: Final = ("auto", "none", "required")
 _PASSED: Final = ("description", "parameters", "strict")
+_SHOWN: Final = 50  # characters of a client's own word
 
 
 class _Arguments(msgspec.Struct):
@@ -54,23 +50,18 @@ Owns = Mapping[str, Own]
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    """What a chat completion gets. `choice` is null where there are no functions."""
-
-    functions: list[JsonValue]
-    choice: JsonValue
-    owns: Owns
-    ignored: list[str]
-
-
-@dataclass(frozen=True, slots=True)
 class _Function:
     name: str  # in the chat
     own: Own
-    passed: Json
+    fields: Mapping[str, object]  # besides the name
+
+    @property
+    def tool(self) -> dict[str, object]:
+        """As a chat has it."""
+        return {"type": "function", "function": {"name": self.name, **self.fields}}
 
 
-def flat_name(namespace: JsonValue, own: str) -> str:
+def flat_name(namespace: object, own: str) -> str:
     """A function's name in a chat."""
     if not isinstance(namespace, str) or namespace in {"", _FUNCTIONS}:
         return own
@@ -86,98 +77,78 @@ def text_of(arguments: str) -> str:
     """The other way round. What else a model says is the text itself."""
     try:
         return msgspec.json.decode(arguments, type=_Arguments).input
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return arguments
 
 
-def tools_of(given: JsonValue, choice: JsonValue, more: Sequence[JsonValue] = ()) -> Tools:
-    """By a request's `tools`, those that its items bring, and `tool_choice`. Raises InvalidRequestError for what no chat can do."""
-    functions, ignored = list[_Function](), list[str]()
-    for index, tool in enumerate([*([] if given is None else a_list(given, "tools")), *more]):
-        where = f"tools[{index}]"
-        found = [*_functions(an_object(tool, where), where)]
-        functions += [one for one in found if isinstance(one, _Function)]
-        ignored += [one for one in found if isinstance(one, str)]
-    chosen, mode = _chosen(functions, "auto" if choice is None else choice)
-    if not chosen:
-        if mode not in {"auto", "none"}:
-            left_out = f" ({', '.join(ignored)} can't be called here)" if ignored else ""
-            raise unsupported("tool_choice", f"it asks for a call, but there is no function to call{left_out}.")
-        mode = None
-    owns = {one.name: one.own for one in chosen if one.own.namespace is not None or one.own.is_custom}
-    return Tools([one.passed for one in chosen], mode, owns, ignored)
+def tools_of(
+    tools: Iterable[FunctionTool | CustomTool | NamespaceTool | None],
+    choice: ToolChoice | None,
+    left_out: Sequence[str] = (),
+) -> tuple[dict[str, object], Owns]:
+    """A chat completion's `tools` and `tool_choice`, if there is a function, and what the client calls its functions.
+
+    `left_out`: the names of tools that can't be called. Raises InvalidRequestError for a choice that no chat can make.
+    """
+    chosen, mode = _chosen([*_functions(tools)], choice or "auto")
+    if chosen:
+        owns = {one.name: one.own for one in chosen if one.own.namespace is not None or one.own.is_custom}
+        return {"tools": [one.tool for one in chosen], "tool_choice": mode}, owns
+    if mode in {"auto", "none"}:
+        return {}, {}
+    more = f" ({', '.join(left_out)} can't be called here)" if left_out else ""
+    message = f"tool_choice: it asks for a call, but there is no function to call{more}."
+    raise InvalidRequestError(message, code="unsupported_parameter", param="tool_choice")
 
 
-def _functions(tool: Json, where: str, namespace: str | None = None) -> Iterator[_Function | str]:
-    """The functions that a tool is, and the places of what is left out of it."""
-    kind = tool.get("type")
-    if kind == "function":
-        own = name(tool.get("name"), f"{where}.name")
-        flat = flat_name(namespace, own)
-        function: Json = {"name": flat}
-        function |= {key: tool[key] for key in _PASSED if tool.get(key) is not None}
-        yield from others(tool, where, "type", "name", *_PASSED)
-        yield _Function(flat, Own(namespace, own), {"type": "function", "function": function})
-    elif kind == "custom":
-        own = name(tool.get("name"), f"{where}.name")
-        flat = flat_name(namespace, own)
-        yield from others(tool, where, "type", "name", "description", "format")
-        yield _Function(flat, Own(namespace, own, is_custom=True), _custom(flat, tool, where))
-    elif kind == "namespace" and namespace is None:
-        named = name(tool.get("name"), f"{where}.name")
-        space = None if named == _FUNCTIONS else named
-        yield from others(tool, where, "type", "name", "tools")
-        for index, inner in enumerate(a_list(tool.get("tools"), f"{where}.tools")):
-            place = f"{where}.tools[{index}]"
-            yield from _functions(an_object(inner, place), place, space)
-    elif isinstance(kind, str) and kind.startswith(_LEFT_OUT):
-        yield f"tools[{next(one for one in _LEFT_OUT if kind.startswith(one))}]"
-    else:
-        message = f"{shown(kind)} is no tool that this model can use. Leave it out; it calls functions, which you run."
-        raise unsupported(where, message)
+def _functions(
+    tools: Iterable[FunctionTool | CustomTool | NamespaceTool | None], namespace: str | None = None
+) -> Iterator[_Function]:
+    for tool in tools:
+        match tool:
+            case FunctionTool():
+                given = {name: getattr(tool, name) for name in _PASSED}
+                fields = {name: value for name, value in given.items() if is_given(value)}
+                yield _Function(flat_name(namespace, tool.name), Own(namespace, tool.name), fields)
+            case CustomTool():
+                own = Own(namespace, tool.name, is_custom=True)
+                yield _Function(flat_name(namespace, tool.name), own, _custom(tool))
+            case NamespaceTool():
+                yield from _functions(tool.tools, None if tool.name == _FUNCTIONS else tool.name)
 
 
-def _custom(flat: str, tool: Json, where: str) -> Json:
-    """The function that stands for a custom tool. A grammar of its text is only told: no worker holds an argument to one."""
-    shape = {} if tool.get("format") is None else an_object(tool["format"], f"{where}.format")
-    told = "The text, as it is."
+def _custom(tool: CustomTool) -> Mapping[str, object]:
+    """The function that stands for a custom tool. A grammar of its text is words only: no worker holds an argument to one."""
+    about, shape = "The text, as it is.", tool.format or {}
     if isinstance(rules := shape.get("definition"), str):
-        told = f"The text, by this grammar ({shown(shape.get('syntax'))}):\n{rules}"
-    parameters: Json = {
-        "type": "object",
-        "properties": {_TEXT: {"type": "string", "description": told}},
-        "required": [_TEXT],
-    }
-    function: Json = {"name": flat, "parameters": parameters}
-    if tool.get("description") is not None:
-        function["description"] = tool["description"]
-    return {"type": "function", "function": function}
+        about = f"The text, by this grammar ({ascii(shape.get('syntax'))[:_SHOWN]}):\n{rules}"
+    properties = {_TEXT: {"type": "string", "description": about}}
+    fields = {"parameters": {"type": "object", "properties": properties, "required": [_TEXT]}}
+    return {**fields, "description": tool.description} if is_given(tool.description) else fields
 
 
-def _chosen(functions: list[_Function], choice: JsonValue) -> tuple[list[_Function], JsonValue]:
+def _chosen(functions: list[_Function], choice: ToolChoice) -> tuple[list[_Function], str]:
     """The functions that are offered, and the chat's choice."""
-    if isinstance(choice, str):
-        return functions, one_of(choice, _MODES, "tool_choice")
-    match an_object(choice, "tool_choice"):
-        case {"type": "function" | "custom", **rest}:
-            flat = flat_name(rest.get("namespace"), name(rest.get("name"), "tool_choice.name"))
+    match choice:
+        case ChosenFunction():
+            flat = flat_name(choice.namespace, choice.name)
             found = next((one for one in functions if flat in {one.name, one.own.name}), None)
             if found is None:
-                raise wrong("tool_choice.name", "the name of one of the tools")
+                message = "tool_choice.name: expected the name of one of the tools."
+                raise InvalidRequestError(message, param="tool_choice.name")
             return [found], "required"  # llama.cpp's server takes a chat's choice of one function for `auto`
-        case {"type": "allowed_tools", **rest}:
-            mode = one_of(rest.get("mode", "auto"), ("auto", "required"), "tool_choice.mode")
-            allowed = {*_allowed(a_list(rest.get("tools"), "tool_choice.tools"))}
-            return [one for one in functions if one.name in allowed or one.own.name in allowed], mode
-        case other:
-            message = f"{shown(other.get('type'))} can't be chosen: this model calls functions only."
-            raise unsupported("tool_choice", message)
+        case AllowedTools():
+            allowed = {*_allowed(choice)}
+            return [one for one in functions if one.name in allowed or one.own.name in allowed], choice.mode
+        case mode:
+            return functions, mode
 
 
-def _allowed(tools: list[JsonValue]) -> Iterator[str]:
+def _allowed(choice: AllowedTools) -> Iterator[str]:
     """The names in the chat of the functions among them; others can't be called anyway."""
-    for index, tool in enumerate(tools):
-        where = f"tool_choice.tools[{index}]"
-        found = an_object(tool, where)
-        if found.get("type") in ("function", "custom"):
-            yield flat_name(found.get("namespace"), name(found.get("name"), f"{where}.name"))
+    for index, tool in enumerate(choice.tools):
+        if tool.get("type") in ("function", "custom"):
+            if not isinstance(name := tool.get("name"), str) or not name:
+                place = f"tool_choice.tools[{index}].name"
+                raise InvalidRequestError(f"{place}: expected a name.", param=place)
+            yield flat_name(tool.get("namespace"), name)

@@ -12,14 +12,13 @@ from dataclasses import replace
 from typing import Final
 
 import msgspec
-from pydantic import JsonValue
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.chat import Measured, Usage
 from supervisor.dialects.llm_pool.metrics import metrics_of
-from supervisor.dialects.responses.checks import Json
+from supervisor.dialects.responses.decode import keeping_of
 from supervisor.dialects.responses.kept import continued, earlier, response_of
-from supervisor.dialects.responses.state import wish_of
+from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Body, Bytes
 from supervisor.gateway.body.json_body import JsonBody
@@ -56,19 +55,19 @@ async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body
         return body, None
     if memory.response is not None:
         return body, await _in_background(memory.response, memory)
-    wish = wish_of(body.fields)
-    keeps = wish.store is not False and not is_counted
-    if wish.previous is None and not keeps:
+    keeping = keeping_of(body.fields)
+    previous, keeps = keeping.previous_response_id, keeping.store is not False and not is_counted
+    if previous is None and not keeps:
         return body, None
-    is_changed = wish.previous is not None or wish.store is True
+    is_changed = previous is not None or keeping.store is True
     if is_changed:
         body = body.changed({"previous_response_id": None, "store": None})
-    if wish.previous is not None:
-        kept = await earlier(memory.store, wish.previous, memory.owner, is_admin=memory.is_admin)
-        body = await continued(body, wish.previous, kept)
+    if previous is not None:
+        kept = await earlier(memory.store, previous, memory.owner, is_admin=memory.is_admin)
+        body = await continued(body, previous, kept)
     if is_counted:
         return body, None
-    told: Json = {"background": False, "previous_response_id": wish.previous, "store": keeps}
+    told: Json = {"background": False, "previous_response_id": previous, "store": keeps}
     items = (await body.field("input") or b"null") if keeps else None
     return body, ResponseTurn(memory, items, _raw(told), is_told=is_changed)
 
@@ -289,7 +288,7 @@ BEGINNING: Final = 2
 """Events that come before the worker's."""
 
 
-def event(kind: str, number: int, **fields: JsonValue) -> bytes:
+def event(kind: str, number: int, **fields: object) -> bytes:
     """An event of a stream."""
     return frames.event(kind, fields | {"sequence_number": number})
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from supervisor.dialects.responses import items
+from supervisor.dialects.responses import RESPONSES
 from supervisor.errors import InvalidRequestError
 from tests.support.cases import cases
 
 
+def translated(given, instructions=None):
+    """The chat completion, and what is ignored."""
+    fields = {"input": given, "instructions": instructions}
+    canonical, answers = RESPONSES.translation("POST", "/v1/responses").request(
+        {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+    )
+    return {name: msgspec.json.decode(value) for name, value in canonical.items()}, answers.ignored
+
+
 def messages_of(*given):
-    return items.messages_of(*given)[0]
+    return translated(*given)[0]["messages"]
 
 
 def user(content):
@@ -182,7 +192,7 @@ class TestIgnored:
         part = {"type": "output_text", "text": "A", "annotations": [], "logprobs": []}
         answer = {"id": "msg", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
         given = [thought("t", status=None, encrypted_content=None), answer, call("a", status="completed"), result("a")]
-        assert items.messages_of(given)[1] == []
+        assert translated(given)[1] == []
 
     def test_all_others(self):
         parts = [{"type": "input_text", "text": "A", "color": "red"}]
@@ -192,13 +202,13 @@ class TestIgnored:
             call("a", caller="x"),
             {**result("a", [{"type": "text", "text": "B", "size": 1}]), "outcome": 1},
         ]
-        assert items.messages_of(given)[1] == [
+        assert translated(given)[1] == [
             "input[0].name",
             "input[0].content[0].color",
             "input[1].encrypted_content",
             "input[2].caller",
-            "input[3].outcome",
             "input[3].output[0].size",
+            "input[3].outcome",
         ]
 
 
@@ -208,8 +218,8 @@ class TestOthers:
     @pytest.mark.parametrize("kind", ["web_search_call", "compaction", "mcp_call", "one_of_tomorrow"])
     def test_what_no_chat_has_is_left_out(self, kind):
         given = [user("Hi"), {"type": kind, "id": "x", "action": {"type": "search"}}, said("A"), user("B")]
-        messages, ignored, _ = items.messages_of(given)
-        assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+        canonical, ignored = translated(given)
+        assert [message["role"] for message in canonical["messages"]] == ["user", "assistant", "user"]
         assert ignored == [f"input[{kind}]"]
 
     def test_a_custom_tools_call_is_one_of_a_function(self):
@@ -229,7 +239,10 @@ class TestOthers:
     def test_tools_that_items_bring(self):
         tools = [{"type": "function", "name": "f"}]
         given = [{"type": "additional_tools", "role": "developer", "tools": tools}, user("Hi")]
-        assert items.messages_of(given) == ([{"role": "user", "content": "Hi"}], [], tools)
+        canonical, ignored = translated(given)
+        assert canonical["messages"] == [{"role": "user", "content": "Hi"}]
+        assert canonical["tools"] == [{"type": "function", "function": {"name": "f"}}]
+        assert ignored == []
 
 
 class TestRefusals:

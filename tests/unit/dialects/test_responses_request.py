@@ -117,7 +117,7 @@ class TestFields:
             ({"stream_options": {"include_obfuscation": False, "x": 1}}, ["stream_options.x"]),
             ({"store": True, "truncation": "auto"}, ["store", "truncation"]),
             ({"safety_identifier": "a", "prompt_cache_key": "b"}, ["safety_identifier", "prompt_cache_key"]),
-            ({"max_tool_calls": 3, "service_tier": "flex"}, ["max_tool_calls", "service_tier"]),
+            ({"max_tool_calls": 3, "service_tier": "flex"}, ["service_tier", "max_tool_calls"]),
             ({"stop": ["x"], "seed": 7, "messages": [], "unknown": None}, ["stop", "seed", "messages"]),
             ({"tools": [{"type": "web_search", "external_web_access": False}]}, ["tools[web_search]"]),
         ],
@@ -182,9 +182,9 @@ class TestFields:
     def test_a_value_that_is_nested_too_deeply(self):
         with pytest.raises(InvalidRequestError) as error:
             RESPONSES.translation("POST", "/v1/responses").request(
-                {"input": msgspec.Raw(b"[" * 10_000 + b"]" * 10_000)}
+                {"input": msgspec.Raw(b'"Hi"'), "service_tier": msgspec.Raw(b"[" * 10_000 + b"]" * 10_000)}
             )
-        assert (error.value.code, error.value.param) == ("invalid_json", "input")
+        assert (error.value.code, error.value.param) == ("invalid_json", "service_tier")
 
 
 class TestTools:
@@ -313,7 +313,7 @@ class TestNothingIsLost:
         except InvalidRequestError:
             return
         is_named = any(one == name or one.startswith((f"{name}.", f"{name}[")) for one in answers.ignored)
-        has_effect = canonical != plain or answers._envelope.echo != plain_answers._envelope.echo
+        has_effect = canonical != plain or answers.template.echo != plain_answers.template.echo
         is_empty = not any(one is not None for one in value.values()) if isinstance(value, dict) else not value
         assert has_effect or is_named or is_empty or value in DEFAULTS.get(name, ())
 
@@ -348,7 +348,7 @@ class TestRepeated:
         outline = await Outline.of(json.dumps(fields).encode())
         cut = msgspec.json.decode(outline.text, type=dict[str, msgspec.Raw])
         canonical, answers = RESPONSES.translation("POST", "/v1/responses").request(cut)
-        echo = answers._envelope.echo
+        echo = answers.template.echo
         assert (echo["instructions"], echo["tools"], echo["metadata"]) == (None, [], {"a": "b"})
         assert echo["text"]["format"] == format_ | {"schema": {}}
         whole = json.loads(await outline.restored(msgspec.json.encode(canonical)))

@@ -1,0 +1,244 @@
+"""Requests for a response, and for the count of its tokens, as ones for a chat completion. A field that is null is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, get_args
+
+import msgspec
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects import chat
+from supervisor.dialects.responses.encode import CountAnswers, ResponseAnswers, ResponseTemplate
+from supervisor.dialects.responses.items import messages_of
+from supervisor.dialects.responses.tools import Owns, tools_of
+from supervisor.dialects.responses.types import (
+    AdditionalTools,
+    InputMessage,
+    Item,
+    JsonFormat,
+    KeepingFields,
+    ResponseRequest,
+    ResponseTokensRequest,
+    SchemaFormat,
+)
+from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.typed import UNREADABLE, Reader, Remedy, encoded, is_given
+from supervisor.gateway.filters.counting import COUNT
+from supervisor.gateway.filters.translation import TargetModel, Times
+
+UNSUPPORTED: Final = "unsupported_parameter"
+OFF: Final = "responses are not kept here (limits.responses_mib is 0)."
+_REFUSED: Final = {
+    "previous_response_id": f"{OFF} Send the whole conversation as input.",
+    "conversation": "conversations are not kept here. Send the whole one as input, or previous_response_id.",
+    "prompt": "prompt templates are not kept here. Send their text as instructions and input.",
+    "background": f"{OFF} Send the request without it, or with stream.",
+}
+"""What a translation can't do. It sees the first and the last only where nothing is kept."""
+_REMEDIES: Final = (
+    Remedy("input", "{place}: expected a text, or a list of items."),
+    Remedy(
+        r"input\[\]\.type",
+        "{place}: items can't be referred to here. Send the item itself, or previous_response_id.",
+        UNSUPPORTED,
+    ),
+    Remedy(
+        r"input\[\]\..*\[\]\.file_id",
+        "{place}: no files are kept here. Send the image itself as image_url, as data:image/png;base64,<content>.",
+        UNSUPPORTED,
+    ),
+    Remedy(
+        r"input\[\]\.(content|output)\[\]\.type",
+        "{place}: {got!r} is no part that this model takes; it takes input_text, output_text, refusal, input_image and "
+        "input_audio. No model here opens files: send the text of an input_file as input_text.",
+        UNSUPPORTED,
+    ),
+    Remedy(
+        r".*tools\[\]\.type",
+        "{place}: {got!r} is no tool that this model can use. Leave it out; it calls functions, which you run.",
+        UNSUPPORTED,
+    ),
+    Remedy(r"tool_choice\.type", "{place}: {got!r} can't be chosen: this model calls functions only.", UNSUPPORTED),
+    Remedy(
+        r"text\.format\.type",
+        "{place}: {got!r} is no format of answers here; it can be text, json_object or json_schema.",
+        UNSUPPORTED,
+    ),
+)
+_LEFT_OUT: Final = ("web_search", "image_generation", "local_shell", "tool_search")
+"""Tools that Codex offers whether they are needed or not: how their types begin."""
+_ITEMS: Final = {kind.__struct_config__.tag for kind in get_args(Item)} | {"item_reference"}
+_NULL: Final = msgspec.Raw(b"null")
+_MESSAGE: Final = msgspec.Raw(b'"message"')
+_LOGPROBS: Final = "message.output_text.logprobs"
+_UNTHINKING: Final = frozenset({"none", "minimal"})
+
+
+def _owner(place: str) -> str:
+    """Of a type that isn't known: what has it."""
+    return place.removesuffix(".type")
+
+
+_keeping: Final = Reader(KeepingFields)
+_create: Final = Reader(ResponseRequest, *_REMEDIES, param=_owner)
+_count: Final = Reader(ResponseTokensRequest, *_REMEDIES, param=_owner)
+_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_fields: Final = msgspec.json.Decoder(Fields).decode
+_value: Final = msgspec.json.Decoder().decode
+
+
+def unsupported(param: str) -> InvalidRequestError:
+    """The error for a field that OpenAI's API knows and this one doesn't."""
+    return InvalidRequestError(f"{param}: {_REFUSED[param]}", code=UNSUPPORTED, param=param)
+
+
+def keeping_of(fields: Fields) -> KeepingFields:
+    """What a request says of earlier responses, and of keeping its own. Raises InvalidRequestError."""
+    return _keeping({name: fields[name] for name in ("previous_response_id", "store", "background") if name in fields})[
+        0
+    ]
+
+
+class CreateResponse:
+    """See `Translation` and `TargetedTranslation`. Its answers have no metrics where their times aren't known."""
+
+    path = chat.PATH
+
+    def __init__(self, times: Times | None = None) -> None:
+        self._times = times
+
+    def of(self, target: TargetModel, times: Times) -> CreateResponse:
+        """See `TargetedTranslation`."""
+        return CreateResponse(times)
+
+    def request(self, fields: Fields) -> tuple[Fields, ResponseAnswers]:
+        """See `Translation`."""
+        known, left_out = _without_unknown(fields)
+        request, unused = _create(known)
+        canonical, owns, more = _conversation(request, left_out)
+        options = request.stream_options
+        canonical |= {
+            name: fields[name] for name in ("temperature", "top_p", "user") if is_given(getattr(request, name))
+        }
+        if request.max_output_tokens is not None:
+            canonical["max_tokens"] = request.max_output_tokens
+        if request.stream:
+            canonical |= {"stream": True, "stream_options": {"include_usage": True}}
+        if _LOGPROBS in (include := request.include or []):
+            canonical |= {"logprobs": True} | ({"top_logprobs": request.top_logprobs} if request.top_logprobs else {})
+        elif request.top_logprobs:
+            more.append("top_logprobs")
+        more += [f"include[{one}]" for one in include if one != _LOGPROBS]
+        if options is not None and options.include_obfuscation not in (None, False):  # no stream has any here
+            more.append("stream_options.include_obfuscation")
+        if request.service_tier not in (None, "auto", "default"):
+            more.append("service_tier")
+        template = ResponseTemplate.of(fields, self._times)
+        return encoded(canonical), ResponseAnswers(template, owns, [*more, *unused])
+
+
+class CountTokens:
+    """See `Translation`."""
+
+    path = COUNT
+
+    def request(self, fields: Fields) -> tuple[Fields, CountAnswers]:
+        """See `Translation`."""
+        known, left_out = _without_unknown(fields)
+        request, unused = _count(known)
+        canonical, _, more = _conversation(request, left_out)
+        return encoded(canonical), CountAnswers([*more, *unused])
+
+
+def _conversation(request: ResponseTokensRequest, left_out: list[str]) -> tuple[dict[str, object], Owns, list[str]]:
+    """What a chat is about, and how its answer is to be: the fields that matter when its tokens are counted.
+
+    With what the client calls its tools, and the names of what has no effect. Raises InvalidRequestError.
+    """
+    for name in _REFUSED:
+        if getattr(request, name) not in (None, False):
+            raise unsupported(name)
+    items = [InputMessage("user", request.input)] if isinstance(request.input, str) else request.input or []
+    messages = messages_of(items, request.instructions)
+    if not messages:
+        raise InvalidRequestError("input is missing: send a text, or a list of items.", param="input")
+    found: dict[str, object] = {} if request.model is None else {"model": request.model}
+    more = [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
+    names = [name for name in left_out if name.startswith("tools")]
+    tools, owns = tools_of([*(request.tools or ()), *more], request.tool_choice, names)
+    found |= {"messages": messages, **tools}
+    if tools and request.parallel_tool_calls is not None:
+        found["parallel_tool_calls"] = request.parallel_tool_calls
+    ignored = [
+        *left_out,
+        *(["store"] if request.store else []),
+        *(["truncation"] if request.truncation == "auto" else []),
+    ]
+    if (text := request.text) is not None:
+        found |= _format(text.format)
+        ignored += [] if text.verbosity in (None, "medium") else ["text.verbosity"]
+    if request.reasoning is not None and (effort := request.reasoning.effort) is not None:
+        found["reasoning_effort"] = "low" if effort == "minimal" else effort  # the least that models with levels know
+        found["chat_template_kwargs"] = {"enable_thinking": effort not in _UNTHINKING}
+    return found, owns, ignored
+
+
+def _format(wanted: object) -> dict[str, object]:
+    """Of the answer."""
+    match wanted:
+        case JsonFormat():
+            return {"response_format": {"type": "json_object"}}
+        case SchemaFormat():
+            more = {"description": wanted.description, "strict": wanted.strict}
+            schema: dict[str, object] = {"name": wanted.name, "schema": wanted.schema}
+            schema |= {name: value for name, value in more.items() if is_given(value)}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {}
+
+
+# ------------------------------------------------------------------------------------------------------- unknown types
+
+
+def _without_unknown(fields: Fields) -> tuple[Fields, list[str]]:
+    """The request with nulls for items and tools that no chat has, and the names of these. A message may lack its type."""
+    names: list[str] = []
+
+    def item(fields: Fields) -> Fields | None:
+        kind = _kind(fields)
+        if kind is None and "role" in fields:
+            return fields | {"type": _MESSAGE}
+        if kind == "additional_tools":
+            return fields | {"tools": _changed(fields.get("tools", _NULL), tool)}
+        if not isinstance(kind, str) or kind in _ITEMS:
+            return fields
+        names.append(f"input[{kind}]")
+        return None
+
+    def tool(fields: Fields) -> Fields | None:
+        kind = _kind(fields)
+        if kind == "namespace":
+            return fields | {"tools": _changed(fields.get("tools", _NULL), tool)}
+        for left_out in _LEFT_OUT:
+            if isinstance(kind, str) and kind.startswith(left_out):
+                names.append(f"tools[{left_out}]")
+                return None
+        return fields
+
+    changes = {"input": item, "tools": tool}
+    return {name: _changed(raw, changes[name]) if name in changes else raw for name, raw in fields.items()}, names
+
+
+def _changed(objects: msgspec.Raw, change: Callable[[Fields], Fields | None]) -> msgspec.Raw:
+    """Each object of a list changed. Whatever else there is stays: its reader says what is wrong with it."""
+    if bytes(memoryview(objects)[:1]) != b"[":
+        return objects
+    try:
+        found = [change(_fields(each)) if bytes(memoryview(each)[:1]) == b"{" else each for each in _items(objects)]
+        return msgspec.Raw(msgspec.json.encode(found))
+    except UNREADABLE:
+        return objects
+
+
+def _kind(fields: Fields) -> object:
+    return _value(fields.get("type", _NULL))

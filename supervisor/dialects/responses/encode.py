@@ -1,0 +1,441 @@
+"""Chat completions as responses: a whole one as the response object, a streamed one as events.
+
+The output grows item by item: an item begins with its first piece, and is done when another one begins or the stream ends.
+Each event has its number, which stands at its end: there it is found when an error must follow it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+from pydantic import JsonValue
+
+from supervisor.catalog.rewrite import Fields
+from supervisor.dialects import chat
+from supervisor.dialects.llm_pool.metrics import metrics_of
+from supervisor.dialects.responses.tools import Own, Owns, text_of
+from supervisor.dialects.responses.types import Json, ResponseTokens
+from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.gateway.body.outline import may_be_cut
+from supervisor.gateway.body.typed import UNREADABLE, worker_said
+from supervisor.gateway.filters import frames
+from supervisor.gateway.filters.filters import EVENTS
+from supervisor.gateway.filters.translation import StreamTranslation, Times
+from supervisor.gateway.upstream_error import WorkerAnswerError
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed"]
+Kind = Literal["reasoning", "text", "refusal"]
+
+NAMES: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "chat_template_kwargs": "reasoning.effort",
+    "response_format": "text.format",
+    "logprobs": "include",
+}
+"""Canonical fields → what they are called here."""
+_CUT_SHORT: Final[Mapping[str | None, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Why a model ended → `incomplete_details.reason`."""
+_PREFIXES: Final[Mapping[Kind, str]] = {"reasoning": "rs", "text": "msg", "refusal": "msg"}
+_EVENTS: Final[Mapping[Kind, str]] = {
+    "reasoning": "response.reasoning_text",
+    "text": "response.output_text",
+    "refusal": "response.refusal",
+}
+_UNNAMED: Final = "upstream_error"  # OpenAI's word for it within a response is another
+_ECHOED: Final[Json] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "model": None,
+    "parallel_tool_calls": True,
+    "prompt_cache_key": None,
+    "reasoning": {},
+    "safety_identifier": None,
+    "temperature": None,
+    "text": {},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+    "metadata": {},
+}
+"""Fields that a response repeats of its request → what holds where it has none."""
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Count(msgspec.Struct):
+    input_tokens: int
+
+
+_count: Final = msgspec.json.Decoder(_Count).decode
+
+
+def new_id(prefix: str) -> str:
+    """An id as OpenAI's, told apart by its prefix."""
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+# ---------------------------------------------------------------------------------------------------------- response
+
+
+def _echo_of(fields: Fields) -> Json:
+    """What the response object repeats of its request: not what was cut out of a large body. Raises InvalidRequestError."""
+    echo = {**_ECHOED}
+    for name in _ECHOED.keys() & fields.keys():
+        try:
+            value = msgspec.json.decode(fields[name])
+        except UNREADABLE as error:
+            raise InvalidRequestError(f"{name} can't be read: {error}.", code="invalid_json", param=name) from error
+        if value is not None and (name == "text" or not may_be_cut(fields[name])):
+            echo[name] = value
+    reasoning, text = (value if isinstance(value := echo[name], dict) else {} for name in ("reasoning", "text"))
+    echo["reasoning"] = {name: reasoning.get(name) for name in ("effort", "summary")}
+    shape = text.get("format")
+    if may_be_cut(fields.get("text", b"")) and isinstance(shape, dict):  # no more of a large schema is at hand
+        text = {"format": {**{name: shape.get(name) for name in ("type", "name", "strict")}, "schema": {}}}
+    plain = {"format": {"type": "text"}, "verbosity": "medium"}
+    echo["text"] = {name: value if text.get(name) is None else text[name] for name, value in plain.items()}
+    return echo
+
+
+def _usage(usage: chat.Usage | None) -> Json | None:
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTemplate:
+    """A response before its answer: its id, its time, and what it repeats of its request."""
+
+    id: str
+    created_at: int  # Unix seconds
+    echo: Json
+    times: Times | None = None  # of its request
+
+    @classmethod
+    def of(cls, fields: Fields, times: Times | None = None) -> ResponseTemplate:
+        """For a request that came now. Raises InvalidRequestError."""
+        return cls(new_id("resp"), int(time.time()), _echo_of(fields), times)
+
+    def response(
+        self,
+        status: Status,
+        output: Sequence[Json] = (),
+        *,
+        model: str = "",
+        measured: chat.Measured | None = None,
+        incomplete: str | None = None,
+        error: Json | None = None,
+    ) -> Json:
+        """The response object. `model`: its name where the request has none; `measured`: set iff it is over."""
+        found: Json = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "background": False,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": error,
+            "incomplete_details": None if incomplete is None else {"reason": incomplete},
+            **self.echo,
+            "model": self.echo.get("model") or model,
+            "output": [*output],
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "usage": None if measured is None else _usage(measured.usage),
+        }
+        if measured is not None and self.times is not None:
+            found["metrics"] = metrics_of(measured, self.times, time.monotonic())
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAnswers:
+    """What the answers to one request become; see `AnswerTranslation`."""
+
+    template: ResponseTemplate
+    owns: Owns
+    ignored: Sequence[str]
+    names = NAMES
+    content_type = b"application/json"
+    stream_content_type = EVENTS
+
+    def answer(self, body: bytes) -> bytes:
+        """See `AnswerTranslation`."""
+        answer = chat.whole(body)
+        choice = answer.choices[0]
+        said, incomplete = choice.message, _CUT_SHORT.get(choice.finish_reason)
+        status: Status = "completed" if incomplete is None else "incomplete"
+        texts: tuple[tuple[Kind, str], ...] = (
+            ("reasoning", said.thought),
+            ("text", said.content or ""),
+            ("refusal", said.refusal or ""),
+        )
+        items: list[_Text | _Call] = [
+            _Text(kind, 0, text, _logprobs_of(choice) if kind == "text" else ()) for kind, text in texts if text
+        ]
+        items += [_Call(call, 0, self.owns, call.function.arguments or "") for call in said.tool_calls or ()]
+        output = [item.item("completed" if item is not items[-1] else status) for item in items]
+        measured = chat.Measured(answer.usage, answer.timings)
+        return _encode(
+            self.template.response(status, output, model=answer.model, measured=measured, incomplete=incomplete)
+        )
+
+    def stream(self) -> ResponseStream:
+        """See `AnswerTranslation`."""
+        return ResponseStream(self.template, self.owns)
+
+
+@dataclass(frozen=True, slots=True)
+class CountAnswers:
+    """The count of a request's tokens; see `AnswerTranslation`."""
+
+    ignored: Sequence[str]
+    names = NAMES
+    content_type = b"application/json"
+    stream_content_type = EVENTS
+
+    def answer(self, body: bytes) -> bytes:
+        """See `AnswerTranslation`."""
+        count = worker_said(_count, body, "count of tokens").input_tokens
+        return _encode(ResponseTokens("response.input_tokens", count))
+
+    def stream(self) -> StreamTranslation:
+        """Raises UpstreamError: nobody asked for one."""
+        raise UpstreamError("The worker answered with a stream where its count of tokens was asked for.")
+
+
+# ------------------------------------------------------------------------------------------------------------- items
+
+
+def _logprobs_of(choice: chat.Choice) -> list[JsonValue]:
+    """Those of the text's tokens, which both APIs write alike."""
+    tokens = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
+    return tokens if isinstance(tokens, list) else []
+
+
+class _Text:
+    """An item with a text that grows: reasoning, or a message."""
+
+    def __init__(self, kind: Kind, index: int, text: str = "", logprobs: Sequence[JsonValue] = ()) -> None:
+        self.kind = kind
+        self._id = new_id(_PREFIXES[kind])
+        self._index = index
+        self._place: Json = {"item_id": self._id, "output_index": index, "content_index": 0}
+        self._pieces = [text]
+        self._logprobs = [*logprobs]
+
+    def begun(self) -> list[Json]:
+        """The events at its beginning."""
+        item = self._item([], "in_progress")
+        return [
+            {"type": "response.output_item.added", "output_index": self._index, "item": item},
+            {"type": "response.content_part.added", **self._place, "part": self._part()},
+        ]
+
+    def grown(self, piece: str, logprobs: Sequence[JsonValue]) -> Json:
+        """The event of its next piece."""
+        self._pieces.append(piece)
+        self._logprobs += logprobs
+        event = {"type": f"{_EVENTS[self.kind]}.delta", **self._place, "delta": piece}
+        return event | self._known(logprobs)
+
+    def ended(self, status: Status) -> list[Json]:
+        """The events at its end."""
+        name, part = "refusal" if self.kind == "refusal" else "text", self._part()
+        done = {"type": f"{_EVENTS[self.kind]}.done", **self._place, name: part[name]}
+        return [
+            done | self._known(self._logprobs),
+            {"type": "response.content_part.done", **self._place, "part": part},
+            {"type": "response.output_item.done", "output_index": self._index, "item": self.item(status)},
+        ]
+
+    def item(self, status: Status) -> Json:
+        """As it is now."""
+        return self._item([self._part()], status)
+
+    def _item(self, parts: list[Json], status: Status) -> Json:
+        if self.kind == "reasoning":
+            return {"id": self._id, "type": "reasoning", "summary": [], "content": parts, "status": status}
+        return {"id": self._id, "type": "message", "status": status, "role": "assistant", "content": parts}
+
+    def _part(self) -> Json:
+        text = "".join(self._pieces)
+        match self.kind:
+            case "reasoning":
+                return {"type": "reasoning_text", "text": text}
+            case "refusal":
+                return {"type": "refusal", "refusal": text}
+            case "text":
+                return {"type": "output_text", "annotations": [], "logprobs": [*self._logprobs], "text": text}
+
+    def _known(self, logprobs: Sequence[JsonValue]) -> Json:
+        return {"logprobs": [*logprobs]} if self.kind == "text" else {}
+
+
+class _Call:
+    """A function call whose arguments grow."""
+
+    def __init__(self, call: chat.ToolCall, index: int, owns: Owns, arguments: str = "") -> None:
+        name = call.function.name or ""
+        self.number = call.index
+        self._own = owns.get(name, Own(None, name))
+        self._id = new_id("ctc" if self._own.is_custom else "fc")
+        self._index = index
+        self._call_id = call.id or new_id("call")
+        self._pieces = [arguments]
+
+    def begun(self) -> list[Json]:
+        """The event at its beginning."""
+        return [{"type": "response.output_item.added", "output_index": self._index, "item": self.item("in_progress")}]
+
+    def grown(self, piece: str) -> list[Json]:
+        """The event of the next piece of its arguments. A custom tool's text is known when they are whole."""
+        self._pieces.append(piece)
+        return [] if self._own.is_custom else [self._event("function_call_arguments.delta", delta=piece)]
+
+    def ended(self, status: Status) -> list[Json]:
+        """The events at its end."""
+        item = self.item(status)
+        done: Json = {"type": "response.output_item.done", "output_index": self._index, "item": item}
+        if not self._own.is_custom:
+            whole = self._event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+            return [whole, done]
+        delta = self._event("custom_tool_call_input.delta", delta=item["input"])
+        return [delta, self._event("custom_tool_call_input.done", input=item["input"]), done]
+
+    def item(self, status: Status) -> Json:
+        """As it is now."""
+        own, arguments = self._own, "".join(self._pieces)
+        item: Json = {"id": self._id, "type": "function_call", "status": status, "call_id": self._call_id}
+        item |= {"type": "custom_tool_call", "input": text_of(arguments)} if own.is_custom else {"arguments": arguments}
+        if own.namespace is not None:
+            item["namespace"] = own.namespace
+        return item | {"name": own.name}
+
+    def _event(self, kind: str, **fields: object) -> Json:
+        return {"type": f"response.{kind}", "item_id": self._id, "output_index": self._index, **fields}
+
+
+# ------------------------------------------------------------------------------------------------------------ stream
+
+
+class ResponseStream(chat.ChatStream):
+    """One stream; see `StreamTranslation`."""
+
+    def __init__(self, template: ResponseTemplate, owns: Owns) -> None:
+        super().__init__()
+        self._template = template
+        self._owns = owns
+        self._model = ""
+        self._number = 0
+        self._output: list[Json] = []
+        self._open: _Text | _Call | None = None
+        self._finish_reason: str | None = None
+        self._measured = chat.Measured()
+
+    def event(self, answer: chat.Answer) -> bytes:
+        """See ChatStream."""
+        found = self._begun(answer.model)
+        self._measured.add(answer, time.monotonic)
+        for choice in answer.choices:
+            said = choice.delta
+            found += self._text("reasoning", said.thought)
+            found += self._text("text", said.content or "", _logprobs_of(choice))
+            found += self._text("refusal", said.refusal or "")
+            for piece in said.tool_calls or []:
+                found += self._call(piece)
+            self._finish_reason = choice.finish_reason or self._finish_reason
+        return self._sent(found)
+
+    def failed(self, error: WorkerAnswerError) -> bytes:
+        """See ChatStream: `response.failed`."""
+        code = "server_error" if error.code == _UNNAMED else error.code
+        opened = [] if self._open is None else [self._open.item("incomplete")]
+        found = self._begun()
+        return self._over(found, "failed", [*self._output, *opened], error={"code": code, "message": error.message})
+
+    def over(self) -> bytes:
+        """See ChatStream: `response.completed`, or `response.incomplete`."""
+        incomplete = _CUT_SHORT.get(self._finish_reason)
+        status: Status = "completed" if incomplete is None else "incomplete"
+        return self._over(self._begun() + self._ended(status), status, self._output, incomplete=incomplete)
+
+    def _over(
+        self,
+        events: list[Json],
+        status: Status,
+        output: list[Json],
+        incomplete: str | None = None,
+        error: Json | None = None,
+    ) -> bytes:
+        response = self._template.response(
+            status, output, model=self._model, measured=self._measured, incomplete=incomplete, error=error
+        )
+        return self._sent([*events, {"type": f"response.{status}", "response": response}])
+
+    def _begun(self, model: str = "") -> list[Json]:
+        """The events before all others."""
+        self._model = self._model or model
+        if self._number:
+            return []
+        begun = self._template.response("in_progress", model=self._model)
+        return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+
+    def _text(self, kind: Kind, piece: str, logprobs: Sequence[JsonValue] = ()) -> list[Json]:
+        item, found = self._open, list[Json]()
+        is_continued = isinstance(item, _Text) and item.kind == kind
+        if not piece and not (logprobs and is_continued):  # tokens within a character have probabilities as well
+            return []
+        if not isinstance(item, _Text) or not is_continued:
+            found = self._ended()
+            item = self._open = _Text(kind, len(self._output))
+            found += item.begun()
+        self.keeps(piece)
+        for each in logprobs:
+            self.keeps(str(each))
+        return [*found, item.grown(piece, logprobs)]
+
+    def _call(self, piece: chat.ToolCall) -> list[Json]:
+        item, found = self._open, list[Json]()
+        if not isinstance(item, _Call) or item.number != piece.index:
+            if not piece.function.name:
+                raise UpstreamError("The worker's stream goes on with a tool call that has no name, or was over.")
+            found = self._ended()
+            item = self._open = _Call(piece, len(self._output), self._owns)
+            found += item.begun()
+        arguments = piece.function.arguments
+        self.keeps(arguments or "")
+        return [*found, *item.grown(arguments)] if arguments else found
+
+    def _ended(self, status: Status = "completed") -> list[Json]:
+        """The end of the item that is open, if one is."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        self._output.append(item.item(status))
+        return item.ended(status)
+
+    def _sent(self, events: list[Json]) -> bytes:
+        begin, self._number = self._number, self._number + len(events)
+        return b"".join(
+            frames.event(str(fields["type"]), fields | {"sequence_number": number})
+            for number, fields in enumerate(events, begin)
+        )
