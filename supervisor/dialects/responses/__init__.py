@@ -101,16 +101,16 @@ class Responses(OpenAI):
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """See Dialect."""
         error = msgspec.json.decode(body)["error"]
-        told = {field: error.get(field) for field in ("code", "message", "param")}
+        shown = {field: error.get(field) for field in ("code", "message", "param")}
         numbers = NUMBER.findall(sent)
         if sent and not numbers:  # llm-pool's
-            return after(sent, frames.event("error", told))
+            return after(sent, frames.event("error", shown))
         at = int(numbers[-1]) + 1 if numbers else 0
         begun = b""
         if not sent:  # OpenAI's own SDKs raise at any event before this one
             begun = event("response.created", at, response=ResponseTemplate.of({}).response("in_progress"))
             at += 1
-        return begun + after(sent, event("error", at, **told))
+        return begun + after(sent, event("error", at, **shown))
 
     def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
         """See Dialect."""

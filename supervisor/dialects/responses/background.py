@@ -127,11 +127,11 @@ async def end(daemon: Daemon, job: Job, _answer: Answer | None) -> None:
 
 def _error(job: Job, last: bytes | None) -> Json:
     """Of a response that failed: as its job tells it, or its stream's last event."""
-    told = job.error
-    if told is None and last is not None and last.startswith(b"event: error\n"):
-        told = msgspec.json.decode(last.partition(b"data: ")[2])
-    told = told or {}
-    return {"code": told.get("code") or _FAILED, "message": told.get("message") or "The answer can't be kept."}
+    error = job.error
+    if error is None and last is not None and last.startswith(b"event: error\n"):
+        error = msgspec.json.decode(last.partition(b"data: ")[2])
+    error = error or {}
+    return {"code": error.get("code") or _FAILED, "message": error.get("message") or "The answer can't be kept."}
 
 
 async def current(daemon: Daemon, name: str, kept: Kept) -> Json:
@@ -166,11 +166,11 @@ async def _events(daemon: Daemon, name: str, kept: Kept, after: int) -> AsyncGen
             async for piece in _behind(at, await store.events(name)):
                 yield piece
             return
-        for told in log.events[at:]:
-            if is_coming and _is_last(told):
+        for sent in log.events[at:]:
+            if is_coming and _is_last(sent):
                 break
-            for start in range(0, len(told), PIECE):
-                yield told[start : start + PIECE]
+            for start in range(0, len(sent), PIECE):
+                yield sent[start : start + PIECE]
             at += 1
         if not is_coming or daemon.jobs.is_paused:
             return

@@ -8,7 +8,7 @@ from typing import Final, get_args
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects import chat
+from supervisor.dialects.chat import PATH
 from supervisor.dialects.responses.encode import CountAnswers, ResponseAnswers, ResponseTemplate
 from supervisor.dialects.responses.items import messages_of
 from supervisor.dialects.responses.tools import Owns, tools_of
@@ -95,15 +95,14 @@ def unsupported(param: str) -> InvalidRequestError:
 
 def keeping_of(fields: Fields) -> KeepingFields:
     """What a request says of earlier responses, and of keeping its own. Raises InvalidRequestError."""
-    return _keeping({name: fields[name] for name in ("previous_response_id", "store", "background") if name in fields})[
-        0
-    ]
+    known = {name: fields[name] for name in KeepingFields.__struct_fields__ if name in fields}
+    return _keeping(known)[0]
 
 
 class CreateResponse:
     """See `Translation` and `TargetedTranslation`. Its answers have no metrics where their times aren't known."""
 
-    path = chat.PATH
+    path = PATH
 
     def __init__(self, times: Times | None = None) -> None:
         self._times = times
@@ -114,28 +113,29 @@ class CreateResponse:
 
     def request(self, fields: Fields) -> tuple[Fields, ResponseAnswers]:
         """See `Translation`."""
-        known, left_out = _without_unknown(fields)
+        known, ignored = _without_unknown(fields)
         request, unused = _create(known)
-        canonical, owns, more = _conversation(request, left_out)
-        options = request.stream_options
-        canonical |= {
-            name: fields[name] for name in ("temperature", "top_p", "user") if is_given(getattr(request, name))
-        }
+        canonical, owns = _conversation(request, ignored)
+        for name in ("temperature", "top_p", "user"):
+            if is_given(getattr(request, name)):
+                canonical[name] = fields[name]
         if request.max_output_tokens is not None:
             canonical["max_tokens"] = request.max_output_tokens
         if request.stream:
             canonical |= {"stream": True, "stream_options": {"include_usage": True}}
-        if _LOGPROBS in (include := request.include or []):
+        include = request.include or []
+        if _LOGPROBS in include:
             canonical |= {"logprobs": True} | ({"top_logprobs": request.top_logprobs} if request.top_logprobs else {})
         elif request.top_logprobs:
-            more.append("top_logprobs")
-        more += [f"include[{one}]" for one in include if one != _LOGPROBS]
+            ignored.append("top_logprobs")
+        ignored += [f"include[{name}]" for name in include if name != _LOGPROBS]
+        options = request.stream_options
         if options is not None and options.include_obfuscation not in (None, False):  # no stream has any here
-            more.append("stream_options.include_obfuscation")
+            ignored.append("stream_options.include_obfuscation")
         if request.service_tier not in (None, "auto", "default"):
-            more.append("service_tier")
+            ignored.append("service_tier")
         template = ResponseTemplate.of(fields, self._times)
-        return encoded(canonical), ResponseAnswers(template, owns, [*more, *unused])
+        return encoded(canonical), ResponseAnswers(template, owns, [*ignored, *unused])
 
 
 class CountTokens:
@@ -145,16 +145,16 @@ class CountTokens:
 
     def request(self, fields: Fields) -> tuple[Fields, CountAnswers]:
         """See `Translation`."""
-        known, left_out = _without_unknown(fields)
+        known, ignored = _without_unknown(fields)
         request, unused = _count(known)
-        canonical, _, more = _conversation(request, left_out)
-        return encoded(canonical), CountAnswers([*more, *unused])
+        canonical, _ = _conversation(request, ignored)
+        return encoded(canonical), CountAnswers([*ignored, *unused])
 
 
-def _conversation(request: ResponseTokensRequest, left_out: list[str]) -> tuple[dict[str, object], Owns, list[str]]:
-    """What a chat is about, and how its answer is to be: the fields that matter when its tokens are counted.
+def _conversation(request: ResponseTokensRequest, ignored: list[str]) -> tuple[dict[str, object], Owns]:
+    """The fields of a chat completion that matter when its tokens are counted, and the client's names of its tools.
 
-    With what the client calls its tools, and the names of what has no effect. Raises InvalidRequestError.
+    Adds to `ignored`. Raises InvalidRequestError.
     """
     for name in _REFUSED:
         if getattr(request, name) not in (None, False):
@@ -163,25 +163,27 @@ def _conversation(request: ResponseTokensRequest, left_out: list[str]) -> tuple[
     messages = messages_of(items, request.instructions)
     if not messages:
         raise InvalidRequestError("input is missing: send a text, or a list of items.", param="input")
-    found: dict[str, object] = {} if request.model is None else {"model": request.model}
-    more = [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
-    names = [name for name in left_out if name.startswith("tools")]
-    tools, owns = tools_of([*(request.tools or ()), *more], request.tool_choice, names)
-    found |= {"messages": messages, **tools}
+    chat: dict[str, object] = {"messages": messages}
+    if request.model is not None:
+        chat["model"] = request.model
+    brought = [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
+    names = [name for name in ignored if name.startswith("tools")]
+    tools, owns = tools_of([*(request.tools or ()), *brought], request.tool_choice, names)
+    chat |= tools
     if tools and request.parallel_tool_calls is not None:
-        found["parallel_tool_calls"] = request.parallel_tool_calls
-    ignored = [
-        *left_out,
-        *(["store"] if request.store else []),
-        *(["truncation"] if request.truncation == "auto" else []),
-    ]
+        chat["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.store:
+        ignored.append("store")
+    if request.truncation == "auto":
+        ignored.append("truncation")
     if (text := request.text) is not None:
-        found |= _format(text.format)
-        ignored += [] if text.verbosity in (None, "medium") else ["text.verbosity"]
+        chat |= _format(text.format)
+        if text.verbosity not in (None, "medium"):
+            ignored.append("text.verbosity")
     if request.reasoning is not None and (effort := request.reasoning.effort) is not None:
-        found["reasoning_effort"] = "low" if effort == "minimal" else effort  # the least that models with levels know
-        found["chat_template_kwargs"] = {"enable_thinking": effort not in _UNTHINKING}
-    return found, owns, ignored
+        chat["reasoning_effort"] = "low" if effort == "minimal" else effort  # the least that models with levels know
+        chat["chat_template_kwargs"] = {"enable_thinking": effort not in _UNTHINKING}
+    return chat, owns
 
 
 def _format(wanted: object) -> dict[str, object]:
@@ -234,8 +236,8 @@ def _changed(objects: msgspec.Raw, change: Callable[[Fields], Fields | None]) ->
     if bytes(memoryview(objects)[:1]) != b"[":
         return objects
     try:
-        found = [change(_fields(each)) if bytes(memoryview(each)[:1]) == b"{" else each for each in _items(objects)]
-        return msgspec.Raw(msgspec.json.encode(found))
+        items = [change(_fields(item)) if bytes(memoryview(item)[:1]) == b"{" else item for item in _items(objects)]
+        return msgspec.Raw(msgspec.json.encode(items))
     except UNREADABLE:
         return objects
 

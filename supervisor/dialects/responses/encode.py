@@ -144,7 +144,7 @@ class ResponseTemplate:
         error: Json | None = None,
     ) -> Json:
         """The response object. `model`: its name where the request has none; `measured`: set iff it is over."""
-        found: Json = {
+        response: Json = {
             "id": self.id,
             "object": "response",
             "created_at": self.created_at,
@@ -162,8 +162,8 @@ class ResponseTemplate:
             "usage": None if measured is None else _usage(measured.usage),
         }
         if measured is not None and self.times is not None:
-            found["metrics"] = metrics_of(measured, self.times, time.monotonic())
-        return found
+            response["metrics"] = metrics_of(measured, self.times, time.monotonic())
+        return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +181,17 @@ class ResponseAnswers:
         """See `AnswerTranslation`."""
         answer = chat.whole(body)
         choice = answer.choices[0]
-        said, incomplete = choice.message, _CUT_SHORT.get(choice.finish_reason)
+        message, incomplete = choice.message, _CUT_SHORT.get(choice.finish_reason)
         status: Status = "completed" if incomplete is None else "incomplete"
         texts: tuple[tuple[Kind, str], ...] = (
-            ("reasoning", said.thought),
-            ("text", said.content or ""),
-            ("refusal", said.refusal or ""),
+            ("reasoning", message.thought),
+            ("text", message.content or ""),
+            ("refusal", message.refusal or ""),
         )
         items: list[_Text | _Call] = [
             _Text(kind, 0, text, _logprobs_of(choice) if kind == "text" else ()) for kind, text in texts if text
         ]
-        items += [_Call(call, 0, self.owns, call.function.arguments or "") for call in said.tool_calls or ()]
+        items += [_Call(call, 0, self.owns, call.function.arguments or "") for call in message.tool_calls or ()]
         output = [item.item("completed" if item is not items[-1] else status) for item in items]
         measured = chat.Measured(answer.usage, answer.timings)
         return _encode(
@@ -353,41 +353,32 @@ class ResponseStream(chat.ChatStream):
 
     def event(self, answer: chat.Answer) -> bytes:
         """See ChatStream."""
-        found = self._begun(answer.model)
+        events = self._begun(answer.model)
         self._measured.add(answer, time.monotonic)
         for choice in answer.choices:
-            said = choice.delta
-            found += self._text("reasoning", said.thought)
-            found += self._text("text", said.content or "", _logprobs_of(choice))
-            found += self._text("refusal", said.refusal or "")
-            for piece in said.tool_calls or []:
-                found += self._call(piece)
+            delta = choice.delta
+            events += self._text("reasoning", delta.thought)
+            events += self._text("text", delta.content or "", _logprobs_of(choice))
+            events += self._text("refusal", delta.refusal or "")
+            for piece in delta.tool_calls or []:
+                events += self._call(piece)
             self._finish_reason = choice.finish_reason or self._finish_reason
-        return self._sent(found)
+        return self._sent(events)
 
     def failed(self, error: WorkerAnswerError) -> bytes:
         """See ChatStream: `response.failed`."""
-        code = "server_error" if error.code == _UNNAMED else error.code
-        opened = [] if self._open is None else [self._open.item("incomplete")]
-        found = self._begun()
-        return self._over(found, "failed", [*self._output, *opened], error={"code": code, "message": error.message})
+        shown: Json = {"code": "server_error" if error.code == _UNNAMED else error.code, "message": error.message}
+        output = self._output if self._open is None else [*self._output, self._open.item("incomplete")]
+        response = self._template.response("failed", output, model=self._model, measured=self._measured, error=shown)
+        return self._sent([*self._begun(), {"type": "response.failed", "response": response}])
 
     def over(self) -> bytes:
         """See ChatStream: `response.completed`, or `response.incomplete`."""
         incomplete = _CUT_SHORT.get(self._finish_reason)
         status: Status = "completed" if incomplete is None else "incomplete"
-        return self._over(self._begun() + self._ended(status), status, self._output, incomplete=incomplete)
-
-    def _over(
-        self,
-        events: list[Json],
-        status: Status,
-        output: list[Json],
-        incomplete: str | None = None,
-        error: Json | None = None,
-    ) -> bytes:
+        events = self._begun() + self._ended(status)
         response = self._template.response(
-            status, output, model=self._model, measured=self._measured, incomplete=incomplete, error=error
+            status, self._output, model=self._model, measured=self._measured, incomplete=incomplete
         )
         return self._sent([*events, {"type": f"response.{status}", "response": response}])
 
@@ -400,30 +391,30 @@ class ResponseStream(chat.ChatStream):
         return [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
 
     def _text(self, kind: Kind, piece: str, logprobs: Sequence[JsonValue] = ()) -> list[Json]:
-        item, found = self._open, list[Json]()
+        item, events = self._open, list[Json]()
         is_continued = isinstance(item, _Text) and item.kind == kind
         if not piece and not (logprobs and is_continued):  # tokens within a character have probabilities as well
             return []
         if not isinstance(item, _Text) or not is_continued:
-            found = self._ended()
+            events = self._ended()
             item = self._open = _Text(kind, len(self._output))
-            found += item.begun()
+            events += item.begun()
         self.keeps(piece)
         for each in logprobs:
             self.keeps(str(each))
-        return [*found, item.grown(piece, logprobs)]
+        return [*events, item.grown(piece, logprobs)]
 
     def _call(self, piece: chat.ToolCall) -> list[Json]:
-        item, found = self._open, list[Json]()
+        item, events = self._open, list[Json]()
         if not isinstance(item, _Call) or item.number != piece.index:
             if not piece.function.name:
                 raise UpstreamError("The worker's stream goes on with a tool call that has no name, or was over.")
-            found = self._ended()
+            events = self._ended()
             item = self._open = _Call(piece, len(self._output), self._owns)
-            found += item.begun()
+            events += item.begun()
         arguments = piece.function.arguments
         self.keeps(arguments or "")
-        return [*found, *item.grown(arguments)] if arguments else found
+        return [*events, *item.grown(arguments)] if arguments else events
 
     def _ended(self, status: Status = "completed") -> list[Json]:
         """The end of the item that is open, if one is."""

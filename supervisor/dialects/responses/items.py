@@ -9,7 +9,6 @@ a tool's message of a chat has only text.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Final
 
 from supervisor.dialects.responses.tools import arguments_of, flat_name
@@ -28,7 +27,6 @@ from supervisor.dialects.responses.types import (
 )
 from supervisor.gateway.body.tolerance import arguments_text
 
-_SYSTEM: Final = ("system", "developer")
 _GAP: Final = "\n\n"
 _Json = dict[str, object]
 
@@ -43,33 +41,15 @@ def messages_of(items: Iterable[Item | None], instructions: str | None = None) -
     return chat.finished()
 
 
-@dataclass
-class _Turn:
-    """What the assistant says before anybody else does."""
-
-    thoughts: list[str] = field(default_factory=list)
-    parts: list[_Json] = field(default_factory=list)
-    calls: list[_Json] = field(default_factory=list)
-
-    def messages(self) -> list[_Json]:
-        """None for thoughts that led to nothing: no template takes them."""
-        if not self.parts and not self.calls:
-            return []
-        message: _Json = {"role": "assistant", "content": _content(self.parts) if self.parts else None}
-        if self.thoughts:
-            message["reasoning_content"] = _GAP.join(self.thoughts)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return [message]
-
-
 class _Chat:
-    """The messages so far."""
+    """The messages so far, and what belongs to the next ones."""
 
     def __init__(self) -> None:
         self.system: list[_Json] = []  # parts of the message at the beginning
         self._messages: list[_Json] = []
-        self._turn = _Turn()
+        self._thoughts: list[str] = []  # these three: of the assistant, before anybody else says something
+        self._parts: list[_Json] = []
+        self._calls: list[_Json] = []
         self._given: list[_Json] = []  # by functions, all but texts
 
     def add(self, item: Item | None) -> None:
@@ -77,12 +57,12 @@ class _Chat:
         match item:
             case InputMessage(role="assistant"):
                 self._begin_turn()
-                self._turn.parts += _parts(item.content)
+                self._parts += _parts(item.content)
             case InputMessage():
                 self._add_message(item.role, _parts(item.content))
             case ReasoningItem():  # nothing of one that is encrypted
                 self._begin_turn()
-                self._turn.thoughts += [thought.text for thought in item.content or item.summary or ()]
+                self._thoughts += [thought.text for thought in item.content or item.summary or ()]
             case FunctionCall():
                 self._add_call(item, arguments_text(item.arguments))
             case CustomToolCall():
@@ -98,7 +78,7 @@ class _Chat:
         """All messages."""
         self._end_turn()
         self._show()
-        system = [{"role": "system", "content": _system_content(self.system)}] if self.system else []
+        system = [{"role": "system", "content": _content(self.system, _GAP)}] if self.system else []
         return [*system, *self._messages]
 
     def _add_message(self, role: str, parts: list[_Json]) -> None:
@@ -106,17 +86,17 @@ class _Chat:
         if role == "user":
             parts, self._given = self._given + parts, []
         self._show()
-        if role not in _SYSTEM:
+        if role == "user":
             self._messages.append({"role": role, "content": _content(parts)})
         elif self._messages:
-            self._messages.append({"role": "system", "content": _system_content(parts)})
+            self._messages.append({"role": "system", "content": _content(parts, _GAP)})
         else:
             self.system += parts
 
     def _add_call(self, item: FunctionCall | CustomToolCall, arguments: str) -> None:
         self._show()
         function = {"name": flat_name(item.namespace, item.name), "arguments": arguments}
-        self._turn.calls.append({"id": item.call_id, "type": "function", "function": function})
+        self._calls.append({"id": item.call_id, "type": "function", "function": function})
 
     def _show(self) -> None:
         """Let the user say what functions gave: their results have been said."""
@@ -127,12 +107,16 @@ class _Chat:
     def _begin_turn(self) -> None:
         """Further thoughts or text belong to the next turn. Not after a call: its result comes next."""
         self._show()
-        if self._turn.parts and not self._turn.calls:
+        if self._parts and not self._calls:
             self._end_turn()
 
     def _end_turn(self) -> None:
-        self._messages += self._turn.messages()
-        self._turn = _Turn()
+        thoughts, parts, calls = self._thoughts, self._parts, self._calls
+        self._thoughts, self._parts, self._calls = [], [], []
+        if parts or calls:  # no template takes thoughts that led to nothing
+            message: _Json = {"role": "assistant", "content": _content(parts) if parts else None}
+            message |= {"reasoning_content": _GAP.join(thoughts)} if thoughts else {}
+            self._messages.append(message | ({"tool_calls": calls} if calls else {}))
 
 
 def _parts(content: Content) -> list[_Json]:
@@ -157,18 +141,7 @@ def _text_part(text: str) -> _Json:
     return {"type": "text", "text": text}
 
 
-def _texts(parts: list[_Json]) -> list[str] | None:
-    """None where not all is text."""
-    found = [text for part in parts if isinstance(text := part.get("text"), str)]
-    return found if len(found) == len(parts) else None
-
-
-def _content(parts: list[_Json]) -> object:
-    """A text, where that says it: not all workers take parts, above all not from tools."""
-    texts = _texts(parts)
-    return parts if texts is None or len(texts) > 1 else "".join(texts)
-
-
-def _system_content(parts: list[_Json]) -> object:
-    texts = _texts(parts)
-    return parts if texts is None else _GAP.join(texts)
+def _content(parts: list[_Json], gap: str = "") -> object:
+    """A text, where that says it: not all workers take parts, above all not from tools. `gap`: joins several texts."""
+    texts = [str(part["text"]) for part in parts if part["type"] == "text"]
+    return parts if len(texts) < len(parts) or (len(texts) > 1 and not gap) else gap.join(texts)

@@ -21,6 +21,7 @@ from supervisor.dialects.responses.types import (
     CustomTool,
     FunctionTool,
     NamespaceTool,
+    Tool,
     ToolChoice,
 )
 from supervisor.errors import InvalidRequestError
@@ -56,7 +57,7 @@ class _Function:
     fields: Mapping[str, object]  # besides the name
 
     @property
-    def tool(self) -> dict[str, object]:
+    def function(self) -> dict[str, object]:
         """As a chat has it."""
         return {"type": "function", "function": {"name": self.name, **self.fields}}
 
@@ -82,9 +83,7 @@ def text_of(arguments: str) -> str:
 
 
 def tools_of(
-    tools: Iterable[FunctionTool | CustomTool | NamespaceTool | None],
-    choice: ToolChoice | None,
-    left_out: Sequence[str] = (),
+    tools: Iterable[Tool | None], choice: ToolChoice | None, left_out: Sequence[str]
 ) -> tuple[dict[str, object], Owns]:
     """A chat completion's `tools` and `tool_choice`, if there is a function, and what the client calls its functions.
 
@@ -92,8 +91,8 @@ def tools_of(
     """
     chosen, mode = _chosen([*_functions(tools)], choice or "auto")
     if chosen:
-        owns = {one.name: one.own for one in chosen if one.own.namespace is not None or one.own.is_custom}
-        return {"tools": [one.tool for one in chosen], "tool_choice": mode}, owns
+        owns = {tool.name: tool.own for tool in chosen if tool.own.namespace is not None or tool.own.is_custom}
+        return {"tools": [tool.function for tool in chosen], "tool_choice": mode}, owns
     if mode in {"auto", "none"}:
         return {}, {}
     more = f" ({', '.join(left_out)} can't be called here)" if left_out else ""
@@ -101,9 +100,7 @@ def tools_of(
     raise InvalidRequestError(message, code="unsupported_parameter", param="tool_choice")
 
 
-def _functions(
-    tools: Iterable[FunctionTool | CustomTool | NamespaceTool | None], namespace: str | None = None
-) -> Iterator[_Function]:
+def _functions(tools: Iterable[Tool | None], namespace: str | None = None) -> Iterator[_Function]:
     for tool in tools:
         match tool:
             case FunctionTool():
@@ -132,14 +129,14 @@ def _chosen(functions: list[_Function], choice: ToolChoice) -> tuple[list[_Funct
     match choice:
         case ChosenFunction():
             flat = flat_name(choice.namespace, choice.name)
-            found = next((one for one in functions if flat in {one.name, one.own.name}), None)
-            if found is None:
+            tool = next((tool for tool in functions if flat in {tool.name, tool.own.name}), None)
+            if tool is None:
                 message = "tool_choice.name: expected the name of one of the tools."
                 raise InvalidRequestError(message, param="tool_choice.name")
-            return [found], "required"  # llama.cpp's server takes a chat's choice of one function for `auto`
+            return [tool], "required"  # llama.cpp's server takes a chat's choice of one function for `auto`
         case AllowedTools():
             allowed = {*_allowed(choice)}
-            return [one for one in functions if one.name in allowed or one.own.name in allowed], choice.mode
+            return [tool for tool in functions if tool.name in allowed or tool.own.name in allowed], choice.mode
         case mode:
             return functions, mode
 

@@ -32,7 +32,7 @@ from supervisor.io.response_store import EventLog, Kept, Part
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data:"
 _RESPONSE: Final = b'"response"'  # as a name; within a text its quotes are escaped
-_TOLD: Final = re.compile(rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed)"')
+_BEARING: Final = re.compile(rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed)"')
 FINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _BEGUN: Final = "response.created"
 _DELTA: Final = b'.delta"'
@@ -67,9 +67,9 @@ async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body
         body = await continued(body, previous, kept)
     if is_counted:
         return body, None
-    told: Json = {"background": False, "previous_response_id": previous, "store": keeps}
+    own: Json = {"background": False, "previous_response_id": previous, "store": keeps}
     items = (await body.field("input") or b"null") if keeps else None
-    return body, ResponseTurn(memory, items, _raw(told), is_told=is_changed)
+    return body, ResponseTurn(memory, items, _raw(own), is_shown=is_changed)
 
 
 async def _in_background(name: str, memory: Memory) -> Turn | None:
@@ -77,8 +77,8 @@ async def _in_background(name: str, memory: Memory) -> Turn | None:
     if kept is None:  # deleted
         return None
     begun = await response_of(kept)
-    told = {key: begun.get(key) for key in ("id", "created_at", "background", "previous_response_id", "store")}
-    return ResponseTurn(memory, None, _raw(told), again=(kept, begun))
+    own = {key: begun.get(key) for key in ("id", "created_at", "background", "previous_response_id", "store")}
+    return ResponseTurn(memory, None, _raw(own), again=(kept, begun))
 
 
 def _raw(values: Json) -> Fields:
@@ -94,19 +94,19 @@ class ResponseTurn(Turn):
         self,
         memory: Memory,
         items: Bytes | None,
-        told: Fields,
+        own: Fields,
         *,
-        is_told: bool = True,
+        is_shown: bool = True,
         again: tuple[Kept, Json] | None = None,
     ) -> None:
         """Raises UnavailableError if what must be kept of the request has no room.
 
-        `items`: all that the worker gets; None: the response isn't kept. `told`: fields of the response, also of one that
-        lacks them if `is_told`. `again`: what is kept of one that is generated in the background, and its object.
+        `items`: all that the worker gets; None: the response isn't kept. `own`: fields of the response, also of one that
+        lacks them if `is_shown`. `again`: what is kept of one that is generated in the background, and its object.
         """
         self._memory = memory
-        self._told = told
-        self._is_told = is_told
+        self._own = own
+        self._is_shown = is_shown
         self._kept = None if again is None else again[0]
         self._log: EventLog | None = None
         if again is not None and again[0].is_streamed:
@@ -193,8 +193,8 @@ class ResponseTurn(Turn):
         """With what only llmux knows."""
         changes = {
             key: value
-            for key, value in self._told.items()
-            if (key in fields or self._is_told) and bytes(fields.get(key, b"")) != bytes(value)
+            for key, value in self._own.items()
+            if (key in fields or self._is_shown) and bytes(fields.get(key, b"")) != bytes(value)
         }
         if is_over and (times := self._memory.times) is not None and "metrics" not in fields:  # no translation's
             measured = Measured(_usage(fields.get("usage")), first_at=self._first_at)
@@ -241,12 +241,12 @@ class ResponseTurn(Turn):
             self._is_opaque, self._rest = True, b""
             return text
         *whole, self._rest = text.split(_FRAME)
-        told = b"".join([self._event(frame) + _FRAME for frame in whole])
-        return told + self._rest if is_last else told
+        events = b"".join([self._event(frame) + _FRAME for frame in whole])
+        return events + self._rest if is_last else events
 
     def _event(self, frame: bytes) -> bytes:
         at = frame.find(_DATA)
-        if at < 0 or (self._log is None and _TOLD.search(frame, at) is None):
+        if at < 0 or (self._log is None and _BEARING.search(frame, at) is None):
             return frame
         try:
             event = _fields(frame[at + len(_DATA) :])

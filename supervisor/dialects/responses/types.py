@@ -77,7 +77,7 @@ class NamespaceTool(Sent, tag_field="type", tag="namespace"):
     tools: list[FunctionTool | CustomTool | None]
 
 
-Tools = list[FunctionTool | CustomTool | NamespaceTool | None]
+Tool = FunctionTool | CustomTool | NamespaceTool
 
 
 class ChosenFunction(Sent, tag_field="type", tag="function"):
@@ -143,12 +143,10 @@ class CustomToolCallOutput(FunctionCallOutput, tag="custom_tool_call_output"):
 
 
 class AdditionalTools(_Item, tag="additional_tools"):
-    tools: Tools
+    tools: list[Tool | None]
     role: Any = None
 
 
-Call = FunctionCall | CustomToolCall
-Output = FunctionCallOutput | CustomToolCallOutput
 Item = (
     InputMessage
     | ReasoningItem
@@ -206,7 +204,7 @@ class ResponseTokensRequest(KeepingFields, kw_only=True):
     model: str | None = None
     input: Annotated[str, Meta(extra_json_schema={"minLength": 1})] | list[Item | None] | None = None
     instructions: str | None = None
-    tools: Annotated[Tools, doc("Functions, or namespaces of functions.")] | None = None
+    tools: Annotated[list[Tool | None], doc("Functions, or namespaces of functions.")] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
