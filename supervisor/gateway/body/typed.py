@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any, Final, Generic, Literal, TypeVar, get_type_hints
 
 import msgspec
@@ -203,9 +204,15 @@ class Reader(Generic[T]):
         begin = bytes(memoryview(raw)[:1])
         for one in _structured(kind):
             if isinstance(one, inspect.ListType) and begin == b"[":
-                parts = enumerate(_items(raw))
+                item = one.item_type
+                decode = _any_of(tuple(each.cls for each in _structured(item) if isinstance(each, inspect.StructType)))
                 return _raw(
-                    [self._known(one.item_type, each, place + self._index.format(at), unknown) for at, each in parts]
+                    [
+                        each
+                        if _fits(decode, each)
+                        else self._known(item, each, place + self._index.format(at), unknown)
+                        for at, each in enumerate(_items(raw))
+                    ]
                 )
             if isinstance(one, inspect.StructType) and begin == b"{":
                 fields = _fields(raw)
@@ -247,6 +254,12 @@ def _members(kind: type) -> Mapping[str, tuple[inspect.Type, Callable[[msgspec.R
     hints = get_type_hints(kind, include_extras=True)
     fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
     return {field.encode_name: (field.type, msgspec.json.Decoder(hints[field.name]).decode) for field in fields}
+
+
+@cache
+def _any_of(structs: tuple[type[msgspec.Struct], ...]) -> Callable[[msgspec.Raw], object]:
+    """The decoder of null, or an object that is one of these."""
+    return msgspec.json.Decoder(reduce(or_, structs, None)).decode
 
 
 def _fits(decode: Callable[[msgspec.Raw], object], raw: msgspec.Raw) -> bool:
