@@ -50,27 +50,24 @@ _REMEDIES: Final = (
     ),
     Remedy(
         r"input\[\]\.(content|output)\[\]\.type",
-        "{place}: {got!r} is no part that this model takes; it takes input_text, output_text, refusal, input_image and "
-        "input_audio. No model here opens files: send the text of an input_file as input_text.",
+        "{place}: expected a part that this model takes: input_text, output_text, refusal, input_image or input_audio. No model "
+        "here opens files: send the text of an input_file as input_text.",
         UNSUPPORTED,
     ),
     Remedy(
         r".*tools\[\]\.type",
-        "{place}: {got!r} is no tool that this model can use. Leave it out; it calls functions, which you run.",
+        "{place}: expected a tool that this model can use. Leave any other out; it calls functions, which you run.",
         UNSUPPORTED,
     ),
-    Remedy(r"tool_choice\.type", "{place}: {got!r} can't be chosen: this model calls functions only.", UNSUPPORTED),
-    Remedy(
-        r"text\.format\.type",
-        "{place}: {got!r} is no format of answers here; it can be text, json_object or json_schema.",
-        UNSUPPORTED,
-    ),
+    Remedy(r"tool_choice\.type", "{place}: this model calls functions only; no other can be chosen.", UNSUPPORTED),
+    Remedy(r"text\.format\.type", "{place}: a format of answers can be text, json_object or json_schema.", UNSUPPORTED),
 )
 _LEFT_OUT: Final = ("web_search", "image_generation", "local_shell", "tool_search")
 """Tools that Codex offers whether they are needed or not: how their types begin."""
 _ITEMS: Final = {kind.__struct_config__.tag for kind in get_args(Item)} | {"item_reference"}
 _NULL: Final = msgspec.Raw(b"null")
 _MESSAGE: Final = msgspec.Raw(b'"message"')
+_KEEPING: Final = ("previous_response_id", "store", "background")
 _LOGPROBS: Final = "message.output_text.logprobs"
 _UNTHINKING: Final = frozenset({"none", "minimal"})
 
@@ -95,8 +92,7 @@ def unsupported(param: str) -> InvalidRequestError:
 
 def keeping_of(fields: Fields) -> KeepingFields:
     """What a request says of earlier responses, and of keeping its own. Raises InvalidRequestError."""
-    known = {name: fields[name] for name in KeepingFields.__struct_fields__ if name in fields}
-    return _keeping(known)[0]
+    return _keeping({name: fields[name] for name in _KEEPING if name in fields})[0]
 
 
 class CreateResponse:
@@ -163,9 +159,8 @@ def _conversation(request: ResponseTokensRequest, ignored: list[str]) -> tuple[d
     messages = messages_of(items, request.instructions)
     if not messages:
         raise InvalidRequestError("input is missing: send a text, or a list of items.", param="input")
-    chat: dict[str, object] = {"messages": messages}
-    if request.model is not None:
-        chat["model"] = request.model
+    chat: dict[str, object] = {} if request.model is None else {"model": request.model}
+    chat["messages"] = messages
     brought = [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
     names = [name for name in ignored if name.startswith("tools")]
     tools, owns = tools_of([*(request.tools or ()), *brought], request.tool_choice, names)

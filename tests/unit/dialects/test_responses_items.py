@@ -222,6 +222,19 @@ class TestOthers:
         assert [message["role"] for message in canonical["messages"]] == ["user", "assistant", "user"]
         assert ignored == [f"input[{kind}]"]
 
+    def test_what_is_left_out_keeps_its_place(self):
+        """So errors and ignored fields behind it have theirs."""
+        tools = [{"type": "web_search"}, {"type": "function", "name": "f", "x": 1}]
+        given = [{"type": "compaction"}, {"type": "additional_tools", "tools": tools}, {**user("Hi"), "y": 1}]
+        ignored = ["input[compaction]", "tools[web_search]", "input[1].tools[1].x", "input[2].y"]
+        assert translated(given)[1] == ignored
+        with pytest.raises(InvalidRequestError) as refused:
+            translated([*given, user(7)])
+        assert refused.value.param == "input[3].content"
+
+    def test_a_null_says_nothing(self):
+        assert messages_of([None, user("Hi")]) == [{"role": "user", "content": "Hi"}]
+
     def test_a_custom_tools_call_is_one_of_a_function(self):
         call = {"type": "custom_tool_call", "call_id": "a", "name": "exec", "input": 'echo "1"\n'}
         _, given, told = messages_of(
@@ -255,7 +268,8 @@ class TestRefusals:
             ({"id": "msg_1"}, "input[1]", "Send the item itself"),
             (user([{"type": "input_file", "file_id": "f"}]), "input[1].content[0]", "input_text"),
             (user([{"type": "input_image", "file_id": "f"}]), "input[1].content[0].file_id", "base64"),
-            (user([{"type": "video"}]), "input[1].content[0]", "'video'"),
+            (user([{"type": "video"}]), "input[1].content[0]", "input_image"),
+            (user([{"text": "Hi"}]), "input[1].content[0]", "input_text"),
             (result("a", [{"type": "input_file"}]), "input[1].output[0]", "input_text"),
         ],
     )
