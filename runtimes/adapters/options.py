@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pydantic import JsonValue
 
 Options = Mapping[str, str | tuple[str, str | None]]
-"""Key → option; a pair is (option when true, option when false)."""
+"""Key → option; a pair is (option when true, option when false), where the program has one for false as well."""
 
 
 def of_keys(keys: Iterable[str]) -> dict[str, str]:
@@ -23,12 +23,18 @@ def keys_of(options: Options) -> dict[str, str]:
 
 
 def command_line(options: Options, values: Mapping[str, JsonValue]) -> list[str]:
-    """These values of keys as words of a command line: a list as several, an object as JSON."""
+    """These values of keys as words of a command line: null as none, true as a switch, a list as several, an object as JSON.
+
+    A key that isn't among the options stands for the option of its name.
+    """
     words: list[str] = []
     for key, value in values.items():
-        option = options[key]
-        if isinstance(option, tuple):
-            words += filter(None, [option[0] if value else option[1]])
+        option = options.get(key) or of_keys([key])[key]
+        if value is None:
+            continue
+        if isinstance(option, tuple) or isinstance(value, bool):
+            on, off = option if isinstance(option, tuple) else (option, None)
+            words += filter(None, [on if value else off])
         elif isinstance(value, list):
             words += [option, *map(str, value)]
         else:

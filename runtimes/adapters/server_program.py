@@ -1,27 +1,30 @@
-"""Models on a server that another project makes: what its runtimes have in common.
+"""Models on a server that another project makes: one adapter, driven by a description of the server.
 
-Such a runtime is mostly data: the option of each key, the options and variables that llmux sets itself, the paths that it
-serves, where it tells its health and metrics. What is left to each is its program's first words, and its key. Options
-that have no key go into `extra_args`.
+A description is two classes. The configuration has the server's options: each key is passed on as the option of its name,
+unless the class says otherwise. The adapter has the facts: where the program is, in which variable it finds its key, what it
+serves, which options follow from the launch. A method stands only where one server differs from all others. Options without
+a key go into `extra_args`.
 
-The model is a Hugging Face folder. Its footprint is that of its weights and of a cache for as many tokens as the server is
-told to keep, so that the server takes what was reserved for it, whoever else is on the device.
+`FolderServerAdapter` is for servers that load a Hugging Face folder. Its footprint is that of its weights and of a cache for as
+many tokens as the server is told to keep, so that the server takes what was reserved for it, whoever else is on the device.
 """
 
 from __future__ import annotations
 
-import abc
+import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, TypeVar
 
 from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import VALUE_BYTES, Config
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
-from runtimes.adapters.options import Options, command_line, keys_of, refused_options
+from runtimes.adapters.options import Options, command_line, keys_of, of_keys, refused_options
+from runtimes.adapters.worker_adapter import KEY_VARIABLE
 from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
@@ -32,6 +35,7 @@ from runtimes.base import (
     LaunchContext,
     LaunchSpec,
     ModelUnusableError,
+    RuntimeNotInstalledError,
     Thinking,
     in_order,
 )
@@ -44,8 +48,147 @@ FilePath = Annotated[Path, Field(strict=False)]
 USUAL_CONTEXT: Final = 8192
 """Tokens, where neither the configuration nor the model says fewer."""
 
+LOCAL: Final = frozenset({"path", "model", "folder", "python", "binary", "library_path", "extra_args"})
+"""Keys that say where model and program are, and are no options."""
 
-class ServerProgramConfig(ModelConfig):
+NOWHERE: Final = Path("/nonexistent")
+
+
+class ServerConfig(ModelConfig):
+    """A model on another project's server. Every key of a subclass is an option, called as the key is, except `LOCAL`."""
+
+    reserved: ClassVar[str]  # options that only llmux sets, not to be in `extra_args`: words
+    no_options: ClassVar[Collection[str]] = ()  # further keys that are no options
+    renamed: ClassVar[Options] = {}  # keys whose option has another name, or a pair
+    spellings: ClassVar[Mapping[str, str]] = {}  # further options → the key that stands for them
+
+    if TYPE_CHECKING:  # each subclass declares it, at its place in the order of its keys
+        extra_args: list[str]
+
+    @classmethod
+    def flags(cls) -> Options:
+        """The option of each key that has one."""
+        keys = cls.model_fields.keys() - ModelConfig.model_fields.keys() - LOCAL - {*cls.no_options}
+        return {**of_keys(sorted(keys)), **cls.renamed}
+
+    @classmethod
+    def options(cls) -> Mapping[str, str]:
+        """Every spelling of an option that has a key of its own."""
+        own = cls.own_options()
+        return {option: key for option, key in keys_of(cls.flags()).items() if option not in own} | {**cls.spellings}
+
+    @classmethod
+    def own_options(cls) -> frozenset[str]:
+        """Options that only llmux sets."""
+        return frozenset(cls.reserved.split())
+
+
+C = TypeVar("C", bound=ServerConfig)
+
+
+class ServerAdapter(Adapter[C]):
+    """One such server. The class attributes are its description."""
+
+    program_key: ClassVar[str] = "binary"  # names the program
+    places: ClassVar[tuple[str, ...]]  # where it is else, with {environment} and {config.…}; a bare name: on PATH
+    beside: ClassVar[str] = ""  # what is run instead of the program found there, from the same folder
+    missing: ClassVar[str]  # the sentence where it is nowhere; {…} as in `places`
+    remedy: ClassVar[str] = ""  # what installs it; empty: llmux can't
+    key_variable: ClassVar[str] = KEY_VARIABLE  # tells the server its key
+    refused_variables: ClassVar[Mapping[str, str]] = {}  # further variables that aren't `env`'s to set → why
+    health: ClassVar[HealthCheck] = HealthCheck("/health")
+    metrics: ClassVar[str | None] = "/metrics"
+    served_name: ClassVar[str] = ""  # the model's name in requests; empty: any
+
+    def words(self, config: C, program: Path) -> tuple[str, ...]:
+        """What starts it, up to its options. Raises ModelUnusableError."""
+        return (str(program),)
+
+    def settings(self, config: C, context: LaunchContext) -> dict[str, JsonValue]:
+        """The values of its options by key: those configured, and what follows from the launch; null: no option.
+
+        Raises ModelUnusableError.
+        """
+        return config.model_dump(mode="json", include={*config.flags()})
+
+    def variables(self, config: C, context: LaunchContext) -> Mapping[str, str]:
+        """Those that `env` may set otherwise."""
+        return {"HF_HUB_OFFLINE": "1"}
+
+    def problems(self, config: C) -> Iterator[str]:
+        """What `check` finds beside options and variables that llmux sets."""
+        yield from ()
+
+    def find(self, config: C, environment: Path = NOWHERE) -> Path:
+        """The program, as configured, else found. Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        configured: Path | None = getattr(config, self.program_key)
+        if configured is not None:
+            if not os.access(configured, os.X_OK) or configured.is_dir():
+                raise ModelUnusableError(f"{self.program_key}: {configured} is not a program that can be run")
+            return configured.absolute()
+        for place in self.places:
+            if (found := shutil.which(place.format(config=config, environment=environment))) is not None:
+                program = Path(found).absolute()
+                program = program.with_name(self.beside or program.name)
+                if program.exists():
+                    return program
+        missing = self.missing.format(config=config, environment=environment)
+        raise RuntimeNotInstalledError(self.name, missing, self.remedy) if self.remedy else ModelUnusableError(missing)
+
+    def program_problems(self, config: C) -> Iterator[str]:
+        """A configured program that can't be run, or none where llmux can't install it."""
+        try:
+            self.find(config)
+        except ModelUnusableError as error:
+            yield str(error)
+        except RuntimeNotInstalledError:
+            pass
+
+    def command(self, program: Path, config: C, values: Mapping[str, JsonValue]) -> tuple[str, ...]:
+        """The whole command line, with these values of its options."""
+        return (*self.words(config, program), *command_line(config.flags(), values), *config.extra_args)
+
+    def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """Its problems, options and variables that llmux sets."""
+        variables = {self.key_variable, *self.refused_variables, *visibility_variables()} & config.env.keys()
+        return (
+            *self.problems(config),
+            *option_problems(config),
+            *(
+                Contradiction(f"env: {variable} {self.refused_variables.get(variable, 'is set by llmux')}")
+                for variable in sorted(variables)
+            ),
+        )
+
+    def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError, ModelUnusableError."""
+        program = self.find(config, context.environment(self.name))
+        if context.device.kind.takes_whole:
+            config = config.model_copy(update={"gpus": 1})
+        values = {**self.settings(config, context), "host": context.host, "port": context.port}
+        return LaunchSpec(
+            argv=self.command(program, config, values),
+            env={
+                "PATH": os.pathsep.join(filter(None, (str(program.parent), os.environ.get("PATH")))),
+                **self.variables(config, context),
+                **config.env,
+                **context.device_environment(),
+                self.key_variable: context.key,
+            },
+            library_path=tuple(map(str, getattr(config, "library_path", ()))),
+            health=self.health,
+            auth=f"Bearer {context.key}",
+            metrics=self.metrics,
+            host=context.host,
+            port=context.port,
+        )
+
+    def upstream_model(self, config: C) -> str | None:
+        """The same for every model."""
+        return self.served_name or None
+
+
+class FolderServerConfig(ServerConfig):
     """A Hugging Face folder on another project's server."""
 
     path: FilePath = Field(description="The model's folder.")
@@ -55,110 +198,90 @@ class ServerProgramConfig(ModelConfig):
     extra_args: list[str] = Field(default_factory=list, description="Further command line options of the server.")
 
 
-C = TypeVar("C", bound=ServerProgramConfig)
+F = TypeVar("F", bound=FolderServerConfig)
 
 
-class ServerProgramAdapter(Adapter[C]):
-    """One such server. The class attributes are its definition."""
+class FolderServerAdapter(ServerAdapter[F]):
+    """A server of language models, each of which is a Hugging Face folder."""
 
-    flags: ClassVar[Options]  # the option of each key that is passed on as it is
-    own_options: ClassVar[frozenset[str]]  # set by llmux, and not to be in `extra_args`
-    own_variables: ClassVar[Mapping[str, str]]  # variable → why it is not to be in `env`
-    health: ClassVar[HealthCheck] = HealthCheck("/health")
-    metrics: ClassVar[str | None] = "/metrics"
-    program_mib: ClassVar[int]  # what it takes beside the model
+    context_key: ClassVar[str]  # tokens of one request
+    requests_key: ClassVar[str]  # how many it works on at once
+    program_mib: ClassVar[int] = 0  # what it takes beside the model: an estimate until the worker was measured
 
-    @abc.abstractmethod
-    def program(self, config: C, context: LaunchContext) -> tuple[str, ...]:
-        """The words that start it, up to its options. Raises RuntimeNotInstalledError, ModelUnusableError."""
-
-    @abc.abstractmethod
-    def settings(self, config: C, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """What it is told beside the configured keys, by the keys of `flags`; null: nothing."""
-
-    @abc.abstractmethod
-    def secrets(self, context: LaunchContext) -> Mapping[str, str]:
-        """The variables that hold its key, and what else only llmux sets."""
-
-    @abc.abstractmethod
-    def tokens(self, config: C) -> int | None:
+    def tokens(self, config: F) -> int | None:
         """Tokens that its cache is made for, of all requests together; None: it doesn't follow from the configuration."""
+        return None
 
-    def cache_width(self, config: C, model: Config) -> float:
+    def cache_width(self, config: F, model: Config) -> float:
         """Bytes of a cached value."""
         return VALUE_BYTES.get(model.dtype or "", 2)
 
-    def own_problems(self, config: C) -> Iterator[str]:
-        """Further problems that `check` tells."""
-        yield from ()
+    def cache_bytes(self, config: F, model: Config, tokens: int) -> int:
+        """What a cache of so many tokens takes."""
+        return cache_bytes(layer_caches(model, value_bytes=self.cache_width(config, model)), tokens)
 
-    def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """A folder without a model, options and variables that llmux sets."""
-        return tuple(self._problems(config))
+    def problems(self, config: F) -> Iterator[str]:
+        """A folder without a model."""
+        try:
+            _folder(config)
+        except ModelUnusableError as error:
+            yield str(error)
 
-    def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
+    def launch(self, config: F, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, ModelUnusableError."""
         _folder(config)
-        words = self.program(config, context)
-        kept = config.model_dump(mode="json", include=set(self.flags))
-        values = {**kept, **self.settings(config, context), "host": context.host, "port": context.port}
-        told = {key: value for key, value in values.items() if value is not None and value is not False}
-        return LaunchSpec(
-            argv=(*words, *command_line(self.flags, told), *config.extra_args),
-            env={
-                "PATH": os.pathsep.join(filter(None, (str(Path(words[0]).parent), os.environ.get("PATH")))),
-                "HF_HUB_OFFLINE": "1",
-                **config.env,
-                **context.device_environment(),
-                **self.secrets(context),
-            },
-            library_path=tuple(map(str, config.library_path)),
-            health=self.health,
-            auth=f"Bearer {context.key}",
-            metrics=self.metrics,
-            host=context.host,
-            port=context.port,
-        )
+        return super().launch(config, context)
 
-    def estimate(self, config: C) -> Estimate | None:
+    def estimate(self, config: F) -> Estimate | None:
         """Weights as they are stored, the cache, one step's activations, the program; None where that can't be told."""
-        tokens = self.tokens(config)
+        if (tokens := self.tokens(config)) is None:
+            return None
         try:
             found = _folder(config)
         except ModelUnusableError:
             return None
-        if tokens is None:
-            return None
-        layers = layer_caches(found.config, value_bytes=self.cache_width(config, found.config))
         parts = {
             "weights": found.weights.bytes_as(None),
-            "KV cache": cache_bytes(layers, tokens),
+            "KV cache": self.cache_bytes(config, found.config, tokens),
             "activations": activation_bytes(found.config, tokens=min(tokens, 2048)),
             "program": self.program_mib * MIB,
         }
         return Estimate.of(parts, f"{tokens} tokens in the cache")
 
-    def prompt_cache(self, config: C) -> PromptCache | None:
+    def context(self, config: F) -> int:
+        """Tokens of one request: as configured, else as many as the model was made for, at most what is usual."""
+        described = _described(config)
+        trained = described.context if described is not None else None
+        return getattr(config, self.context_key) or min(trained or USUAL_CONTEXT, USUAL_CONTEXT)
+
+    def context_settings(self, config: F, tokens: int) -> Mapping[str, JsonValue]:
+        """It has a key of its own."""
+        return {self.context_key: tokens}
+
+    def target_inflight(self, config: F) -> int:
+        """As many as it works on at once."""
+        own: int = getattr(config, self.requests_key)
+        return own if config.target_inflight is None else config.target_inflight
+
+    def prompt_cache(self, config: F) -> PromptCache | None:
         """Only the program knows."""
         return None
 
-    def thinking(self, config: C) -> Thinking | None:
+    def thinking(self, config: F) -> Thinking | None:
         """By a chat template argument, for models that chat."""
         return None if config.type == "embedding" else CHAT_TEMPLATE
 
-    def chat_template(self, config: C) -> str | None:
+    def chat_template(self, config: F) -> str | None:
         """The folder's."""
         return checkpoints.template_in(config.path)
 
-    def inputs(self, config: C) -> frozenset[Modality] | None:
+    def inputs(self, config: F) -> frozenset[Modality] | None:
         """From the model's config.json, and what the configuration adds."""
-        try:
-            takes_images = checkpoints.config(config.path).takes_images
-        except ModelUnusableError:
+        if (described := _described(config)) is None:
             return super().inputs(config)
-        return frozenset({*config.modalities, "text", *(("image",) if takes_images else ())})
+        return frozenset({*config.modalities, "text", *(("image",) if described.takes_images else ())})
 
-    def capabilities(self, config: C) -> Capabilities:
+    def capabilities(self, config: F) -> Capabilities:
         """From the model's folder; tools and thinking from words in its chat template."""
         template = self.chat_template(config) or ""
         chats = config.type != "embedding"
@@ -170,46 +293,26 @@ class ServerProgramAdapter(Adapter[C]):
             context=self.context(config),
         )
 
-    @abc.abstractmethod
-    def context(self, config: C) -> int | None:
-        """Tokens of one request."""
-
-    def _problems(self, config: C) -> Iterator[str]:
-        try:
-            _folder(config)
-        except ModelUnusableError as error:
-            yield str(error)
-        yield from self.own_problems(config)
-        keys = {option: key for option, key in keys_of(self.flags).items() if option not in self.own_options}
-        for problem in refused_options(config.extra_args, self.own_options, keys):
-            yield Contradiction(f"extra_args: {problem}")
-        for variable in sorted({*self.own_variables, *visibility_variables()} & config.env.keys()):
-            yield Contradiction(f"env: {variable} {self.own_variables.get(variable, 'is set by llmux')}")
-
-
-def usual_context(config: ServerProgramConfig) -> int:
-    """As much as the model was made for, at most what is usual."""
-    try:
-        trained = checkpoints.config(config.path).context
-    except ModelUnusableError:
-        trained = None
-    return min(trained or USUAL_CONTEXT, USUAL_CONTEXT)
-
-
-def runnable(key: str, program: Path) -> Path:
-    """The program, as configured by this key. Raises ModelUnusableError for one that can't be run."""
-    if not os.access(program, os.X_OK) or program.is_dir():
-        raise ModelUnusableError(f"{key}: {program} is not a program that can be run")
-    return program.absolute()
-
 
 def endpoints(*paths: str) -> frozenset[Endpoint]:
     """POST endpoints of these paths."""
     return frozenset(map(Endpoint, paths))
 
 
-def _folder(config: ServerProgramConfig) -> checkpoints.Folder:
+def option_problems(config: ServerConfig) -> Iterator[str]:
+    """Options in `extra_args` that llmux sets, or that have a key."""
+    for problem in refused_options(config.extra_args, config.own_options(), config.options()):
+        yield Contradiction(f"extra_args: {problem}")
+
+
+def _folder(config: FolderServerConfig) -> checkpoints.Folder:
     try:
         return checkpoints.read(config.path)
     except ModelUnusableError as error:
         raise ModelUnusableError(f"path: {error}") from error
+
+
+def _described(config: FolderServerConfig) -> Config | None:
+    with contextlib.suppress(ModelUnusableError):
+        return checkpoints.config(config.path)
+    return None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, JsonValue
 
+from runtimes.adapters import whisper_sizes
+from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
 from runtimes.base import Capabilities, Contradiction, Endpoint
+from runtimes.model_config import Modality
 from runtimes.shared.languages import NAMES, code_of
 
 ENDPOINTS: Final = frozenset({Endpoint("/v1/audio/transcriptions"), Endpoint("/v1/audio/translations")})
@@ -24,6 +27,26 @@ MaxAudio = Annotated[
     float,
     Field(gt=0, description="Longest audio that is taken, in seconds. Decoded, an hour is 220 MiB of host memory."),
 ]
+
+C = TypeVar("C", bound=WorkerConfig)
+
+
+class WhisperAdapter(WorkerAdapter[C]):
+    """A runtime of Whisper models, which a key `model` may choose by size."""
+
+    all_endpoints = ENDPOINTS
+
+    def inputs(self, config: C) -> frozenset[Modality]:
+        """Audio."""
+        return frozenset({"audio"})
+
+    def capabilities(self, config: C) -> Capabilities:
+        """Those of speech recognition."""
+        return CAPABILITIES
+
+    def known_as(self, config: C) -> tuple[str, ...]:
+        """By its size."""
+        return whisper_sizes.names(getattr(config, "model", None))
 
 
 def options(default_language: str | None, max_audio_s: float) -> Mapping[str, JsonValue]:

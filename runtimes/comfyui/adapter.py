@@ -13,40 +13,15 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from runtimes.adapters.options import refused_options
-from runtimes.adapters.server_program import FilePath, runnable
+from runtimes.adapters.server_program import FilePath, ServerAdapter, ServerConfig, option_problems
 from runtimes.adapters.worker_adapter import WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, Contradiction, Endpoint, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.base import Capabilities, Endpoint, LaunchContext, LaunchSpec
 from runtimes.comfyui.shared import workflow
 from runtimes.comfyui.shared.workflow import NAMES, Workflow, WorkflowError
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality
 
-ENVIRONMENTS: Final = ("venv", ".venv")
 PROGRAM_MIB: Final = 1200  # ComfyUI without a model, and our worker
-OWN_OPTIONS: Final = frozenset(
-    [
-        "--listen",
-        "--port",
-        "--tls-keyfile",
-        "--tls-certfile",
-        "--enable-cors-header",
-        "--input-directory",
-        "--output-directory",
-        "--temp-directory",
-        "--auto-launch",
-        "--disable-auto-launch",
-        "--disable-metadata",
-        "--disable-api-nodes",
-        "--cuda-device",
-        "--default-device",
-        "--cpu",
-        "--quick-test-for-ci",
-        "--windows-standalone-build",
-        "--multi-user",
-    ]
-)
-KEYS: Final[Mapping[str, str]] = {"--base-directory": "base_directory"}
 
 _GENERATIONS, _EDITS = Endpoint("/v1/images/generations"), Endpoint("/v1/images/edits")
 
@@ -57,8 +32,15 @@ def _checked_name(name: str) -> str:
     return name
 
 
-class ComfyConfig(WorkerConfig):
+class ComfyConfig(WorkerConfig, ServerConfig):
     """A workflow of ComfyUI."""
+
+    reserved = """
+    --listen --port --tls-keyfile --tls-certfile --enable-cors-header --input-directory --output-directory --temp-directory
+    --auto-launch --disable-auto-launch --disable-metadata --disable-api-nodes --cuda-device --default-device --cpu
+    --quick-test-for-ci --windows-standalone-build --multi-user
+    """
+    no_options = ("workflow", "inputs", "max_pixels", "parallel", "threads")
 
     type: Literal["image"] = Field(default="image", description="What the model is for: pictures.")
     folder: FilePath = Field(description="ComfyUI's checkout, with its main.py.", examples=["/opt/ComfyUI"])
@@ -84,13 +66,8 @@ class ComfyConfig(WorkerConfig):
     parallel: int = Field(default=1, ge=1, le=1, description="ComfyUI runs one workflow at a time.")
     extra_args: list[str] = Field(default_factory=list, description="Further command line options of ComfyUI.")
 
-    @classmethod
-    def options(cls) -> Mapping[str, str]:
-        """Every option that has a key of its own."""
-        return KEYS
 
-
-class ComfyAdapter(WorkerAdapter[ComfyConfig]):
+class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
     """One process of ours and one of ComfyUI for each workflow."""
 
     name = "comfyui"
@@ -99,27 +76,48 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig]):
     requirements = Path(__file__).parent / "requirements.lock"
     config = ComfyConfig
     program = "runtimes.comfyui.worker"
+    program_key = "python"
+    places = ("{config.folder}/venv/bin/python", "{config.folder}/.venv/bin/python")
+    missing = (
+        "python: there is no environment in {config.folder} (venv, .venv); make one with ComfyUI's requirements.txt, or set python "
+        "to the interpreter that has them"
+    )
 
     def problems(self, config: ComfyConfig) -> Iterator[str]:
         """No checkout or interpreter, a file that is no workflow, places that it doesn't have."""
-        return _problems(config)
+        if not (config.folder / "main.py").is_file():
+            yield f"folder: there is no main.py in {config.folder}; is it ComfyUI's checkout?"
+        yield from self.program_problems(config)
+        if config.base_directory is not None and not config.base_directory.is_dir():
+            yield f"base_directory: {config.base_directory}: there is no such folder"
+        try:
+            found = workflow.read(config.workflow, config.inputs)
+        except WorkflowError as error:
+            yield str(error)
+        else:
+            if "prompt" not in found.places:
+                yield "inputs: the workflow has no place for a prompt that can be told: name it, as in {prompt: 6.text}"
+            if not found.saves:
+                yield "workflow: it saves no picture: it needs a node with a filename_prefix, such as SaveImage"
+        yield from option_problems(config)
 
     def launch(self, config: ComfyConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
         return replace(super().launch(config, context), progress="/progress")
 
+    def words(self, config: ComfyConfig, program: Path) -> tuple[str, ...]:
+        """Its interpreter, and the checkout's main.py."""
+        return (str(program), str(config.folder.absolute() / "main.py"))
+
     def options(self, config: ComfyConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError for what `check` finds."""
-        base = [] if config.base_directory is None else ["--base-directory", str(config.base_directory.absolute())]
-        device = [] if context.device.kind.accelerates else ["--cpu"]
+        values: dict[str, JsonValue] = {
+            "base_directory": None if config.base_directory is None else str(config.base_directory.absolute()),
+            "cpu": not context.device.kind.accelerates,
+            "preview_method": "auto",
+        }
         return {
-            "argv": [
-                *(str(_python(config)), str(config.folder.absolute() / "main.py")),
-                *base,
-                *device,
-                *("--preview-method", "auto"),
-                *config.extra_args,
-            ],
+            "argv": [*self.command(self.find(config), config, values)],
             "workflow": str(config.workflow.absolute()),
             "inputs": dict(config.inputs),
             "max_pixels": config.max_pixels,
@@ -167,38 +165,3 @@ def _workflow(config: ComfyConfig) -> Workflow | None:
         return workflow.read(config.workflow, config.inputs)
     except WorkflowError:
         return None
-
-
-def _python(config: ComfyConfig) -> Path:
-    """Raises ModelUnusableError where there is none."""
-    if config.python is not None:
-        return runnable("python", config.python)
-    for name in ENVIRONMENTS:
-        if (own := config.folder / name / "bin" / "python").exists():
-            return own.absolute()
-    raise ModelUnusableError(
-        f"python: there is no environment in {config.folder} (venv, .venv); make one with ComfyUI's requirements.txt, or set "
-        "python to the interpreter that has them"
-    )
-
-
-def _problems(config: ComfyConfig) -> Iterator[str]:
-    if not (config.folder / "main.py").is_file():
-        yield f"folder: there is no main.py in {config.folder}; is it ComfyUI's checkout?"
-    try:
-        _python(config)
-    except ModelUnusableError as error:
-        yield str(error)
-    if config.base_directory is not None and not config.base_directory.is_dir():
-        yield f"base_directory: {config.base_directory}: there is no such folder"
-    try:
-        found = workflow.read(config.workflow, config.inputs)
-    except WorkflowError as error:
-        yield str(error)
-    else:
-        if "prompt" not in found.places:
-            yield "inputs: the workflow has no place for a prompt that can be told: name it, as in {prompt: 6.text}"
-        if not found.saves:
-            yield "workflow: it saves no picture: it needs a node with a filename_prefix, such as SaveImage"
-    for problem in refused_options(config.extra_args, OWN_OPTIONS, KEYS):
-        yield Contradiction(f"extra_args: {problem}")

@@ -1,7 +1,6 @@
 """Models in ExLlama's format (EXL3) on TabbyAPI, run from its checkout.
 
-No registry has TabbyAPI: its own installation is a checkout with a virtual environment in its folder `venv`. `folder` names
-the checkout; `python` another interpreter than that of `venv`.
+No registry has TabbyAPI: its own installation is a checkout with a virtual environment in its folder `venv`.
 
 The cache is as large as it is told to be (`cache_size`), so the footprint is known before anything is loaded.
 """
@@ -10,32 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import ClassVar, Final
 
 from pydantic import Field, JsonValue
 
 from runtimes.adapters.checkpoints import Config
-from runtimes.adapters.options import Options, of_keys
-from runtimes.adapters.server_program import (
-    FilePath,
-    ServerProgramAdapter,
-    ServerProgramConfig,
-    endpoints,
-    runnable,
-    usual_context,
-)
-from runtimes.adapters.worker_adapter import BOOTSTRAP, KEY_VARIABLE
+from runtimes.adapters.server_program import FilePath, FolderServerAdapter, FolderServerConfig, endpoints
+from runtimes.adapters.worker_adapter import BOOTSTRAP
 from runtimes.base import LaunchContext, ModelUnusableError
 from runtimes.model_config import DividedConfig
 
 CACHE_STEP: Final = 256  # the cache's size is a multiple of it
 GIB: Final = 1024  # MiB
-BITS: Final[Mapping[str, float]] = MappingProxyType({"FP16": 16, "Q8": 8, "Q6": 6, "Q4": 4})
+BITS: Final[Mapping[str, float]] = {"FP16": 16, "Q8": 8, "Q6": 6, "Q4": 4}
 
 
-class TabbyConfig(DividedConfig, ServerProgramConfig):
+class TabbyConfig(DividedConfig, FolderServerConfig):
     """A model in ExLlama's format on TabbyAPI."""
+
+    reserved = """
+    --host --port --disable-auth --model-dir --model-name --inline-model-loading --tensor-parallel --gpu-split --gpu-split-auto
+    --disable-fetch-requests --use-dummy-models --dummy-model-names --config --send-tracebacks --seqlog --seqlog-api-key
+    """
+    spellings: ClassVar = {"--tensor-parallel": "gpus"}
 
     folder: FilePath = Field(description="TabbyAPI's checkout, with its main.py.", examples=["/opt/tabbyAPI"])
     python: FilePath | None = Field(
@@ -66,29 +62,8 @@ class TabbyConfig(DividedConfig, ServerProgramConfig):
         default=None, description="Another chat template, by its name. Default: the model's."
     )
 
-    @classmethod
-    def options(cls) -> Mapping[str, str]:
-        """Every option that has a key of its own."""
-        return MappingProxyType({option: key for key, option in _KEYS.items()} | {"--tensor-parallel": "gpus"})
 
-
-_KEYS: Final = of_keys(
-    sorted(TabbyConfig.model_fields.keys() - ServerProgramConfig.model_fields.keys() - {"folder", "python"})
-)
-FLAGS: Final[Options] = MappingProxyType(
-    {
-        **_KEYS,
-        **of_keys(("host", "port", "model_dir", "model_name", "tensor_parallel", "gpu_split_auto", "gpu_split")),
-        **of_keys(("disable_fetch_requests",)),
-    }
-)
-_OWN: Final = """
---host --port --disable-auth --model-dir --model-name --inline-model-loading --tensor-parallel --gpu-split --gpu-split-auto
---disable-fetch-requests --use-dummy-models --dummy-model-names --config --send-tracebacks --seqlog --seqlog-api-key
-"""
-
-
-class TabbyAdapter(ServerProgramAdapter[TabbyConfig]):
+class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
     """TabbyAPI's server, one process."""
 
     name = "tabbyapi"
@@ -103,25 +78,27 @@ class TabbyAdapter(ServerProgramAdapter[TabbyConfig]):
         "typical_p": ("typical",),
         "repetition_penalty": ("repetition_penalty",),
     }
-    flags = FLAGS
-    own_options = frozenset(_OWN.split())
-    own_variables: ClassVar[Mapping[str, str]] = {KEY_VARIABLE: "is set by llmux"}
+    program_key = "python"
+    places = ("{config.folder}/venv/bin/python",)
+    missing = "python: there is no {config.folder}/venv/bin/python; run TabbyAPI's start.sh once, or set python"
     metrics = None
-    program_mib = 1200  # CUDA context and workspaces: an estimate until the worker was measured
+    context_key = "max_seq_len"
+    requests_key = "max_batch_size"
+    program_mib = 1200  # CUDA context and workspaces
     overridable_keys = ("max_seq_len", "cache_size", "cache_mode", "chunk_size", "max_batch_size", "vision")
 
-    def program(self, config: TabbyConfig, context: LaunchContext) -> tuple[str, ...]:
+    def words(self, config: TabbyConfig, program: Path) -> tuple[str, ...]:
         """Its interpreter, and what starts the checkout's main.py in it."""
-        python = _python(config)
-        if not (config.folder / "main.py").is_file():
-            raise ModelUnusableError(f"folder: there is no main.py in {config.folder}; is it TabbyAPI's checkout?")
-        return (str(python), "-I", str(BOOTSTRAP), "runtimes.tabbyapi.worker", str(config.folder.absolute()))
+        for problem in _folder_problems(config):
+            raise ModelUnusableError(problem)
+        return (str(program), "-I", str(BOOTSTRAP), "runtimes.tabbyapi.worker", str(config.folder.absolute()))
 
-    def settings(self, config: TabbyConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
+    def settings(self, config: TabbyConfig, context: LaunchContext) -> dict[str, JsonValue]:
         """Switches are words here, as its arguments have values."""
         several = len(context.devices) > 1
         parts: list[JsonValue] = [round(mib / GIB, 2) for mib in context.parts_mib]
         return {
+            **super().settings(config, context),
             "model_dir": str(config.path.absolute().parent),
             "model_name": config.path.name,
             "max_seq_len": self.context(config),
@@ -133,18 +110,6 @@ class TabbyAdapter(ServerProgramAdapter[TabbyConfig]):
             **({"tensor_parallel": "true"} if several and not parts else {}),
         }
 
-    def secrets(self, context: LaunchContext) -> Mapping[str, str]:
-        """For the lines that start the server."""
-        return {KEY_VARIABLE: context.key}
-
-    def context(self, config: TabbyConfig) -> int:
-        """As configured, else usual."""
-        return config.max_seq_len or usual_context(config)
-
-    def context_settings(self, config: TabbyConfig, tokens: int) -> Mapping[str, JsonValue]:
-        """It has a key of its own."""
-        return {"max_seq_len": tokens}
-
     def tokens(self, config: TabbyConfig) -> int:
         """Those of the cache, rounded up to what it takes."""
         return config.cache_size or -(-self.context(config) // CACHE_STEP) * CACHE_STEP
@@ -155,31 +120,19 @@ class TabbyAdapter(ServerProgramAdapter[TabbyConfig]):
         bits = BITS.get(keys) or (int(keys) + int(values)) / 2
         return bits / 8 if bits == BITS["FP16"] else (bits + 0.5) / 8
 
-    def target_inflight(self, config: TabbyConfig) -> int:
-        """As many as it generates at once."""
-        return config.max_batch_size if config.target_inflight is None else config.target_inflight
-
     def upstream_model(self, config: TabbyConfig) -> str:
         """The folder's name."""
         return config.path.name
 
-    def own_problems(self, config: TabbyConfig) -> Iterator[str]:
+    def problems(self, config: TabbyConfig) -> Iterator[str]:
         """No checkout or interpreter, a cache that is too small."""
-        try:
-            _python(config)
-        except ModelUnusableError as error:
-            yield str(error)
-        if not (config.folder / "main.py").is_file():
-            yield f"folder: there is no main.py in {config.folder}; is it TabbyAPI's checkout?"
+        yield from super().problems(config)
+        yield from self.program_problems(config)
+        yield from _folder_problems(config)
         if config.cache_size is not None and config.cache_size < self.context(config):
             yield f"cache_size: must be at least max_seq_len, {self.context(config)}"
 
 
-def _python(config: TabbyConfig) -> Path:
-    """Raises ModelUnusableError where there is none."""
-    if config.python is not None:
-        return runnable("python", config.python)
-    own = config.folder / "venv" / "bin" / "python"
-    if not own.exists():
-        raise ModelUnusableError(f"python: there is no {own}; run TabbyAPI's start.sh once, or set python")
-    return own.absolute()
+def _folder_problems(config: TabbyConfig) -> Iterator[str]:
+    if not (config.folder / "main.py").is_file():
+        yield f"folder: there is no main.py in {config.folder}; is it TabbyAPI's checkout?"

@@ -1,7 +1,6 @@
 """Language models on Hugging Face's Text Generation Inference: its own launcher, `text-generation-launcher`.
 
-No registry that pip asks has the program: it comes in TGI's container image, or is built from its source. Whichever is
-configured as `binary`, or found on PATH, is run.
+No registry that pip asks has the program: it comes in TGI's container image, or is built from its source.
 
 TGI takes a share of its GPU for itself (`cuda_memory_fraction`), whatever the model needs, so `vram_mib` must say how much
 that is. Its launcher takes the key from the environment, but hands it on to its router as an argument, which users of the
@@ -11,38 +10,32 @@ fetches what it finds there. A few lines of ours start it (worker/__main__.py), 
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes.adapters.options import Options, of_keys
-from runtimes.adapters.server_program import (
-    FilePath,
-    ServerProgramAdapter,
-    ServerProgramConfig,
-    endpoints,
-    runnable,
-    usual_context,
-)
+from runtimes.adapters.server_program import FilePath, FolderServerAdapter, FolderServerConfig, endpoints
 from runtimes.adapters.worker_adapter import BOOTSTRAP
-from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError, TextReferences, Thinking
+from runtimes.base import LaunchContext, TextReferences, Thinking
 
 PROGRAM: Final = "text-generation-launcher"
-KEY_VARIABLE: Final = "API_KEY"
 PICTURES: Final = TextReferences("![](", ")")
-NAME: Final = "tgi"  # any other name in a request is one of an adapter (LoRA)
 SHARDS_PORT: Final = 10_000  # how far from the worker's port its shards meet
 LARGEST_PORT: Final = 65_535
 
 
-class TgiConfig(ServerProgramConfig):
+class TgiConfig(FolderServerConfig):
     """A Hugging Face folder on Text Generation Inference."""
+
+    reserved = """
+    --model-id --revision --hostname --port -p --prometheus-port --shard-uds-path --master-addr --master-port --num-shard
+    --sharded --api-key --ngrok --ngrok-authtoken --ngrok-edge --cors-allow-origin --env -e --huggingface-hub-cache --usage-stats
+    """
+    renamed: ClassVar = {"host": "--hostname"}
+    spellings: ClassVar = {"--num-shard": "gpus"}
 
     binary: FilePath | None = Field(default=None, description=f"The program. Default: {PROGRAM} on PATH.")
     max_total_tokens: int | None = Field(
@@ -73,30 +66,8 @@ class TgiConfig(ServerProgramConfig):
     speculate: int | None = Field(default=None, ge=0, description="Tokens drafted at once. Default: as TGI chooses.")
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
 
-    @classmethod
-    def options(cls) -> Mapping[str, str]:
-        """Every option that has a key of its own."""
-        return MappingProxyType({option: key for key, option in _KEYS.items()} | {"--num-shard": "gpus"})
 
-
-_KEYS: Final = of_keys(
-    sorted(TgiConfig.model_fields.keys() - ServerProgramConfig.model_fields.keys() - {"binary", "trust_remote_code"})
-)
-FLAGS: Final[Options] = MappingProxyType(
-    {
-        **_KEYS,
-        **of_keys(("model_id", "port", "prometheus_port", "master_port", "num_shard", "usage_stats")),
-        "host": "--hostname",
-        "trust_remote_code": ("--trust-remote-code", None),
-    }
-)
-_OWN: Final = """
---model-id --revision --hostname --port -p --prometheus-port --shard-uds-path --master-addr --master-port --num-shard --sharded
---api-key --ngrok --ngrok-authtoken --ngrok-edge --cors-allow-origin --env -e --huggingface-hub-cache --usage-stats
-"""
-
-
-class TgiAdapter(ServerProgramAdapter[TgiConfig]):
+class TgiAdapter(FolderServerAdapter[TgiConfig]):
     """TGI's launcher: a router, and a process for each GPU."""
 
     name = "tgi"
@@ -107,33 +78,27 @@ class TgiAdapter(ServerProgramAdapter[TgiConfig]):
     config = TgiConfig
     spreads = True
     decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # OpenAI's alone
-    flags = FLAGS
-    own_options = frozenset(_OWN.split())
-    own_variables: ClassVar[Mapping[str, str]] = {KEY_VARIABLE: "is set by llmux"}
-    program_mib = 0
+    places = (PROGRAM,)
+    missing = (
+        f"binary: {PROGRAM} is not on PATH, and pip can't install it; set binary to where it is, or run TGI's container with "
+        "runtime command"
+    )
+    key_variable = "API_KEY"
+    served_name = "tgi"  # any other name is one of an adapter (LoRA)
+    context_key = "max_total_tokens"
+    requests_key = "max_concurrent_requests"
     overridable_keys = ("max_total_tokens", "max_input_tokens", "max_batch_prefill_tokens", "max_concurrent_requests")
 
-    def program(self, config: TgiConfig, context: LaunchContext) -> tuple[str, ...]:
-        """As configured, else on PATH."""
-        if config.binary is not None:
-            return (str(runnable("binary", config.binary)),)
-        if (found := shutil.which(PROGRAM)) is None:
-            raise ModelUnusableError(
-                f"binary: {PROGRAM} is not on PATH, and pip can't install it; set binary to where it is, or run TGI's "
-                "container with runtime command"
-            )
-        return (str(Path(found).absolute()),)
+    def words(self, config: TgiConfig, program: Path) -> tuple[str, ...]:
+        """The lines that give it a folder, and the launcher."""
+        return (sys.executable, "-IS", str(BOOTSTRAP), "runtimes.tgi.worker", str(program))
 
-    def launch(self, config: TgiConfig, context: LaunchContext) -> LaunchSpec:
-        """By the lines that give it a folder. Raises ModelUnusableError."""
-        spec = super().launch(config, context)
-        return replace(spec, argv=(sys.executable, "-IS", str(BOOTSTRAP), "runtimes.tgi.worker", *spec.argv))
-
-    def settings(self, config: TgiConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
+    def settings(self, config: TgiConfig, context: LaunchContext) -> dict[str, JsonValue]:
         """Ports of its own parts; any two of its launchers would else meet at the same."""
-        shards = 1 if context.device.kind.takes_whole else config.equal_gpus
+        shards = config.equal_gpus
         away = SHARDS_PORT if context.port + SHARDS_PORT <= LARGEST_PORT else -SHARDS_PORT
         return {
+            **super().settings(config, context),
             "model_id": str(config.path),
             "max_total_tokens": self.context(config),
             "max_input_tokens": config.max_input_tokens or self.context(config) - 1,
@@ -141,25 +106,6 @@ class TgiAdapter(ServerProgramAdapter[TgiConfig]):
             "usage_stats": "off",
             **({"num_shard": shards, "master_port": context.port + away} if shards > 1 else {}),
         }
-
-    def secrets(self, context: LaunchContext) -> Mapping[str, str]:
-        """The key, under the name that clap gives its option."""
-        return {KEY_VARIABLE: context.key}
-
-    def tokens(self, config: TgiConfig) -> None:
-        """TGI fills its share with the cache."""
-
-    def context(self, config: TgiConfig) -> int:
-        """As configured, else usual."""
-        return config.max_total_tokens or usual_context(config)
-
-    def context_settings(self, config: TgiConfig, tokens: int) -> Mapping[str, JsonValue]:
-        """It has a key of its own."""
-        return {"max_total_tokens": tokens}
-
-    def target_inflight(self, config: TgiConfig) -> int:
-        """As many as it takes."""
-        return config.max_concurrent_requests if config.target_inflight is None else config.target_inflight
 
     def thinking(self, config: TgiConfig) -> Thinking | None:
         """Its requests have no arguments for the chat template."""
@@ -170,16 +116,13 @@ class TgiAdapter(ServerProgramAdapter[TgiConfig]):
         inputs = self.inputs(config)
         return PICTURES if inputs is None or "image" in inputs else None
 
-    def upstream_model(self, config: TgiConfig) -> str:
-        """The one name that means the model itself."""
-        return NAME
-
     def answers_as(self, config: TgiConfig, model: str) -> str:
         """Its answers name the folder."""
         return str(config.path)
 
-    def own_problems(self, config: TgiConfig) -> Iterator[str]:
+    def problems(self, config: TgiConfig) -> Iterator[str]:
         """No known footprint, contradicting lengths."""
+        yield from super().problems(config)
         if config.vram_mib is None:
             yield (
                 "vram_mib: TGI takes cuda_memory_fraction of its GPU, whatever the model needs; say here how much that is"

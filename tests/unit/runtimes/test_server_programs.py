@@ -37,9 +37,9 @@ class Server:
     def problems(self, **keys):
         return self.adapter.check(self.config(**keys), runtimes_dir=self.folder)
 
-    def words(self, gpus=1, parts=(), **keys):
+    def words(self, devices=1, parts=(), **keys):
         """Its command line on so many GPUs."""
-        return self.adapter.launch(self.config(**keys), place(self.folder, gpus, parts)).argv
+        return self.adapter.launch(self.config(**keys), place(self.folder, devices, parts)).argv
 
 
 def place(folder, gpus=1, parts=()) -> LaunchContext:
@@ -63,18 +63,16 @@ def of(*names):
 class TestOptions:
     """Only options that the real program has; what llmux decides is nobody else's to set."""
 
-    @pytest.mark.parametrize("name", NAMES)
-    def test_the_program_has_all_of_them(self, name):
-        adapter = REGISTRY.get(name)
-        theirs = (fake_servers.OPTIONS / f"{name}.txt").read_text().splitlines()
-        pairs = [option if isinstance(option, tuple) else (option,) for option in adapter.flags.values()]
-        assert {option for pair in pairs for option in pair if option is not None} <= {*theirs}
-        assert {option for option in adapter.config.options() if option.startswith("--")} <= {*theirs}
+    @of(*NAMES)
+    def test_the_program_has_all_of_them(self, server):
+        theirs = (fake_servers.OPTIONS / f"{server.adapter.name}.txt").read_text().splitlines()
+        told = {*server.words(), *server.words(2, gpus=2), *server.words(2, (5120, 10_240), gpus="auto")}
+        assert {word for word in told | server.adapter.config.options().keys() if word.startswith("--")} <= {*theirs}
 
     @of(*NAMES)
     @pytest.mark.parametrize("word", ["--port", "--port=1", "--api-key", "--host", "--hostname"])
     def test_what_llmux_sets(self, server, word):
-        if word.partition("=")[0] in server.adapter.own_options:
+        if word.partition("=")[0] in server.adapter.config.own_options():
             (problem,) = server.problems(extra_args=[word])
             assert problem == f"extra_args: {word.partition('=')[0]} is set by llmux"
 
@@ -94,7 +92,7 @@ class TestOptions:
 
     @of(*NAMES)
     def test_variables(self, server):
-        (variable,) = server.adapter.own_variables
+        variable = server.adapter.key_variable
         assert server.problems(env={variable: "mine"}) == (f"env: {variable} is set by llmux",)
         assert server.problems(env={"CUDA_VISIBLE_DEVICES": "0"}) == ("env: CUDA_VISIBLE_DEVICES is set by llmux",)
 
@@ -112,7 +110,7 @@ class TestModel:
     def test_context(self, server):
         assert server.adapter.capabilities(server.config()).context == 8192
         ((key, tokens),) = server.adapter.context_settings(server.config(), 1000).items()
-        assert value(server.words(**{key: tokens}), server.adapter.flags[key]) == "1000"
+        assert value(server.words(**{key: tokens}), server.adapter.config.flags()[key]) == "1000"
 
 
 class TestFootprint:
@@ -191,21 +189,19 @@ class TestSeveralGpus:
     @of("sglang", "tgi")
     def test_equal_parts(self, server):
         option = {"sglang": "--tp-size", "tgi": "--num-shard"}[server.adapter.name]
-        words = server.adapter.launch(server.config(gpus=2), place(server.folder, 2)).argv
-        assert value(words, option) == "2"
+        assert value(server.words(2, gpus=2), option) == "2"
         assert option not in server.words()
 
     @of("tabbyapi")
     def test_parts_of_their_own(self, server):
-        words = server.adapter.launch(server.config(gpus="auto"), place(server.folder, 2, (5120, 10_240))).argv
+        words = server.words(2, (5120, 10_240), gpus="auto")
         at = words.index("--gpu-split")
         assert words[at + 1 : at + 3] == ("5.0", "10.0")
-        words = server.adapter.launch(server.config(gpus=2), place(server.folder, 2)).argv
-        assert value(words, "--tensor-parallel") == "true"
+        assert value(server.words(2, gpus=2), "--tensor-parallel") == "true"
 
     @of("tgi")
     def test_two_launchers_never_meet(self, server):
-        first = server.adapter.launch(server.config(gpus=2), place(server.folder, 2)).argv
+        first = server.words(2, gpus=2)
         second = server.adapter.launch(server.config(gpus=2), replace(place(server.folder, 2), port=60_000)).argv
         assert value(first, "--master-port") == "18100"
         assert value(second, "--master-port") == "50000"

@@ -12,7 +12,7 @@ from runtimes import device_kind
 from runtimes.base import CHAT_TEMPLATE, DeviceAssignment, LaunchContext, RuntimeNotInstalledError
 from runtimes.vllm.adapter import VllmWorkerAdapter
 from runtimes.vllm.adapter.config import VllmWorkerConfig
-from runtimes.vllm_serve.adapter.config import VllmServeConfig
+from runtimes.vllm_serve.adapter import VllmServeConfig
 from tests.support import hf_folder
 
 ADAPTER = VllmWorkerAdapter()

@@ -19,8 +19,7 @@ from runtimes.base import (
     RuntimeNotInstalledError,
 )
 from runtimes.model_config import ModelConfig
-from runtimes.vllm_serve.adapter import VllmServeAdapter
-from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
+from runtimes.vllm_serve.adapter import VllmServeAdapter, VllmServeConfig
 from tests.support import fake_servers, hf_folder
 from tests.support.cases import cases
 
@@ -200,13 +199,7 @@ class TestLaunch:
         elsewhere = {"path", "model", "binary", "library_path", "extra_args", "max_pixels"}
         speculative = {key for key in VllmServeConfig.model_fields if "speculative" in key}
         own = set(VllmServeConfig.model_fields) - set(ModelConfig.model_fields)
-        assert own - elsewhere - speculative == set(FLAGS) - {
-            "host",
-            "port",
-            "speculative_config",
-            "enable_auto_tool_choice",
-            "allowed_media_domains",
-        }
+        assert own - elsewhere - speculative == set(VllmServeConfig.flags())
 
     def test_speculation_is_one_json(self, launch):
         spec = launch(
@@ -362,7 +355,7 @@ class TestComplaints:
         assert check(extra_args=[*words, "--seed", "-1", "--quantization-config", "{}"]) == ()
 
     def test_no_option_is_both(self):
-        assert set() == OWN_OPTIONS & KEY_OF_OPTION.keys()
+        assert set() == VllmServeConfig.own_options() & VllmServeConfig.options().keys()
 
 
 class TestKinds:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from runtimes.registry import REGISTRY
-from runtimes.whisper_cpp import adapter
 from tests.support import fake_whisper_server, hearing
 
 ADAPTER = REGISTRY.get("whisper_cpp")
@@ -60,4 +59,4 @@ class TestConfiguration:
 
     def test_the_program_has_all_options(self):
         theirs = (fake_whisper_server.OPTIONS / "whisper_server.txt").read_text().split()
-        assert {*adapter.OWN_OPTIONS, *adapter.KEYS} <= {*theirs}
+        assert {*ADAPTER.config.own_options(), *ADAPTER.config.options()} <= {*theirs}

@@ -1,0 +1,223 @@
+"""Hugging Face models on vLLM's own server, `vllm serve`.
+
+vLLM is several processes: the API server, an engine core, executors; the shim is the subreaper of all of them, whatever
+sessions they open. `/health` answers before `/v1/models` does, so readiness checks both.
+
+Requests reach vLLM unchanged except for the model's name, which is the same for all models; its answers have our name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field, JsonValue
+
+from runtimes.adapters.server_program import FilePath, ServerAdapter, ServerConfig, endpoints
+from runtimes.adapters.vllm import memory
+from runtimes.adapters.vllm.adapter import (
+    OWN_VARIABLES,
+    VllmAdapter,
+    description,
+    engine_environment,
+    file_problems,
+    key_problems,
+    template_of,
+)
+from runtimes.adapters.vllm.config import CHAT, SPECULATIVE, VllmConfig, engine_settings
+from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, HealthCheck, LaunchContext, Thinking, in_order
+from runtimes.model_config import Modality
+from runtimes.prompt_cache import NO_CACHE, PromptCache
+from runtimes.sizing import Room, Sizing
+
+NO_DOMAIN: Final = "none.invalid"  # nobody can own it (RFC 6761); an empty list would allow every domain
+
+Kind = Literal["text", "embeddings", "classes", "speech"]
+
+_TOKENS = endpoints("/tokenize", "/detokenize")
+_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+_TEXT = endpoints(*_SALTED, "/v1/messages/count_tokens")
+_SCORES = endpoints("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank")
+_EMBEDDINGS = endpoints("/v1/embeddings", "/v2/embed", "/pooling")
+_CLASSES = endpoints("/classify", "/pooling")
+_SPEECH = endpoints("/v1/audio/transcriptions", "/v1/audio/translations")
+
+_POOLED = ("ForTextEncoding", "EmbeddingModel", "ForRewardModeling", "RewardModel")
+_CLASSIFIED = ("Classification", "ClassificationModel")
+
+
+class VllmServeConfig(VllmConfig, ServerConfig):
+    """A Hugging Face model served by vLLM's own server."""
+
+    reserved = """
+    --model --host --port --uds --api-key --root-path --config --hf-token --headless --grpc --grpc-port --ssl-keyfile
+    --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --middleware --enable-sleep-mode
+    --device-ids --nnodes -n --node-rank -r --master-addr --master-port --data-parallel-size -dp --data-parallel-rank -dpn
+    --data-parallel-address -dpa --data-parallel-rpc-port -dpp --allowed-local-media-path --allowed-media-domains
+    --pipeline-parallel-size -pp --enable-elastic-ep --distributed-executor-backend
+    """  # they decide who reaches the worker, what it loads, where it runs, or what a request can make it read or fetch
+    no_options = ("max_pixels", "speculative_models", *SPECULATIVE)
+    renamed: ClassVar = {
+        "enable_prefix_caching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+        "enable_chunked_prefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    }
+    spellings: ClassVar = {
+        "-q": "quantization",
+        "-tp": "tensor_parallel_size",
+        **dict.fromkeys(("-sc", "--speculative-config", "--spec-method"), "speculative_method"),
+        "--spec-model": "speculative_model",
+        "--spec-tokens": "num_speculative_tokens",
+        "--device-memory-utilization": "gpu_memory_utilization",
+        "--num-gpu-blocks-override": "kv_cache_memory_bytes",
+        "--no-trust-remote-code": "trust_remote_code",
+        "--no-enforce-eager": "enforce_eager",
+        **dict.fromkeys(("--enable-auto-tool-choice", "--no-enable-auto-tool-choice"), "tool_call_parser"),
+    }
+
+    binary: FilePath | None = Field(
+        default=None, description="The vllm program. Default: the runtime's own environment, else found on PATH."
+    )
+    library_path: list[FilePath] = Field(
+        default_factory=list, description="Folders put before LD_LIBRARY_PATH, for builds with their own CUDA."
+    )
+    served_model_name: str | None = Field(
+        default=None, min_length=1, description="Model name the worker reports. Default: the model's name."
+    )
+    runner: Literal["auto", "generate", "pooling"] = Field(
+        default="auto",
+        description="Generate text, or pool to embeddings, classes or scores; auto: as the model is made.",
+    )
+    reasoning_parser: str | None = Field(
+        default=None, description="Takes thoughts out of the answer (qwen3, deepseek_r1, openai_gptoss …)."
+    )
+    tool_call_parser: str | None = Field(
+        default=None,
+        description="Understands the model's tool calls (hermes, qwen3_coder, openai …); switches them on.",
+    )
+    extra_args: list[str] = Field(default_factory=list, description="Further command line options of vllm serve.")
+
+
+class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConfig]):
+    """vLLM's server, several processes per model."""
+
+    name = "vllm_serve"
+    summary = "Hugging Face models on vLLM's server, `vllm serve`: many requests at once, on large GPUs."
+    all_endpoints = _TOKENS | _TEXT | _SCORES | _EMBEDDINGS | _CLASSES | _SPEECH
+    requirements = Path(__file__).parent / "requirements.lock"
+    config = VllmServeConfig
+    places = ("{environment}/bin/vllm", "vllm")
+    missing = "There is no vllm program in {environment}/bin nor on PATH."
+    remedy = "llmux runtimes install vllm_serve"
+    key_variable = "VLLM_API_KEY"
+    refused_variables = OWN_VARIABLES | {"VLLM_SERVER_DEV_MODE": "opens routes that change the worker for everybody"}
+    health = HealthCheck("/health", then="/v1/models")
+    served_name = "model"  # the second of its names, which is the same for every model
+    media = ("image", "audio")
+
+    def words(self, config: VllmServeConfig, program: Path) -> tuple[str, ...]:
+        """The command `serve`, and the model."""
+        return (str(program), "serve", str(config.path or config.model))
+
+    def settings(self, config: VllmServeConfig, context: LaunchContext) -> dict[str, JsonValue]:
+        """Raises ModelUnusableError for a missing model, or where vram_mib leaves no room for a request."""
+        plan, answers = memory.plan(config), kind(config)
+        own = {*CHAT, "served_model_name", "runner", "reasoning_parser", "tool_call_parser"}
+        return {
+            **engine_settings(config, context=plan.context, cache_bytes=plan.cache_bytes),
+            **config.model_dump(mode="json", include=own, exclude_defaults=True),
+            "enable_auto_tool_choice": True if config.tool_call_parser else None,
+            "served_model_name": [self.answers_as(config, context.model), self.served_name],
+            "host": context.host,
+            "port": context.port,
+            "allowed_media_domains": [NO_DOMAIN],
+            **({"runner": "pooling"} if answers in {"embeddings", "classes"} else {}),
+            "enable_prompt_tokens_details": answers == "text",  # else no answer says what was cached
+        }
+
+    def variables(self, config: VllmServeConfig, context: LaunchContext) -> Mapping[str, str]:
+        """Those of its engine."""
+        return engine_environment(config, context.devices)
+
+    def problems(self, config: VllmServeConfig) -> Iterator[str]:
+        """Files that are missing or unreadable, contradicting keys, a binary that can't be run."""
+        yield from file_problems(config)
+        yield from key_problems(config)
+        yield from self.program_problems(config)
+
+    def endpoints(self, config: VllmServeConfig) -> frozenset[Endpoint]:
+        """What vLLM serves for this kind of model, except its administration and what keeps state between requests."""
+        match kind(config):
+            case "text":
+                return _TOKENS | _TEXT
+            case "speech":
+                return _SPEECH
+            case "embeddings":
+                return _TOKENS | _SCORES | _EMBEDDINGS
+            case "classes":
+                scores = _SCORES if _labels(config) == 1 else frozenset[Endpoint]()
+                return _TOKENS | scores | _CLASSES
+
+    def sized(self, config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
+        """`max_model_len` of models that generate text; the cache has room for one request of so many tokens."""
+        return super().sized(config, room) if kind(config) == "text" else (config, None)
+
+    def prompt_cache(self, config: VllmServeConfig) -> PromptCache:
+        """Of text, unless it is switched off: shared by requests with the same salt."""
+        if kind(config) != "text" or config.enable_prefix_caching is False:
+            return NO_CACHE
+        return PromptCache(is_kept=True, paths=_SALTED, salt_field="cache_salt")
+
+    def thinking(self, config: VllmServeConfig) -> Thinking | None:
+        """By a chat template argument, for models that generate text."""
+        return CHAT_TEMPLATE if kind(config) == "text" else None
+
+    def answers_as(self, config: VllmServeConfig, model: str) -> str:
+        """The first of its served names, whichever it was asked by."""
+        return config.served_model_name or model
+
+    def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
+        """Of speech recognition, audio alone."""
+        found = super().inputs(config)
+        return found if kind(config) != "speech" or description(config) is None else frozenset({"audio"})
+
+    def capabilities(self, config: VllmServeConfig) -> Capabilities:
+        """From the model's folder; tools and thinking from words in its chat template."""
+        found = description(config)
+        modalities = in_order(self.inputs(config) or config.modalities)
+        if found is None:
+            return Capabilities(modalities, context=config.max_model_len)
+        template = template_of(config)
+        text = kind(config) == "text" and template is not None
+        return Capabilities(
+            modalities=modalities,
+            tools=text and config.tool_call_parser is not None and "tools" in (template or ""),
+            thinking=text and "think" in (template or ""),
+            multi_turn=text,
+            context=memory.context(config, found),
+        )
+
+
+def kind(config: VllmServeConfig) -> Kind:
+    """The kind of answers: as configured, else by the name of the model's architecture."""
+    if config.type == "asr":
+        return "speech"
+    found = description(config)
+    architectures = found.architectures if found is not None else ()
+    if config.runner != "generate":
+        if any(name.endswith(_CLASSIFIED) for name in architectures):
+            return "classes"
+        if config.type in {"embedding", "vision"} or config.runner == "pooling":
+            return "embeddings"
+        if any(name.endswith(_POOLED) or name.endswith("Model") for name in architectures):
+            return "embeddings" if not any(name.endswith("LMHeadModel") for name in architectures) else "text"
+    return "text"
+
+
+def _labels(config: VllmServeConfig) -> int:
+    """Classes of a classifier; one with a single class gives scores."""
+    found = description(config)
+    if found is None:
+        return 0
+    names = found.values.get("id2label")
+    return len(names) if isinstance(names, dict) else found.number("num_labels", default=2)
