@@ -93,7 +93,7 @@ class ServerAdapter(Adapter[C]):
     places: ClassVar[tuple[str, ...]]  # where it is else, with {environment} and {config.…}; a bare name: on PATH
     beside: ClassVar[str] = ""  # what is run instead of the program found there, from the same folder
     missing: ClassVar[str]  # the sentence where it is nowhere; {…} as in `places`
-    remedy: ClassVar[str] = ""  # what installs it; empty: llmux can't
+    remedy: ClassVar[str] = ""  # the command that installs it; empty: there is none
     key_variable: ClassVar[str] = KEY_VARIABLE  # tells the server its key
     refused_variables: ClassVar[Mapping[str, str]] = {}  # further variables that aren't `env`'s to set → why
     health: ClassVar[HealthCheck] = HealthCheck("/health")
@@ -136,7 +136,7 @@ class ServerAdapter(Adapter[C]):
         raise RuntimeNotInstalledError(self.name, missing, self.remedy) if self.remedy else ModelUnusableError(missing)
 
     def program_problems(self, config: C) -> Iterator[str]:
-        """A configured program that can't be run, or none where llmux can't install it."""
+        """A configured program that can't be run, or a missing one that no command installs."""
         try:
             self.find(config)
         except ModelUnusableError as error:

@@ -333,7 +333,7 @@ def contributed(folder: Path) -> Subject:
     return Subject(
         name="contributed",
         adapter=contributing.registry().get(contributing.NAME),
-        keys={"path": str(model), "program": str(program)},
+        keys={"path": str(model), "binary": str(program)},
         broken={"path": str(broken)},
         complaint="no weights in it",
     )

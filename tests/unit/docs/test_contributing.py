@@ -94,7 +94,7 @@ class TestAddARuntime:
         pages = {path.name: page for path, page in generator.outputs(contributing.registry())}
         page = pages["configuration.md"]
         own = f"### {NAME}"
-        assert set(rows(part(page, own))) == {"path", "program"}
+        assert set(rows(part(page, own))) == {"path", "binary", "batch_size", "extra_args"}
         headings = [line for line in page.splitlines() if line.startswith(("## ", "### "))]
         assert headings[headings.index(own) - 1] == f"### {REGISTRY.names()[-1]}"
         assert page.replace(own + part(page, own), "") == generator.render(text("configuration.md"))
