@@ -8,12 +8,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pydantic import JsonValue
 
 Options = Mapping[str, str | tuple[str, str | None]]
-"""Key → option; a pair is (option when true, option when false), where the program has one for false as well."""
+"""Key → option; a pair is (option when true, option when false)."""
+
+
+def of_key(key: str) -> str:
+    """The option that is called as its key is."""
+    return f"--{key.replace('_', '-')}"
 
 
 def of_keys(keys: Iterable[str]) -> dict[str, str]:
     """The options that are called as their keys are."""
-    return {key: f"--{key.replace('_', '-')}" for key in keys}
+    return {key: of_key(key) for key in keys}
 
 
 def keys_of(options: Options) -> dict[str, str]:
@@ -29,12 +34,12 @@ def command_line(options: Options, values: Mapping[str, JsonValue]) -> list[str]
     """
     words: list[str] = []
     for key, value in values.items():
-        option = options.get(key) or of_keys([key])[key]
+        found = options.get(key) or of_key(key)
+        option, off = found if isinstance(found, tuple) else (found, None)
         if value is None:
             continue
-        if isinstance(option, tuple) or isinstance(value, bool):
-            on, off = option if isinstance(option, tuple) else (option, None)
-            words += filter(None, [on if value else off])
+        if isinstance(value, bool):
+            words += filter(None, [option if value else off])
         elif isinstance(value, list):
             words += [option, *map(str, value)]
         else:

@@ -24,7 +24,7 @@ from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import VALUE_BYTES, Config
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.adapters.options import Options, command_line, keys_of, of_keys, refused_options
-from runtimes.adapters.worker_adapter import KEY_VARIABLE
+from runtimes.adapters.worker_adapter import BOOTSTRAP, KEY_VARIABLE
 from runtimes.base import (
     CHAT_TEMPLATE,
     Adapter,
@@ -94,6 +94,9 @@ class ServerAdapter(Adapter[C]):
     beside: ClassVar[str] = ""  # what is run instead of the program found there, from the same folder
     missing: ClassVar[str]  # the sentence where it is nowhere; {…} as in `places`
     remedy: ClassVar[str] = ""  # the command that installs it; empty: there is none
+    starter: ClassVar[str] = (
+        ""  # the module of ours that starts the server in this interpreter, where the program is one
+    )
     key_variable: ClassVar[str] = KEY_VARIABLE  # tells the server its key
     refused_variables: ClassVar[Mapping[str, str]] = {}  # further variables that aren't `env`'s to set → why
     health: ClassVar[HealthCheck] = HealthCheck("/health")
@@ -102,7 +105,7 @@ class ServerAdapter(Adapter[C]):
 
     def words(self, config: C, program: Path) -> tuple[str, ...]:
         """What starts it, up to its options. Raises ModelUnusableError."""
-        return (str(program),)
+        return (str(program), *(("-I", str(BOOTSTRAP), self.starter) if self.starter else ()))
 
     def settings(self, config: C, context: LaunchContext) -> dict[str, JsonValue]:
         """The values of its options by key: those configured, and what follows from the launch; null: no option.

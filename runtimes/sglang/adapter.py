@@ -3,11 +3,7 @@
 The server takes its key as an argument, so a few lines of ours start it in its own interpreter (worker/__main__.py).
 
 SGLang fills a share of what is free with its KV cache. Here it is told how many tokens the cache has to hold, so that it
-takes the same whoever else is on the device:
-
-1. `max_total_tokens`, where it is configured;
-2. else what `vram_mib` leaves beside weights and program;
-3. else one request of `context_length`.
+takes the same whoever else is on the device.
 """
 
 from __future__ import annotations
@@ -21,16 +17,13 @@ from pydantic import Field, JsonValue
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import Config
 from runtimes.adapters.server_program import FilePath, FolderServerAdapter, FolderServerConfig, endpoints
-from runtimes.adapters.worker_adapter import BOOTSTRAP
 from runtimes.base import Endpoint, HealthCheck, LaunchContext, ModelUnusableError
 from runtimes.estimate import MIB
 
 STEP: Final = 1024  # tokens
 
 _TOKENS = endpoints("/tokenize", "/detokenize")
-_TEXT = endpoints(
-    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/generate")
-)
+_TEXT = endpoints("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/generate")
 _VECTORS = endpoints("/v1/embeddings", "/v1/rerank", "/v1/score")
 
 
@@ -102,16 +95,13 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
     beside = "python"
     missing = "There is no SGLang in {environment}, and no sglang program on PATH."
     remedy = "llmux runtimes install sglang --accelerator cuda; or set python to the interpreter of an environment with SGLang"
+    starter = "runtimes.sglang.worker"
     health = HealthCheck("/health", then="/v1/models")
     served_name = "model"  # a name with a colon would be one of an adapter (LoRA)
     context_key = "context_length"
     requests_key = "max_running_requests"
     program_mib = 2500  # context, workspaces and graphs of a GPU
     overridable_keys = ("context_length", "max_total_tokens", "max_running_requests", "chunked_prefill_size")
-
-    def words(self, config: SglangConfig, program: Path) -> tuple[str, ...]:
-        """SGLang's interpreter, and what starts the server in it."""
-        return (str(program), "-I", str(BOOTSTRAP), "runtimes.sglang.worker")
 
     def settings(self, config: SglangConfig, context: LaunchContext) -> dict[str, JsonValue]:
         """Raises ModelUnusableError where vram_mib leaves no room for a request."""

@@ -15,7 +15,6 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters.checkpoints import Config
 from runtimes.adapters.server_program import FilePath, FolderServerAdapter, FolderServerConfig, endpoints
-from runtimes.adapters.worker_adapter import BOOTSTRAP
 from runtimes.base import LaunchContext, ModelUnusableError
 from runtimes.model_config import DividedConfig
 
@@ -72,15 +71,11 @@ class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
     config = TabbyConfig
     spreads = True
     divides = True
-    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "top_k": ("top_k",),
-        "min_p": ("min_p",),
-        "typical_p": ("typical",),
-        "repetition_penalty": ("repetition_penalty",),
-    }
+    decoding: ClassVar = {**FolderServerAdapter.decoding, "typical_p": ("typical",)}
     program_key = "python"
     places = ("{config.folder}/venv/bin/python",)
     missing = "python: there is no {config.folder}/venv/bin/python; run TabbyAPI's start.sh once, or set python"
+    starter = "runtimes.tabbyapi.worker"
     metrics = None
     context_key = "max_seq_len"
     requests_key = "max_batch_size"
@@ -88,10 +83,10 @@ class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
     overridable_keys = ("max_seq_len", "cache_size", "cache_mode", "chunk_size", "max_batch_size", "vision")
 
     def words(self, config: TabbyConfig, program: Path) -> tuple[str, ...]:
-        """Its interpreter, and what starts the checkout's main.py in it."""
+        """With the checkout, whose main.py is started."""
         for problem in _folder_problems(config):
             raise ModelUnusableError(problem)
-        return (str(program), "-I", str(BOOTSTRAP), "runtimes.tabbyapi.worker", str(config.folder.absolute()))
+        return (*super().words(config, program), str(config.folder.absolute()))
 
     def settings(self, config: TabbyConfig, context: LaunchContext) -> dict[str, JsonValue]:
         """Switches are words here, as its arguments have values."""

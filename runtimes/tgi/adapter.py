@@ -11,7 +11,7 @@ fetches what it finds there. A few lines of ours start it (worker/__main__.py), 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -22,7 +22,6 @@ from runtimes.adapters.worker_adapter import BOOTSTRAP
 from runtimes.base import LaunchContext, TextReferences, Thinking
 
 PROGRAM: Final = "text-generation-launcher"
-PICTURES: Final = TextReferences("![](", ")")
 SHARDS_PORT: Final = 10_000  # how far from the worker's port its shards meet
 LARGEST_PORT: Final = 65_535
 
@@ -77,7 +76,7 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
     )
     config = TgiConfig
     spreads = True
-    decoding: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # OpenAI's alone
+    decoding: ClassVar = {}  # OpenAI's alone
     places = (PROGRAM,)
     missing = (
         f"binary: {PROGRAM} is not on PATH, and pip can't install it; set binary to where it is, or run TGI's container with "
@@ -114,7 +113,7 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
     def text_references(self, config: TgiConfig) -> TextReferences | None:
         """Pictures, unless the model is known to see none."""
         inputs = self.inputs(config)
-        return PICTURES if inputs is None or "image" in inputs else None
+        return TextReferences("![](", ")") if inputs is None or "image" in inputs else None
 
     def answers_as(self, config: TgiConfig, model: str) -> str:
         """Its answers name the folder."""

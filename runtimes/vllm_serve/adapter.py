@@ -10,28 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
 from runtimes.adapters.server_program import FilePath, ServerAdapter, ServerConfig, endpoints
 from runtimes.adapters.vllm import memory
-from runtimes.adapters.vllm.adapter import (
-    OWN_VARIABLES,
-    VllmAdapter,
-    description,
-    engine_environment,
-    file_problems,
-    key_problems,
-    template_of,
-)
+from runtimes.adapters.vllm.adapter import OWN_VARIABLES, VllmAdapter, description, engine_environment, template_of
 from runtimes.adapters.vllm.config import CHAT, SPECULATIVE, VllmConfig, engine_settings
 from runtimes.base import CHAT_TEMPLATE, Capabilities, Endpoint, HealthCheck, LaunchContext, Thinking, in_order
 from runtimes.model_config import Modality
 from runtimes.prompt_cache import NO_CACHE, PromptCache
 from runtimes.sizing import Room, Sizing
-
-NO_DOMAIN: Final = "none.invalid"  # nobody can own it (RFC 6761); an empty list would allow every domain
 
 Kind = Literal["text", "embeddings", "classes", "speech"]
 
@@ -130,7 +120,7 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
             "served_model_name": [self.answers_as(config, context.model), self.served_name],
             "host": context.host,
             "port": context.port,
-            "allowed_media_domains": [NO_DOMAIN],
+            "allowed_media_domains": ["none.invalid"],  # which nobody can own (RFC 6761); an empty list would allow all
             **({"runner": "pooling"} if answers in {"embeddings", "classes"} else {}),
             "enable_prompt_tokens_details": answers == "text",  # else no answer says what was cached
         }
@@ -140,9 +130,8 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
         return engine_environment(config, context.devices)
 
     def problems(self, config: VllmServeConfig) -> Iterator[str]:
-        """Files that are missing or unreadable, contradicting keys, a binary that can't be run."""
-        yield from file_problems(config)
-        yield from key_problems(config)
+        """A binary that can't be run, too."""
+        yield from super().problems(config)
         yield from self.program_problems(config)
 
     def endpoints(self, config: VllmServeConfig) -> frozenset[Endpoint]:
@@ -187,13 +176,12 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
         modalities = in_order(self.inputs(config) or config.modalities)
         if found is None:
             return Capabilities(modalities, context=config.max_model_len)
-        template = template_of(config)
-        text = kind(config) == "text" and template is not None
+        template = template_of(config) if kind(config) == "text" else None
         return Capabilities(
             modalities=modalities,
-            tools=text and config.tool_call_parser is not None and "tools" in (template or ""),
-            thinking=text and "think" in (template or ""),
-            multi_turn=text,
+            tools=config.tool_call_parser is not None and "tools" in (template or ""),
+            thinking="think" in (template or ""),
+            multi_turn=template is not None,
             context=memory.context(config, found),
         )
 

@@ -6,10 +6,9 @@ kinds of files, no key, and answers in a dialect of its own.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -129,8 +128,7 @@ class WhisperCppAdapter(WhisperAdapter[WhisperCppConfig], ServerAdapter[WhisperC
 
     def launch(self, config: WhisperCppConfig, context: LaunchContext) -> LaunchSpec:
         """By our worker. Raises RuntimeNotInstalledError, or ModelUnusableError."""
-        spec = super().launch(config, context)
-        return dataclasses.replace(spec, library_path=tuple(map(str, config.library_path)))
+        return replace(super().launch(config, context), library_path=tuple(map(str, config.library_path)))
 
     def estimate(self, config: WhisperCppConfig) -> Estimate | None:
         """Weights as they are stored, caches and buffers by the file's header; None if it can't be read."""

@@ -51,6 +51,11 @@ class VllmAdapter(Adapter[C]):
         "num_speculative_tokens",
     )
 
+    def problems(self, config: C) -> Iterator[str]:
+        """Files that are missing or unreadable, keys that contradict each other or the model."""
+        yield from _file_problems(config)
+        yield from _key_problems(config)
+
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
         """The draft model, too: one of those that the file lists, and no other name or path."""
         own = () if config.speculative_model is None else (config.speculative_model,)
@@ -126,8 +131,7 @@ def template_of(config: VllmConfig) -> str | None:
     return checkpoints.chat_template(folder) if folder is not None else None
 
 
-def file_problems(config: VllmConfig) -> Iterator[str]:
-    """Files that are missing or unreadable, each a sentence that names the key."""
+def _file_problems(config: VllmConfig) -> Iterator[str]:
     if (config.path is None) == (config.model is None):
         yield Contradiction("path: set it to the model's folder, or model to its Hugging Face name; one of the two")
         return
@@ -150,8 +154,7 @@ def file_problems(config: VllmConfig) -> Iterator[str]:
         yield f"chat_template: {config.chat_template}: there is no such file"
 
 
-def key_problems(config: VllmConfig) -> Iterator[str]:
-    """Keys that contradict each other or the model, each a sentence that names one."""
+def _key_problems(config: VllmConfig) -> Iterator[str]:
     found = description(config)
     if found is not None and "image" in config.modalities and not found.takes_images:
         yield f"modalities: the model in {memory.place(config)} takes no images"

@@ -14,15 +14,7 @@ from pydantic import JsonValue
 
 from runtimes.adapters import chat_workers
 from runtimes.adapters.vllm import memory
-from runtimes.adapters.vllm.adapter import (
-    OWN_VARIABLES,
-    VllmAdapter,
-    description,
-    engine_environment,
-    file_problems,
-    key_problems,
-    template_of,
-)
+from runtimes.adapters.vllm.adapter import OWN_VARIABLES, VllmAdapter, description, engine_environment, template_of
 from runtimes.adapters.vllm.config import engine_settings
 from runtimes.adapters.worker_adapter import KEY_VARIABLE, interpreter, worker_spec
 from runtimes.base import (
@@ -56,7 +48,7 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
 
     def check(self, config: VllmWorkerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or unreadable, contradicting keys, a model that doesn't generate text."""
-        return (*file_problems(config), *key_problems(config), *_own_problems(config))
+        return (*self.problems(config), *_own_problems(config))
 
     def launch(self, config: VllmWorkerConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError for a model that is missing or unreadable."""
