@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from runtimes.endpoints import aliases_of
 from supervisor.dialects import OPERATIONS
 from supervisor.io.distribution import version
-from supervisor.schema.operation import JSON, Example, Operation, Parameter, Schema, Section, choice, plain, text
+from supervisor.schema.operation import JSON, Example, Operation, Parameter, Schema, Section, plain, schema_of
 
 EXAMPLES: Final = Path(__file__).with_name("examples.json")
 """What the examples were answered: `python -m tools.api_examples` writes it."""
@@ -42,25 +43,32 @@ _HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "retry-after": ("When to try again, in seconds.", {"type": "integer", "minimum": 1, "maximum": 120}),
 }
 
+_NAME: Final = schema_of(Annotated[str, Meta(max_length=64, pattern="^[!-~]*$")])
 _ASKED: Final = (
     Parameter(
         "X-Priority",
         "How urgent it is; lower goes first.",
-        text(pattern="^(high|normal|low|[0-9]{1,2}|100)?$"),
+        schema_of(Annotated[str, Meta(pattern="^(high|normal|low|[0-9]{1,2}|100)?$")]),
         "header",
     ),
-    Parameter("X-Tenant-ID", "Who asks.", text(maxLength=64, pattern="^[!-~]*$"), "header"),
+    Parameter("X-Tenant-ID", "Who asks.", _NAME, "header"),
     Parameter(
-        "X-Timeout", "Within how many seconds the answer must come.", text(pattern="^[1-9][0-9]{0,3}$"), "header"
+        "X-Timeout",
+        "Within how many seconds the answer must come.",
+        schema_of(Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}$")]),
+        "header",
     ),
-    Parameter("X-Allow-Remote", "May the request leave this machine?", choice("true", "false"), "header"),
+    Parameter("X-Allow-Remote", "May the request leave this machine?", schema_of(Literal["true", "false"]), "header"),
     Parameter(
-        "X-Cache-Mode", "What it may use of prompts that a worker has kept.", choice("auto", "prefix", "none"), "header"
+        "X-Cache-Mode",
+        "What it may use of prompts that a worker has kept.",
+        schema_of(Literal["auto", "prefix", "none"]),
+        "header",
     ),
     Parameter(
         "X-Cache-Tag",
         "Use only what requests with the same tag have left.",
-        text(maxLength=64, pattern="^[!-~]*$"),
+        _NAME,
         "header",
     ),
 )

@@ -31,8 +31,8 @@ from supervisor.gateway.body.parameters import BODY_LIMIT, body_of, json_object,
 from supervisor.gateway.body.typed import Reader, Sent, encoded, kinds_of
 from supervisor.gateway.filters.translation import ignored_header
 from supervisor.schema.operation import (
-    ERROR,
     JSON,
+    Error,
     Example,
     Method,
     Operation,
@@ -40,8 +40,7 @@ from supervisor.schema.operation import (
     Schema,
     Scope,
     Section,
-    array,
-    struct,
+    schema_of,
 )
 
 _CONVERTER: Final = re.compile(r":\w+(?=})")
@@ -126,7 +125,7 @@ class Endpoint:
     def described(self) -> Operation:
         """For the documentation."""
         summary, _, description = inspect.cleandoc(self.about).partition("\n\n")
-        parameters = () if self.query is None else _parameters(struct(self.query, is_answer=False))
+        parameters = () if self.query is None else _parameters(schema_of(self.query, is_answer=False))
         return Operation(
             self.method,
             _CONVERTER.sub("", self.path),
@@ -143,10 +142,8 @@ class Endpoint:
 class Group:
     """A part of the API: a section of its documentation."""
 
-    def __init__(
-        self, name: str, about: str, *, scope: Scope = "admin", error: type[msgspec.Struct] | None = None
-    ) -> None:
-        """`scope` is that of its operations, but for those that say another; `error` the body of their errors, where it is not OpenAI's."""
+    def __init__(self, name: str, about: str, *, scope: Scope = "admin", error: type[msgspec.Struct] = Error) -> None:
+        """`scope` is that of its operations, but for those that say another; `error` the body of their errors."""
         self.name = name
         self.about = about
         self.scope = scope
@@ -228,7 +225,7 @@ class Group:
     def section(self) -> Section:
         """For the documentation."""
         described = (*(endpoint.described() for endpoint in self.endpoints), *self.others)
-        return Section(self.name, self.about, described, ERROR if self.error is None else struct(self.error))
+        return Section(self.name, self.about, described, schema_of(self.error))
 
 
 @cache
@@ -254,9 +251,9 @@ def _any(kind: _Types | None, *, is_answer: bool) -> Schema | None:
     if kind is None:
         return None
     structs = [each for each in _parts(kind) if issubclass(each, msgspec.Struct)]
-    schemas = [struct(each, is_answer=is_answer) for each in structs]
+    schemas = [schema_of(each, is_answer=is_answer) for each in structs]
     if get_origin(kind) is list:
-        return array(schemas[0])
+        return {"type": "array", "items": schemas[0]}
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 

@@ -6,9 +6,9 @@ of them `/openapi.json` is made (`supervisor.api.openapi`), and docs/api.md (`to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -88,80 +88,10 @@ class Section:
     name: str
     about: str
     operations: tuple[Operation, ...]
-    error: Schema = field(default_factory=lambda: ERROR)  # the body of an error
+    error: Schema  # the body of an error
 
 
 # ---------------------------------------------------------------------------------------------------------------- schemas
-
-
-def text(about: str = "", *, null: bool = False, **more: Any) -> Schema:
-    """A text."""
-    return _typed("string", about, null=null, **more)
-
-
-def whole(about: str = "", *, null: bool = False, **more: Any) -> Schema:
-    """A whole number."""
-    return _typed("integer", about, null=null, **more)
-
-
-def number(about: str = "", *, null: bool = False, **more: Any) -> Schema:
-    """Any number."""
-    return _typed("number", about, null=null, **more)
-
-
-def flag(about: str = "", *, null: bool = False) -> Schema:
-    """True or false."""
-    return _typed("boolean", about, null=null)
-
-
-def choice(*values: str, about: str = "", null: bool = False) -> Schema:
-    """One of these texts."""
-    return _typed("string", about, null=null, enum=[*values, None] if null else [*values])
-
-
-def array(items: Schema | None = None, about: str = "", *, null: bool = False, **more: Any) -> Schema:
-    """A list; None: of texts."""
-    return _typed("array", about, null=null, items={"type": "string"} if items is None else items, **more)
-
-
-def record(
-    fields: Mapping[str, Schema],
-    about: str = "",
-    *,
-    optional: tuple[str, ...] = (),
-    more: bool = False,
-    null: bool = False,
-) -> Schema:
-    """An object that has these fields. `more`: it may have others, too."""
-    needed = [name for name in fields if name not in optional]
-    found = {"properties": dict(fields), **({"required": needed} if needed else {})}
-    return _typed("object", about, null=null, **found, **({"additionalProperties": True} if more else {}))
-
-
-def request(fields: Mapping[str, Schema], *needed: str, more: bool = False, about: str = "") -> Schema:
-    """The JSON object of a request. `more`: others pass, too; else they are refused."""
-    required = {"required": [*needed]} if needed else {}
-    return _typed("object", about, null=False, properties=dict(fields), **required, additionalProperties=more)
-
-
-def mapping(values: Schema, about: str = "", *, null: bool = False) -> Schema:
-    """An object with any names."""
-    return _typed("object", about, null=null, additionalProperties=values)
-
-
-def anything(about: str = "") -> Schema:
-    """Any JSON."""
-    return {"description": about} if about else {}
-
-
-def listing(item: Schema) -> Schema:
-    """As OpenAI's lists are."""
-    return record({"object": {"const": "list"}, "data": array(item)})
-
-
-def named(schema: Schema, name: str) -> Schema:
-    """The schema under a name of its own among the document's components: for one that several operations have."""
-    return {"title": name, **schema}
 
 
 def doc(about: str, **limits: Any) -> msgspec.Meta:
@@ -182,28 +112,35 @@ class Open(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An object that may have further fields: of a client's request, or of an answer that a worker's server defines."""
 
 
-def struct(kind: type, *, is_answer: bool = True) -> Schema:
-    """Of a msgspec struct, under its own name, or of a union of some. An answer has all fields that aren't UNSET."""
+def schema_of(kind: Any, *, is_answer: bool = True) -> Schema:
+    """Of a type that msgspec knows; a struct's has its name. An answer has all fields that aren't UNSET."""
     (root,), parts = msgspec.json.schema_components([kind])
-    is_open = all(issubclass(each, Open) for each in get_args(kind) or (kind,))
-    found = _inlined(root, parts, is_answer=is_answer, is_open=is_open)
+    opened = {each.__name__ for each in _with_subclasses(Open)}
+    for part in parts.values():
+        if part["title"] in opened:
+            part["additionalProperties"] = True
+    found = _inlined(root, parts, is_answer=is_answer)
     assert isinstance(found, dict)
     return found
 
 
-def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool, is_open: bool) -> Any:
+def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _with_subclasses(each)
+
+
+def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool) -> Any:
     """The schema with each part in place of the reference to it, as short as it can be said."""
     if isinstance(schema, list):
-        return [_inlined(item, parts, is_answer=is_answer, is_open=is_open) for item in schema]
+        return [_inlined(item, parts, is_answer=is_answer) for item in schema]
     if not isinstance(schema, dict):
         return schema
     found = {
-        key: _inlined(value, parts, is_answer=is_answer, is_open=is_open)
-        for key, value in schema.items()
-        if key != "discriminator"
+        key: _inlined(value, parts, is_answer=is_answer) for key, value in schema.items() if key != "discriminator"
     }
     if "$ref" in found:
-        part = _inlined(parts[found.pop("$ref").rpartition("/")[2]], parts, is_answer=is_answer, is_open=is_open)
+        part = _inlined(parts[found.pop("$ref").rpartition("/")[2]], parts, is_answer=is_answer)
         found = {**part, **found}
         if "description" in schema:  # of a field, which says more than the name of its type
             del found["title"]
@@ -218,44 +155,32 @@ def _inlined(schema: Any, parts: Mapping[str, Any], *, is_answer: bool, is_open:
             if "title" not in schema:  # that of the struct, which is not null
                 found.pop("title", None)
     properties = schema.get("properties")
-    if is_open and found.get("additionalProperties") is False:
-        found["additionalProperties"] = True
     if not found.get("required", True):
         del found["required"]
     if is_answer and isinstance(properties, dict):
         there = schema.get("required", ())
         if required := [name for name, field in properties.items() if name in there or "default" in field]:
             found["required"] = required
-        if not is_open:
-            found.pop("additionalProperties", None)  # more may come
+        if found.get("additionalProperties") is False:
+            del found["additionalProperties"]  # more may come
         for field in found["properties"].values():
             field.pop("default", None)
     return found
 
 
-def _typed(kind: str, about: str, *, null: bool, **more: Any) -> Schema:
-    return {"type": [kind, "null"] if null else kind, **({"description": about} if about else {}), **more}
+class ErrorBody(Open):
+    """What went wrong."""
+
+    message: Annotated[str, doc("What is wrong, and what to do.")]
+    type: str
+    param: Annotated[str | None, doc("The field that it is about.")] | msgspec.UnsetType = msgspec.UNSET
+    code: Annotated[str | int | None, doc("What went wrong, in a word that stays.")] | msgspec.UnsetType = msgspec.UNSET
+    detail: (
+        Annotated[list[str], doc("A worker's last lines, or all mistakes of a configuration.")] | msgspec.UnsetType
+    ) = msgspec.UNSET
 
 
-ERROR: Final[Schema] = named(
-    record(
-        {
-            "error": record(
-                {
-                    "message": text("What is wrong, and what to do."),
-                    "type": text(),
-                    "param": text("The field that it is about.", null=True),
-                    "code": {
-                        "type": ["string", "integer", "null"],
-                        "description": "What went wrong, in a word that stays.",
-                    },
-                    "detail": array(None, "A worker's last lines, or all mistakes of a configuration."),
-                },
-                optional=("param", "code", "detail"),
-                more=True,
-            )
-        }
-    ),
-    "Error",
-)
-"""Of most errors: OpenAI's shape."""
+class Error(msgspec.Struct):
+    """The body of most errors, in OpenAI's shape."""
+
+    error: ErrorBody

@@ -1,6 +1,6 @@
 """llm-pool's requests as chat completions: each field is mapped, refused by its name, or named as ignored.
 
-A field that is null is as good as missing, but for names that `decoding` doesn't have.
+A field that is null is as good as missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from supervisor.gateway.body.typed import UNREADABLE, Reader, Remedy, encoded, i
 from supervisor.gateway.filters.translation import TargetModel, Times
 
 _OWN: Final = frozenset({"messages", "decoding", "thinking", "source_lang_code", "target_lang_code"})
-_KNOWN: Final = frozenset(LlmPoolRequest.__struct_fields__)
 _DECODING: Final = LlmPoolDecoding.__struct_fields__
 _OPENAIS: Final = frozenset({"top_p", "temperature", "max_tokens", "stop"})  # which chat completions have everywhere
 _NAMES: Final = {
@@ -32,7 +31,6 @@ _NAMES: Final = {
 }
 """Canonical fields → what they are called here."""
 _UNKNOWN: Final = TargetModel()
-_SHOWN: Final = 100  # characters of a client's own names
 
 _read: Final = Reader(
     LlmPoolRequest,
@@ -81,11 +79,8 @@ class LlmPool:
 
     def request(self, fields: Fields) -> tuple[Fields, Answers]:
         """See Translation."""
-        request, unknown = _read({name: value for name, value in fields.items() if name in _KNOWN})
+        request, ignored = _read(fields)
         decoding, unused = self._decoding(fields.get("decoding"))
-        if unknown:
-            name = unknown[0][:_SHOWN]
-            raise InvalidRequestError(f"{name} is not known: leave it out.", param=name)
         passed = {name: fields[name] for name in ("model", "stream") if getattr(request, name) is not None}
         canonical = passed | encoded(
             {
@@ -96,8 +91,9 @@ class LlmPool:
             }
         )
         names = _NAMES if request.input is None else {**_NAMES, "messages": "input"}
-        ignored = [*sorted(fields.keys() - _KNOWN), *unused]
-        return canonical, Answers(self.target.name or request.model or "", ignored, self.times, self.clock, names)
+        return canonical, Answers(
+            self.target.name or request.model or "", [*ignored, *unused], self.times, self.clock, names
+        )
 
     @property
     def _name(self) -> str:
@@ -167,14 +163,10 @@ class LlmPool:
         found: Fields = {}
         unused: list[str] = []
         for name, value in ({} if raw is None or is_null(raw) else _fields(raw)).items():
-            place = f"decoding.{name}"[:_SHOWN]
-            if name not in _DECODING:
-                message = f"{place} is no known parameter; `decoding` takes {', '.join(_DECODING)}."
-                raise InvalidRequestError(message, param=place)
             if not is_null(value):
                 theirs: Sequence[str] = (name,) if name in _OPENAIS else self.target.decoding.get(name, ())
                 found |= dict.fromkeys(theirs, value)
-                unused += () if theirs else (place,)
+                unused += () if theirs else (f"decoding.{name}",)
         return found, unused
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from supervisor.dialects.openai.types import ForLlmux
-from supervisor.gateway.body.typed import Sent
 from supervisor.schema.operation import doc
 
 _LANGUAGES: Final = (
@@ -19,28 +18,32 @@ _LANGUAGES: Final = (
 Language = Annotated[str | None, doc(_LANGUAGES)]
 
 
-class LlmPoolText(Sent, tag_field="type", tag="text"):
+class _Closed(Struct, forbid_unknown_fields=True):
+    """A part of a request, which has no other fields."""
+
+
+class LlmPoolText(_Closed, tag_field="type", tag="text"):
     text: str
 
 
-class LlmPoolImageUrl(Sent, omit_defaults=True):
+class LlmPoolImageUrl(_Closed, omit_defaults=True):
     url: Annotated[str, doc("A `data:` URL.", extra_json_schema={"pattern": "^data:"})]
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class LlmPoolImage(Sent, tag_field="type", tag="image_url"):
+class LlmPoolImage(_Closed, tag_field="type", tag="image_url"):
     image_url: LlmPoolImageUrl
 
 
 Content = str | Annotated[list[LlmPoolText | LlmPoolImage], Meta(min_length=1)]
 
 
-class LlmPoolMessage(Sent):
+class LlmPoolMessage(_Closed):
     role: Literal["user", "assistant"]
     content: Content
 
 
-class LlmPoolDecoding(Sent):
+class LlmPoolDecoding(_Closed):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

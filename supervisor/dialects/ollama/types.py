@@ -11,15 +11,15 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, structs
 
 from supervisor.gateway.body.typed import Sent, unparsed
-from supervisor.schema.operation import Open, anything, array, doc, text
+from supervisor.schema.operation import Open, doc, schema_of
 
 PICTURES: Final = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "UklGR": "webp", "R0lGOD": "gif", "Qk": "bmp"}
 """How pictures begin in base64, and their formats. Even the outline of a large body has the beginning of a text."""
 _TIME: Final = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _Number = Annotated[Raw, Meta(extra_json_schema={"type": "number"})]
 _Whole = Annotated[Raw, Meta(extra_json_schema={"type": "integer"})]
-_Texts = Annotated[Raw, Meta(extra_json_schema={"anyOf": [text(), array()]})]
-_Tools = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": anything("As in chat completions.")})]
+_Texts = Annotated[Raw, Meta(extra_json_schema=schema_of(str | list[str]))]
+_Tools = Annotated[Raw, Meta(extra_json_schema=schema_of(list[Annotated[Any, doc("As in chat completions.")]]))]
 _Vector = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "number"}})]
 _Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "user", "assistant", "tool"]})]
 _Picture = Annotated[str, doc("Base64, of a JPEG, PNG, WebP, GIF or BMP.", pattern=f"^(data:|{'|'.join(PICTURES)})")]

@@ -30,7 +30,7 @@ from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.gateway.body.outline import Outline
 from supervisor.gateway.operation import Group
 from supervisor.io.response_store import Kept
-from supervisor.schema.operation import EVENTS, JSON, Example, Parameter, array
+from supervisor.schema.operation import EVENTS, JSON, Example, Parameter, schema_of
 
 INCLUDABLE: Final = (
     "code_interpreter_call.outputs",
@@ -75,7 +75,7 @@ _LIST: Final = {
     "has_more": False,
 }
 _INCLUDE: Final = Parameter(
-    "include[]", "What else to tell of its items, such as `message.input_image.image_url`.", array()
+    "include[]", "What else to tell of its items, such as `message.input_image.image_url`.", schema_of(list[str])
 )
 _BODY: Final = {"model": "Tiny-Instruct", "input": "Hello"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.body import read_body
-from supervisor.gateway.body.typed import expected, fields_of, kinds_of, mistake_of, top
+from supervisor.gateway.body.typed import expected, fields_of, kinds_of, mistake_of, top, unknown_field
 from supervisor.schema.operation import Schema, plain
 
 BODY_LIMIT: Final = 64 * 1024
@@ -95,7 +95,7 @@ def _invalid(
     mistake, fields = mistake_of(error, kind), fields_of(kind)
     name = top(mistake.place)
     if mistake.verdict == "unknown" and not mistake.place:
-        return _unknown(mistake.got, fields)
+        return unknown_field(mistake)
     if name not in fields:
         return InvalidRequestError(_NO_OBJECT)
     schema, about = fields[name], ""
@@ -106,7 +106,3 @@ def _invalid(
         about = f"{':' if 'pattern' in schema else '.'} {plain(schema.get('description', ''))}"
     missing = "missing; " if mistake.verdict == "missing" else ""
     return InvalidRequestError(f"{name}: {missing}expected {expected(schema)}{about.rstrip() or '.'}", param=name)
-
-
-def _unknown(name: str, known: Iterable[str]) -> InvalidRequestError:
-    return InvalidRequestError(f"{name[:100]}: unknown; there is {', '.join(known)}.", param=name[:100])

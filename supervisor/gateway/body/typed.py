@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.schema.operation import Open, Schema, plain, struct
+from supervisor.schema.operation import Open, Schema, plain, schema_of
 
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 """What msgspec raises for bytes that are not what they should be."""
@@ -36,7 +36,7 @@ _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _GOT: Final = re.compile(r"Invalid (?:enum )?value '(.*)'", re.DOTALL)
 _STEP: Final = re.compile(r"(\w+)|\[(?:\d+|\.\.\.)\]")
 _INDEX: Final = re.compile(r"\[\d+\]")
-_SHOWN: Final = 50  # characters of a client's own word in a message
+_SHOWN: Final = 100  # characters of a client's own words in a message
 
 T = TypeVar("T")
 _encode: Final = msgspec.json.Encoder().encode
@@ -45,7 +45,10 @@ _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Sent(Open):
-    """An object that a client sends. Fields that it doesn't have are left out by a `Reader`, which names them."""
+    """An object that a client sends. A `Reader` leaves out the fields that it doesn't have, and names them.
+
+    Within it may be other structs that forbid unknown fields: a request with one is refused.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Mi
     found = _PLACE.search(said)
     place, said = ("", said) if found is None else (found[1], said[: found.start()])
     if (unknown := _UNKNOWN.fullmatch(said)) is not None:
-        return Mistake("unknown", place, got=unknown[1])
+        return Mistake("unknown", place, tuple(_at(_schema(kind), place)), unknown[1])
     if (missing := _MISSING.fullmatch(said)) is not None:
         place = f"{place}.{missing[1]}".removeprefix(".")
     got = _GOT.fullmatch(said)
@@ -96,7 +99,7 @@ def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Mi
 
 @cache
 def _schema(kind: type[msgspec.Struct]) -> Schema:
-    return struct(kind, is_answer=False)
+    return schema_of(kind, is_answer=False)
 
 
 def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, Schema]:
@@ -235,9 +238,14 @@ class Reader(Generic[T]):
                 member, decode = members[name]
                 yield name, value if _fits(decode, value) else self._known(member, value, inner, unknown)
             elif not is_null(value):
-                unknown[inner] = None
+                if issubclass(kind.cls, Open):
+                    unknown[inner] = None
+                else:  # which refuses it
+                    yield name, value
 
     def _refused(self, mistake: Mistake) -> InvalidRequestError:
+        if mistake.verdict == "unknown":
+            return unknown_field(mistake)
         place = _INDEX.sub("[]", mistake.place)
         param = self._param(mistake.place) or None
         for pattern, remedy in self._remedies:
@@ -246,6 +254,13 @@ class Reader(Generic[T]):
                 message = remedy.message.format(place=mistake.place, got=mistake.got)
                 return InvalidRequestError(message, code=remedy.code, param=param)
         return InvalidRequestError(self._words(mistake), param=param)
+
+
+def unknown_field(mistake: Mistake) -> InvalidRequestError:
+    """The refusal of a field, with those that there are."""
+    place = f"{mistake.place}.{mistake.got}".removeprefix(".")[:_SHOWN]
+    known = [name for schema in mistake.schemas for one in schema.get("anyOf", (schema,)) for name in one["properties"]]
+    return InvalidRequestError(f"{place}: unknown; there is {', '.join(dict.fromkeys(known))}.", param=place)
 
 
 @cache

@@ -16,7 +16,7 @@ from supervisor.api.routing import ENDPOINTS, scope_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.typed import Sent
 from supervisor.gateway.operation import Group
-from supervisor.schema.operation import struct
+from supervisor.schema.operation import schema_of
 from tests.support.cases import cases
 
 ALL = [pytest.param(each, id=f"{each.method} {each.path}") for each in ENDPOINTS]
@@ -126,7 +126,7 @@ class TestFurtherFields:
         first, second, slots = self.group.section().operations
         assert [each["title"] for each in first.request["anyOf"]] == ["Plus", "Minus"]
         assert second.request["additionalProperties"] is True
-        assert (slots.method, slots.answer) == ("GET", {"type": "array", "items": struct(Sum)})
+        assert (slots.method, slots.answer) == ("GET", {"type": "array", "items": schema_of(Sum)})
 
     def test_at_a_path(self, client):
         assert [self.group.at(path).path for path in ("/sums/a\nb", "/sums")] == ["/sums/{name:path}", "/sums"]
@@ -155,4 +155,4 @@ def test_a_new_operation_is_one_function():
     assert (said.name, said.summary, said.description) == ("POST /v1/sums/{name}", "Add them.", "Not more.")
     assert (said.scope, said.errors) == ("admin", (404,))
     assert json.loads(json.dumps(said.request))["required"] == ["first"]
-    assert said.answer == struct(Sum)
+    assert said.answer == schema_of(Sum)

@@ -284,8 +284,7 @@ class TestDecoding:
         ("decoding", "param"),
         [
             ([], "decoding"),
-            ({"min_p": 0.1}, "decoding.min_p"),
-            ({"max_new_tokens": None}, "decoding.max_new_tokens"),
+            ({"min_p": 0.1, "top_p": None}, "decoding.min_p"),
             ({"top_k": "1"}, "decoding.top_k"),
             ({"top_k": 1.5}, "decoding.top_k"),
             ({"temperature": True}, "decoding.temperature"),

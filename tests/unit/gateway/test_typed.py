@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.body.typed import Reader, Remedy, Sent, encoded, is_given, top, unparsed, worker_said
-from supervisor.schema.operation import doc, struct
+from supervisor.schema.operation import doc, schema_of
 from tests.support.cases import cases
 
 
@@ -169,7 +169,7 @@ class TestTheRest:
     """Schemas, canonical fields, and workers' answers."""
 
     def test_a_schema_lets_other_fields_pass(self):
-        schema = struct(Asked, is_answer=False)
+        schema = schema_of(Asked, is_answer=False)
         assert (schema["additionalProperties"], schema["properties"]["turns"]["items"]["additionalProperties"]) == (
             True,
             True,
@@ -184,3 +184,31 @@ class TestTheRest:
         assert worker_said(decode, b'{"role": "user", "content": ""}', "turn") == Turn(role="user", content="")
         with pytest.raises(UpstreamError, match="The worker's answer is no turn"):
             worker_said(decode, b"{}", "turn")
+
+
+class Closed(msgspec.Struct, forbid_unknown_fields=True):
+    top: int | None = None
+
+
+class Partly(Sent):
+    more: Closed | None = None
+
+
+class TestClosed:
+    """A struct within a request that has no other fields."""
+
+    def test_another_field_is_refused_with_those_that_there_are(self):
+        with pytest.raises(InvalidRequestError, match=r"^more\.tip: unknown; there is top\.$") as caught:
+            Reader(Partly)(fields('{"more": {"tip": 1}, "other": 2}'))
+        assert caught.value.param == "more.tip"
+
+    def test_one_that_is_null_is_none(self):
+        assert Reader(Partly)(fields('{"more": {"tip": null, "top": 1}, "other": 2}')) == (
+            Partly(more=Closed(top=1)),
+            ["other"],
+        )
+
+    def test_its_schema_says_so(self):
+        schema = schema_of(Partly, is_answer=False)
+        closed = schema["properties"]["more"]["anyOf"][0]
+        assert (schema["additionalProperties"], closed["additionalProperties"]) == (True, False)
