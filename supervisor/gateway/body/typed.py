@@ -259,7 +259,12 @@ class Reader(Generic[T]):
 def unknown_field(mistake: Mistake) -> InvalidRequestError:
     """The refusal of a field, with those that there are."""
     place = f"{mistake.place}.{mistake.got}".removeprefix(".")[:_SHOWN]
-    known = [name for schema in mistake.schemas for one in schema.get("anyOf", (schema,)) for name in one["properties"]]
+    known = [
+        name
+        for schema in mistake.schemas
+        for one in schema.get("anyOf", (schema,))
+        for name in one.get("properties", ())
+    ]
     return InvalidRequestError(f"{place}: unknown; there is {', '.join(dict.fromkeys(known))}.", param=place)
 
 
