@@ -22,6 +22,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.gateway import request as gateway
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.gateway.operation import Group
 from supervisor.io.held_body import Bytes, HeldBody
@@ -158,7 +159,7 @@ async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str,
     raw = await opened.field("endpoint")
     try:
         endpoint = msgspec.json.decode(raw or b"null")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         endpoint = None
     if not isinstance(endpoint, str):
         raise InvalidRequestError(

@@ -18,6 +18,7 @@ import msgspec
 
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.json_body import JsonBody
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.io.held_body import Bytes
 from supervisor.schema.job import BatchState
 
@@ -173,7 +174,7 @@ def answered(batch: str, number: int, custom_id: str, status: int, request_id: s
     """
     try:
         _whole(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ValueError(str(error)) from error
     head = _head(batch, number, custom_id)
     about = b',"response":{"status_code":%d,"request_id":%b,"body":' % (status, _encode(request_id))

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from supervisor.errors import UpstreamError
+from supervisor.gateway.body.typed import UNREADABLE, worker_said
 from supervisor.gateway.filters.frames import FrameStream
 from supervisor.gateway.filters.stream_end import INCOMPLETE, StreamFailedError, failure, is_reason
 from supervisor.gateway.upstream_error import WorkerAnswerError
@@ -136,10 +137,7 @@ _answer: Final = msgspec.json.Decoder(Answer).decode
 
 def whole(body: bytes) -> Answer:
     """A whole answer. Raises UpstreamError for what is none."""
-    try:
-        answer = _answer(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UpstreamError("The worker's answer is no chat completion.") from error
+    answer = worker_said(_answer, body, "chat completion")
     if not answer.choices:
         raise UpstreamError("The worker's answer is a chat completion without a choice.")
     answer.choices[0].message.content = answer.choices[0].message.content or answer.choices[0].text
@@ -182,7 +180,7 @@ class ChatStream(FrameStream):
             return b""
         try:
             answer = _answer(data)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise UpstreamError("The worker's stream is no chat completion.") from error
         if answer.error is None:
             answer.choices = [choice for choice in answer.choices if choice.index == 0][:1]

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
+from supervisor.gateway.body.typed import UNREADABLE
 
 ANSWER_LIMIT: Final = 4 * 1024 * 1024  # a longer answer passes as it is
 _fields: Final = msgspec.json.Decoder(Fields).decode
@@ -38,7 +39,7 @@ class HeldAnswer(abc.ABC):
         body = self._taken()
         try:
             fields = self.changed(_fields(body))
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except UNREADABLE:
             return body
         return body if fields is None else msgspec.json.encode(fields)
 

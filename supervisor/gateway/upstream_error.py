@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from supervisor.errors import LlmuxError
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.error_response import error_body
 from supervisor.gateway.filters.translation import CANONICAL
@@ -169,7 +170,7 @@ def _default(status: int, message: str) -> tuple[str, str]:
 def _decode(data: bytes) -> object:
     try:
         document: object = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     return document
 

@@ -23,6 +23,7 @@ from supervisor.dialects.openai import OPENAI
 from supervisor.dialects.responses.background import is_answered
 from supervisor.engine.leaving import HandedOverError
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.dialect import Dialect, ForDaemonError
 from supervisor.gateway.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
 from supervisor.gateway.error_response import error_body
@@ -152,7 +153,7 @@ def _error(body: Bytes) -> _Decoded:
     """An error as an endpoint's clients get it, without what is around it."""
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return {"message": body[:1000].decode("utf-8", "replace")}
     error = found.get("error", found) if isinstance(found, dict) else found
     return error if isinstance(error, dict) else {"message": str(error)}
@@ -164,7 +165,7 @@ def _as_form(body: bytes) -> tuple[bytes, bytes]:
     parts = []
     try:
         fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     for name, value in fields.items():
         for each in value if isinstance(value, list) else [] if value is None else [value]:

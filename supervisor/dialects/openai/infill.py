@@ -13,6 +13,7 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.dialects.chat import Timings
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
+from supervisor.gateway.body.typed import worker_said
 from supervisor.gateway.filters.filters import EVENTS
 from supervisor.gateway.filters.frames import FrameStream
 from supervisor.gateway.filters.stream_end import INCOMPLETE, failure
@@ -118,10 +119,7 @@ class Infilled:
 
 def read(body: bytes) -> _Filled:
     """Raises UpstreamError."""
-    try:
-        return _filled(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UpstreamError("The worker's answer is no text that was filled in.") from error
+    return worker_said(_filled, body, "text that was filled in")
 
 
 class _Stream(FrameStream):

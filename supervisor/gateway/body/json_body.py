@@ -24,6 +24,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import permission
 from supervisor.gateway.body.body import PRIVATE, SAID, Body, Bytes, refuse_other_charset
 from supervisor.gateway.body.outline import SMALL, Outline
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import AnswerTranslation, Translation
 from supervisor.gateway.media.media import Texts, references
@@ -116,7 +117,7 @@ class JsonBody(Body):
             return None
         try:
             value: JsonValue = _decode(raw)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise _refusal(raw, error) from error
         return None if value == "" else value
 
@@ -284,7 +285,7 @@ class JsonBody(Body):
         """A field's value. Raises InvalidRequestError for one that is nested too deeply."""
         try:
             return _decode(self.fields[key])
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
 
 
@@ -332,7 +333,7 @@ def open_object(body: Bytes) -> Fields:
     """The top-level fields of a JSON object, values unparsed. Raises InvalidRequestError."""
     try:
         fields = _fields(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise _refusal(body, error) from error
     # Two braces; for each field two quotes, a colon and a comma, except after the last. Most clients write nothing else.
     if len(body) != 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values())):

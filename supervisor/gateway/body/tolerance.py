@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from runtimes.endpoints import Meaning
+from supervisor.gateway.body.typed import UNREADABLE
 
 Json = dict[str, Any]
 
@@ -41,7 +42,7 @@ def put_right(
     changes: dict[str, bytes | None] = {name: None for name, raw in fields.items() if bytes(raw) == b"null"}
     try:
         values = {name: _decode(fields[name]) for name in _READ if name in fields and name not in changes}
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return changes, []
     before = {name: _encode(value) for name, value in values.items()}
     tools = [*map(_function_of, _objects(values.get("tools")))]
@@ -78,7 +79,7 @@ def ordered(fields: Mapping[str, msgspec.Raw], meaning: Meaning) -> dict[str, by
     """The same for a model that is known to let the system speak first and once: nothing but that changes."""
     try:
         values = {name: _decode(fields[name]) for name in ("messages", "system") if name in fields}
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return {}
     if meaning.prompt is None or not _objects(values.get("messages")):
         return {}

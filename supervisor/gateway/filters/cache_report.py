@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.filters import Filter, Head, Use
 from supervisor.io.held_body import Bytes
 from supervisor.io.upstream import Headers
@@ -52,7 +53,7 @@ def report(body: Bytes) -> Headers:
     """What a whole answer says, as OpenAI, Anthropic and llama.cpp write it; nothing of what it doesn't say."""
     try:
         found = _answer(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return []
     headers: Headers = []
     usage, timings = found.usage or _Usage(), found.timings or _Timings()

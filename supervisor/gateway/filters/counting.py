@@ -14,6 +14,7 @@ import msgspec
 from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
+from supervisor.gateway.body.typed import worker_said
 from supervisor.gateway.filters.translation import CANONICAL, StreamTranslation
 
 COUNT: Final = "/v1/chat/completions/input_tokens"
@@ -73,10 +74,7 @@ class Counts:
 
     def answer(self, body: bytes) -> bytes:
         """See AnswerTranslation. Raises InvalidRequestError for an answer that says nothing of its prompt."""
-        try:
-            usage = _answer(body).usage
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise UpstreamError("The worker's answer is no chat completion.") from error
+        usage = worker_said(_answer, body, "chat completion").usage
         if usage is None or not usage.prompt_tokens:  # 0: it doesn't know; no prompt is empty
             raise InvalidRequestError(
                 f"{self.name} doesn't count tokens, and its answers don't say how many their prompts had (usage).",

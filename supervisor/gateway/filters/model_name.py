@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.filters import STREAMS, Filter, Head, Use
 
 _TYPES: Final = (b"application/json", *STREAMS)
@@ -34,7 +35,7 @@ class Renaming(NamedTuple):
         """A whole answer with the asked name."""
         try:
             fields = _fields(body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except UNREADABLE:
             return self.of(body)
         name = fields.get("model")
         if name is None or b'"model":' + bytes(name) != self.found[0]:

@@ -13,6 +13,7 @@ import msgspec
 
 from runtimes.endpoints import aliases_of
 from supervisor.errors import LlmuxError, UpstreamError
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.filters import TAIL_BYTES
 from supervisor.gateway.upstream_error import WorkerAnswerError, restated, worker_error
 
@@ -94,7 +95,7 @@ def _error_in(piece: bytes) -> tuple[bytes, LlmuxError] | None:
             continue
         try:
             fields = _FIELDS(found["data"])
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        except UNREADABLE:
             continue
         if error := fields.get("error") or (fields if is_error else None):
             return piece[: found.start()], failure(error)

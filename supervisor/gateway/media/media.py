@@ -22,6 +22,7 @@ import msgspec
 from runtimes.base import TextReferences
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.typed import UNREADABLE
 
 _LOADED: Final = re.compile(
     r"(?!(?i:callback|notification|redirect|return|status|webhook)_?(?i:ur[li]s?)$)"
@@ -290,7 +291,7 @@ def is_text(messages: msgspec.Raw) -> bool:
 def _texts_of(messages: msgspec.Raw) -> list[_Message] | None:
     try:
         return _texts(messages)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 

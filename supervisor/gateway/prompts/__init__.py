@@ -13,6 +13,7 @@ import msgspec
 from supervisor.catalog.prompt_format import COMPLETIONS, PromptFormat
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.prompts.answer import Chats
 from supervisor.gateway.prompts.conversation import Conversation
 from supervisor.gateway.prompts.formats import WRITERS, Said
@@ -126,5 +127,5 @@ def _given(fields: Fields, name: str) -> bool:
 def _value(fields: Fields, name: str) -> Any:
     try:
         return msgspec.json.decode(fields.get(name, _NULL))
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InvalidRequestError(f"`{name}` can't be read: {error}.", param=name) from error

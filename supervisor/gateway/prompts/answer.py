@@ -11,6 +11,7 @@ import msgspec
 from runtimes.model_config import PromptFormatName
 from supervisor.catalog.prompt_format import PromptFormat
 from supervisor.errors import UpstreamError
+from supervisor.gateway.body.typed import worker_said
 from supervisor.gateway.filters.filters import EVENTS
 from supervisor.gateway.filters.frames import FrameStream
 from supervisor.gateway.filters.translation import CANONICAL, StreamTranslation
@@ -150,9 +151,8 @@ def _text(choice: Any) -> str:
     return text
 
 
+_json_object: Final = msgspec.json.Decoder(Json).decode
+
+
 def _object(data: bytes) -> Json:
-    try:
-        found: Json = msgspec.json.decode(data, type=Json)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UpstreamError("The worker's answer is no completion.") from error
-    return found
+    return worker_said(_json_object, data, "completion")

@@ -10,6 +10,7 @@ import msgspec
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
+from supervisor.gateway.body.typed import UNREADABLE
 
 Role = Literal["system", "user", "assistant"]
 
@@ -95,5 +96,5 @@ _NULL: Final = msgspec.Raw(b"null")
 def _decoded(raw: msgspec.Raw, kind: Any, name: str, expected: str) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InvalidRequestError(f"`{name}` must be {expected}.", param=name) from error

@@ -27,6 +27,7 @@ from supervisor.gateway.body import permission
 from supervisor.gateway.body.body import RESPONSE_FORMAT, Body, Bytes
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.tolerance import ordered
+from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.disconnect import CancelOnDisconnect
 from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.filters.counting import Counting
@@ -192,7 +193,7 @@ class Preparing:
         field = "messages" if "messages" in body.fields else "input"
         try:
             messages = msgspec.json.decode(body.fields[field])
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except UNREADABLE:
             return body, ()  # whoever reads it says so
         if not isinstance(messages, list):
             return body, ()
