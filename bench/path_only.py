@@ -12,11 +12,11 @@ from supervisor.gateway.attempt import Attempt
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.gateway.error_response import error_body, error_headers
-from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.forward import forward
 from supervisor.gateway.request import Request
+from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.http.protocol import GuardedProtocol
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream import UpstreamPool
 
 BODY_LIMIT = 64 * 1024 * 1024
@@ -37,9 +37,9 @@ class PathOnly:
             body = await read_body(scope, receive, BODY_LIMIT)
             with CancelOnDisconnect(scope):
                 request = Request(b"bench", pool.loop.time(), OPENAI)
-                exchange = Exchange(scope, receive, send, request, HeldBody())
+                exchange = ResponseCycle(scope, receive, send, request, RequestBuffer())
                 request.attempt = Attempt(
-                    path=scope["raw_path"], headers=exchange.head.for_worker, body=HeldBody(data=body)
+                    path=scope["raw_path"], headers=exchange.head.for_worker, body=RequestBuffer(data=body)
                 )
                 await forward(exchange, pool)
         except LlmuxError as error:

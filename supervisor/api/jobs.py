@@ -25,7 +25,7 @@ from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.gateway.operation import Group
-from supervisor.io.held_body import Bytes, HeldBody
+from supervisor.io.request_buffer import Bytes, RequestBuffer
 from supervisor.schema import job as schema
 from supervisor.schema.operation import EVENTS, JSON, Example
 
@@ -66,7 +66,7 @@ async def create_job(api: Api, request: Request) -> Response:
     daemon = api.daemon
     headers = {name: value for name in KEPT_HEADERS if (value := request.headers.get(name)) is not None}
     owner, _ = owner_of(request.scope["state"])
-    held = HeldBody(daemon.bodies)
+    held = RequestBuffer(daemon.bodies)
     try:
         endpoint, model, body = await _asked(daemon, request, held)
         job = await daemon.jobs.add(endpoint, model, headers, body, owner)
@@ -150,7 +150,7 @@ async def cancel_job(api: Api, id: str, request: Request) -> schema.Job:
     return _view(api.daemon, job)
 
 
-async def _asked(daemon: Daemon, request: Request, held: HeldBody) -> tuple[str, str | None, bytes]:
+async def _asked(daemon: Daemon, request: Request, held: RequestBuffer) -> tuple[str, str | None, bytes]:
     """Endpoint, model and body. Raises LlmuxError."""
     limit = daemon.catalog.limits.body_mib * 1024 * 1024
     opened = await JsonBody.open(await read_body(request.scope, request.receive, limit, held))

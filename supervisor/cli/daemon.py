@@ -17,8 +17,8 @@ import structlog
 
 from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.keys import Key, Keyring, keyring_of, local_key, refuse_exposed
-from supervisor.cli.assembling import LOGS, assemble, closing, open_devices, open_stores, sized
 from supervisor.cli.client import url_of
+from supervisor.cli.drain_and_exit import drain_and_exit
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
     on_signals,
@@ -28,13 +28,13 @@ from supervisor.cli.own_process import (
     settle_garbage_collector,
     signals_end,
 )
-from supervisor.cli.see_out import see_out
 from supervisor.cli.server import Listeners, listeners_of, make_server, open_listeners, reached_at, take_given
+from supervisor.cli.wiring import LOGS, assemble, closing, open_devices, open_stores, sized
 from supervisor.core.events import UnloadAsked
 from supervisor.daemon import rechecking
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
+from supervisor.daemon.handover_messages import TakeoverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.takeover import Takeover
 from supervisor.engine.engine import Engine
@@ -43,9 +43,9 @@ from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
 from supervisor.io import local_access, notify
 from supervisor.io.fd_channel import connect, goes_on_listening
+from supervisor.io.leftover_containers import settle_all
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
-from supervisor.io.remains import settle_all
 from supervisor.io.store import Store
 from supervisor.io.venvs import sweep_aside
 
@@ -282,7 +282,7 @@ async def _until_stopped(
         for task in background:
             task.cancel()
         application.close()
-        await see_out(server, stopping, takeover)
+        await drain_and_exit(server, stopping, takeover)
     else:
         log.info("daemon.stopping")
         notify.stopping(_longest_end_s(daemon))

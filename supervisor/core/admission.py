@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Rank = tuple[float, ...]
 """A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
 
-UNASKED: Rank = (math.inf, math.inf, 0.0)
+BACKGROUND_RANK: Rank = (math.inf, math.inf, 0.0)
 """Of models that nobody asks for; among them the priority counts."""
 
 MOST_AHEAD_S = 60.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar
 
-from supervisor.core.plans import DeviceView, Outline
+from supervisor.core.plans import DeviceSummary, DeviceView
 from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId, RejectCode, base_of
 
 Holder = tuple[ModelId, Generation]
@@ -179,7 +179,7 @@ class DeviceLedger:
     )  # why nothing new may come ("its worker …"), by the lease that must go first
     last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
-    outline: Outline | None = None  # what `snapshots` made of it
+    outline: DeviceSummary | None = None  # what `snapshots` made of it
 
     UNRECORDED: ClassVar = ("cached", "outline")  # made anew when needed
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from supervisor.core.device_ledger import DeviceLedger, DeviceTotals, Holder, Lease, PendingRelease, Phase
 from supervisor.core.effects import Alert
 from supervisor.core.events import DeviceSample
-from supervisor.core.plans import DeviceView, Outline
+from supervisor.core.plans import DeviceSummary, DeviceView
 from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId, Parts
 
 WRITE_OFF = 10
@@ -314,11 +314,11 @@ class Ledger:
         self._changed.clear()
         return changed
 
-    def outline(self, device: DeviceId) -> Outline | None:
+    def outline(self, device: DeviceId) -> DeviceSummary | None:
         """What was kept of it; None when something has changed since."""
         return self._devices[device].outline
 
-    def keep_outline(self, device: DeviceId, outline: Outline) -> None:
+    def keep_outline(self, device: DeviceId, outline: DeviceSummary) -> None:
         """Keep this until something changes there."""
         self._devices[device].outline = outline
 

@@ -27,17 +27,17 @@ from supervisor.core.model_state import ModelState
 from supervisor.core.planner import plan
 from supervisor.core.plans import (
     Admit,
+    DeviceSummary,
     Evict,
     EvictionBlock,
     LoadDemand,
     Option,
-    Outline,
     Plan,
     Refuse,
     Snapshot,
     Wait,
 )
-from supervisor.core.promising import near, room
+from supervisor.core.shortlist import near, room
 from supervisor.core.snapshots import by_leases, outline, roomiest, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
@@ -158,7 +158,7 @@ class _Round:
                 heapq.heappush(self.due, (key, device))
                 return
 
-    def _could_gain(self, key: Key, device: DeviceId, there: Outline, *, is_full: bool) -> bool:
+    def _could_gain(self, key: Key, device: DeviceId, there: DeviceSummary, *, is_full: bool) -> bool:
         model, place = self.state.models[key[1]], self.wanted.place(key[1])
         if model.spec.remote or (place is not None and device in place.devices):
             return False

@@ -40,9 +40,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from supervisor.core.demand import LEAST_URGENT, NORMAL
+from supervisor.core.device_set_fit import SHOWN_DEVICES, DeviceSet, too_large
 from supervisor.core.device_sets import Spread
 from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
-from supervisor.core.places import SHOWN_DEVICES, DeviceSet, too_large
+from supervisor.core.multi_device import SplitPlan
 from supervisor.core.plans import (
     PASSING,
     Admit,
@@ -57,7 +58,6 @@ from supervisor.core.plans import (
     Standing,
     Wait,
 )
-from supervisor.core.spreading import Apart
 from supervisor.core.types import PARTNER, DeviceId, Devices, ModelId
 
 STAYING = frozenset({EvictionBlock.PINNED, EvictionBlock.STOPPING})
@@ -110,9 +110,9 @@ def _plan_options(demand: LoadDemand, snapshot: Snapshot, views: Mapping[DeviceI
 
 def _plan_spread(demand: LoadDemand, spread: Spread, snapshot: Snapshot, views: Mapping[DeviceId, DeviceView]) -> Plan:
     known = [views[device] for device in spread.devices if device in views]
-    if Apart(spread, known).at_most() is None:
-        return Refuse(Apart(spread, known).too_large(), fits_nowhere=True)
-    apart = Apart(spread, [view for view in known if view.outage is None])
+    if SplitPlan(spread, known).at_most() is None:
+        return Refuse(SplitPlan(spread, known).too_large(), fits_nowhere=True)
+    apart = SplitPlan(spread, [view for view in known if view.outage is None])
     at_most = apart.at_most()
     if at_most is None:
         return _refuse_outage({view.id: view for view in known if view.outage is not None})
@@ -158,7 +158,7 @@ class _Case:
         snapshot: Snapshot,
         candidates: Sequence[DeviceSet],
         excess: int,
-        apart: Apart | None = None,
+        apart: SplitPlan | None = None,
     ) -> None:
         self.demand = demand
         self.admission = snapshot.admission

@@ -93,7 +93,7 @@ Room = tuple[int, int, AbstractSet[ModelId]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class DeviceSummary:
     """What could be had of a device, whoever asks and whatever is promised: enough to tell who should look closely."""
 
     free_mib: int

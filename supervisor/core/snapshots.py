@@ -13,7 +13,7 @@ from itertools import accumulate
 from supervisor.core.device_ledger import Lease, Phase
 from supervisor.core.device_sets import MOST_PARTS, Spread
 from supervisor.core.model_state import ModelState
-from supervisor.core.plans import DeviceView, EvictionBlock, Idle, Outline, Resident, Snapshot
+from supervisor.core.plans import DeviceSummary, DeviceView, EvictionBlock, Idle, Resident, Snapshot
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, Parts, WorkerState
 from supervisor.core.waiters import Key
@@ -75,7 +75,7 @@ def by_leases(seen: Snapshot) -> Snapshot:
     return replace(seen, devices=views)
 
 
-def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
+def outline(state: SchedulerState, now: float, device: DeviceId) -> DeviceSummary:
     """What could be had of the device, from what was last known until something changes there."""
     ledger = state.ledger
     known = ledger.outline(device)
@@ -109,7 +109,7 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
         across = tuple(
             lease.holder[0] for lease in ledger.leases_on(device) if len(state.models[lease.holder[0]].devices) > 1
         )
-        known = Outline(view.free_mib, coming, tuple(idle), reach, usable, view.outage, across)
+        known = DeviceSummary(view.free_mib, coming, tuple(idle), reach, usable, view.outage, across)
         ledger.keep_outline(device, known)
     return known
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from supervisor.core.admission import UNASKED, AdmissionPolicy
+from supervisor.core.admission import BACKGROUND_RANK, AdmissionPolicy
 from supervisor.core.effects import Decided, Effect
 from supervisor.core.ledger import Ledger
 from supervisor.core.model_state import NEVER_STARTED, ModelState
@@ -168,7 +168,7 @@ class SchedulerState:
         """Keep `wanted` up to date."""
         if self.is_wanted(model):
             is_asked = self.is_asked(model)
-            unasked = (*UNASKED, -model.spec.priority)
+            unasked = (*BACKGROUND_RANK, -model.spec.priority)
             rank = self.admission.rank_model(model, self.queue) if is_asked else unasked
             lost = self.wanted.put(model.id, rank)
         else:

@@ -37,7 +37,7 @@ class WaitKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class WaitReason:
     """One thing that a request waits for."""
 
     kind: WaitKind
@@ -58,20 +58,20 @@ SHOWN: Final = 3
 
 _UNTIMED: Final = "first load with these settings, no estimate yet"
 # Made once: it is asked for at the end of each request of a worker that others wait for.
-_PLACE: Final = Awaited(
+_PLACE: Final = WaitReason(
     WaitKind.PLACE, "a free place: the model answers as many requests as it may at once, or as its context holds"
 )
-_OWN_MEMORY: Final = Awaited(WaitKind.MEMORY, "the memory of its last worker to come back")
+_OWN_MEMORY: Final = WaitReason(WaitKind.MEMORY, "the memory of its last worker to come back")
 
 
-def awaited(state: SchedulerState, model: ModelState) -> Awaited:
+def awaited(state: SchedulerState, model: ModelState) -> WaitReason:
     """What its queued requests wait for now."""
     model = first_to_serve(state, model)
     match model.state:
         case WorkerState.STARTING:
-            return Awaited(WaitKind.LOAD, "the model to load")
+            return WaitReason(WaitKind.LOAD, "the model to load")
         case WorkerState.READY if not model.answering:
-            return Awaited(WaitKind.HEALTH, "the model to answer its health checks again")
+            return WaitReason(WaitKind.HEALTH, "the model to answer its health checks again")
         case WorkerState.READY:
             return _PLACE
         case WorkerState.DRAINING:
@@ -79,9 +79,9 @@ def awaited(state: SchedulerState, model: ModelState) -> Awaited:
         case WorkerState.STOPPING if model.exited:
             return _OWN_MEMORY
         case WorkerState.STOPPING:
-            return Awaited(WaitKind.UNLOAD, "its last worker to end")
+            return WaitReason(WaitKind.UNLOAD, "its last worker to end")
         case WorkerState.BACKOFF:
-            return Awaited(WaitKind.CRASH, "the next try after a crash")
+            return WaitReason(WaitKind.CRASH, "the next try after a crash")
         case _:
             return _room(state, model)
 
@@ -92,44 +92,44 @@ def first_to_serve(state: SchedulerState, model: ModelState) -> ModelState:
     return min(serving, key=lambda each: each.state is WorkerState.STARTING, default=state.leader(model))
 
 
-def _own_drain(model: ModelState) -> Awaited:
+def _own_drain(model: ModelState) -> WaitReason:
     if model.claimed_by is not None:
-        return Awaited(WaitKind.TURN, f"its next turn: it makes room for {model.claimed_by}", (model.claimed_by,))
-    return Awaited(WaitKind.DRAIN, "its last worker to end its requests")
+        return WaitReason(WaitKind.TURN, f"its next turn: it makes room for {model.claimed_by}", (model.claimed_by,))
+    return WaitReason(WaitKind.DRAIN, "its last worker to end its requests")
 
 
-def _room(state: SchedulerState, model: ModelState) -> Awaited:
+def _room(state: SchedulerState, model: ModelState) -> WaitReason:
     """A model without a worker: what is in its way, the slowest first."""
     if model.id in state.wanted and state.wanted.place(model.id) is None and (before := _before(state, model)):
         more = [f"{len(before) - SHOWN} more"] if len(before) > SHOWN else []
-        return Awaited(WaitKind.TURN, f"its turn, after {listed([*before[:SHOWN], *more])}", before)
+        return WaitReason(WaitKind.TURN, f"its turn, after {listed([*before[:SHOWN], *more])}", before)
     victims = [state.models[name] for name in state.claims(model.id) if name in state.models]
     if busy := _ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
-        return Awaited(WaitKind.DRAIN, f"{listed(busy)} to end {_its(busy)} requests", busy)
+        return WaitReason(WaitKind.DRAIN, f"{listed(busy)} to end {_its(busy)} requests", busy)
     idle = [victim for victim in victims if victim.state is WorkerState.READY]
     yields_at = {each.id: state.admission.yields_at(each, model, state.queue) for each in idle}
     keeping = [each for each in idle if yields_at[each.id] > state.admission.matures_at(each)]
     if held := _ids(each for each in keeping if yields_at[each.id] <= state.admission.held_until(each)):
-        return Awaited(WaitKind.TURN, f"{listed(held)}, held for {_its(held)} next request", held)
+        return WaitReason(WaitKind.TURN, f"{listed(held)}, held for {_its(held)} next request", held)
     if used := _ids(keeping):
-        return Awaited(WaitKind.TURN, f"{listed(used)}, last used by more urgent requests", used)
+        return WaitReason(WaitKind.TURN, f"{listed(used)}, last used by more urgent requests", used)
     if kept := _ids(idle):
-        return Awaited(WaitKind.TURN, f"{listed(kept)}, just loaded, to have had {_its(kept)} turn", kept)
+        return WaitReason(WaitKind.TURN, f"{listed(kept)}, just loaded, to have had {_its(kept)} turn", kept)
     loading = [each for each in victims if each.state is WorkerState.STARTING]
     if first := _ids(loading or (each for each in state.models.values() if _loads_here(each) and not victims)):
-        return Awaited(WaitKind.TURN, f"{listed(first)} to load first", first)
+        return WaitReason(WaitKind.TURN, f"{listed(first)} to load first", first)
     if going := _ids(victim for victim in victims if victim.state is WorkerState.STOPPING and not victim.exited):
-        return Awaited(WaitKind.UNLOAD, f"{listed(going)} to be unloaded", going)
+        return WaitReason(WaitKind.UNLOAD, f"{listed(going)} to be unloaded", going)
     returning = (lease.holder[0] for lease in state.ledger.leases() if lease.phase is Phase.RETURNING)
     if owing := tuple(dict.fromkeys(returning)):
         if model.id in owing:
             return _OWN_MEMORY
-        return Awaited(WaitKind.MEMORY, f"the memory of {listed(owing)} to come back", owing)
+        return WaitReason(WaitKind.MEMORY, f"the memory of {listed(owing)} to come back", owing)
     if state.ledger.unshared is not None:
-        return Awaited(WaitKind.MEMORY, f"others who share the memory: {state.ledger.unshared}")
+        return WaitReason(WaitKind.MEMORY, f"others who share the memory: {state.ledger.unshared}")
     if state.handing_over:
-        return Awaited(WaitKind.HANDOVER, "another daemon to take over")
-    return Awaited(WaitKind.MEMORY, "memory to be free")
+        return WaitReason(WaitKind.HANDOVER, "another daemon to take over")
+    return WaitReason(WaitKind.MEMORY, "memory to be free")
 
 
 def _before(state: SchedulerState, model: ModelState) -> tuple[ModelId, ...]:

@@ -19,7 +19,7 @@ import msgspec
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.typed import UNREADABLE
-from supervisor.io.held_body import Bytes
+from supervisor.io.request_buffer import Bytes
 from supervisor.schema.job import BatchState
 
 OVER: Final = frozenset({"completed", "failed", "expired", "cancelled"})

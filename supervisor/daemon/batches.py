@@ -32,7 +32,7 @@ from supervisor.daemon.files import MOST, File, new_id
 from supervisor.daemon.job import Answer, Job, JobFullError, Line
 from supervisor.daemon.jobs import LONGEST_PAUSE_S, SWEEP_S, Jobs
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, TooLargeError, UnavailableError
-from supervisor.io.held_body import BodyBudget, Bytes, HeldBody
+from supervisor.io.request_buffer import BodyBudget, Bytes, RequestBuffer
 from supervisor.io.store import NotSavedError, Store
 
 LOOK_S: Final = 1.0
@@ -358,7 +358,7 @@ class Batches:
 
     async def _look_at(self, batch: Batch, raw: bytes | None, seen: set[bytes]) -> None:
         """Raises LlmuxError for a line that can't be sent."""
-        held = HeldBody(self.bodies, raw or b"")
+        held = RequestBuffer(self.bodies, raw or b"")
         held.keep(raw or b"")
         try:
             custom_id, body = await lines.open_line(raw, batch.endpoint)
@@ -397,7 +397,7 @@ class Batches:
 
     async def _send(self, batch: Batch, progress: Progress, number: int, raw: bytes | None) -> None:
         """Make a line a job, as soon as there is room for it. Raises NotSavedError."""
-        held = HeldBody(self.bodies)
+        held = RequestBuffer(self.bodies)
         held.keep(raw or b"")
         progress.in_flight[number] = ""
         custom_id = ""

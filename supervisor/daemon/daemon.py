@@ -36,10 +36,10 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.in_flight import InFlight
 from supervisor.gateway.route.caching import Salts
 from supervisor.gateway.route.context_use import ContextUse
-from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
 from supervisor.io.picture_store import PictureStore
+from supervisor.io.request_buffer import BodyBudget
 from supervisor.io.response_store import ResponseStore
 from supervisor.io.store import Store
 from supervisor.io.upstream import Upstream

@@ -23,7 +23,7 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.errors import NotFoundError, UnavailableError
-from supervisor.io.held_body import Bytes
+from supervisor.io.request_buffer import Bytes
 from supervisor.io.store import Entry, NotSavedError, Store
 from supervisor.schema.job import Purpose
 

@@ -30,7 +30,7 @@ import structlog
 from supervisor.core.events import HandoverAsked, HandoverEnded
 from supervisor.core.types import TicketId
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.estate import VERSION, TakeoverError, general_message, last_message, worker_message
+from supervisor.daemon.handover_messages import VERSION, TakeoverError, general_message, last_message, worker_message
 from supervisor.errors import LlmuxError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.io import notify

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from supervisor.catalog.keys import Key, Scope
 from supervisor.errors import UnavailableError
-from supervisor.io.held_body import Bytes, HeldBody
+from supervisor.io.request_buffer import Bytes, RequestBuffer
 from supervisor.io.store import NotSavedError, Store
 from supervisor.schema.job import JobState
 
@@ -85,7 +85,7 @@ class Answer:
     body: Bytes
     error: dict[str, Any] | None = None  # set iff it failed
     retry_after_s: float | None = None  # set iff it may be sent again
-    held: HeldBody | None = None  # counts the body; release it when that is kept
+    held: RequestBuffer | None = None  # counts the body; release it when that is kept
 
 
 def failed(code: str, message: str, retry_after_s: float | None = None) -> Answer:

@@ -42,7 +42,7 @@ from supervisor.daemon.job import (
 )
 from supervisor.errors import NotFoundError, TooLargeError, UnavailableError
 from supervisor.io.files import replacing
-from supervisor.io.held_body import Bytes
+from supervisor.io.request_buffer import Bytes
 from supervisor.io.store import Entry, NotSavedError, Store
 from supervisor.schema.job import JobState
 

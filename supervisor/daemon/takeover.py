@@ -20,9 +20,9 @@ from supervisor.catalog.overrides import Override, overridden
 from supervisor.core.events import Configured, PinAsked, RequestFinished, UnloadAsked, WorkerAdopted
 from supervisor.core.types import REMOTE, DeviceSpec, ModelSpec, TicketId, base_of
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.estate import (
+from supervisor.daemon.handover_messages import (
     VERSION,
-    Inheritance,
+    HandoverState,
     TakeoverError,
     foreign,
     read_general,
@@ -42,13 +42,13 @@ class Takeover:
 
     def __init__(self, connection: socket.socket) -> None:
         self._channel = FdChannel(connection)
-        self._inheritance: Inheritance
+        self._inheritance: HandoverState
         self._last: list[tuple[WorkerAdopted, bytes]] = []
         self._processes: list[WorkerProcess] = []
         self._running: set[TicketId] = set()  # the predecessor's requests
         self._following: asyncio.Task[None] | None = None
 
-    async def ask(self, address: tuple[str, int]) -> Inheritance:
+    async def ask(self, address: tuple[str, int]) -> HandoverState:
         """Ask for everything; returns with copies of it. The predecessor may first wait for loads that are under way.
 
         Raises TakeoverError.

@@ -12,19 +12,19 @@ from typing import Final
 
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import ModelId
-from supervisor.core.waiting import Awaited, WaitKind, awaited
+from supervisor.core.waiting import WaitKind, WaitReason, awaited
 
 MOST_PARTS: Final = 32  # of one wait; where there were more, equal ones are added up
 
-Part = tuple[Awaited, float]
+Part = tuple[WaitReason, float]
 """What was waited for, and for how many seconds."""
 
-_QUEUED: Final = Awaited(WaitKind.TURN, "its turn")
+_QUEUED: Final = WaitReason(WaitKind.TURN, "its turn")
 
 
 @dataclass(slots=True)
 class _Phase:
-    awaited: Awaited
+    awaited: WaitReason
     since: float
     next: _Phase | None = None  # what came after it; None: it goes on
 
@@ -44,7 +44,7 @@ class Wait:
     @classmethod
     def lost(cls, model: ModelId, since: float, until: float) -> Wait:
         """The time that a worker took away which ended before it took the request."""
-        wait = cls(model, since, _Phase(Awaited(WaitKind.RETRY, "another worker: the first ended too early"), since))
+        wait = cls(model, since, _Phase(WaitReason(WaitKind.RETRY, "another worker: the first ended too early"), since))
         wait.end(until)
         return wait
 
@@ -57,7 +57,7 @@ class Wait:
         return self._parts if self.until is not None else _merged(self._walk(now))
 
     @property
-    def current(self) -> Awaited | None:
+    def current(self) -> WaitReason | None:
         """What it waits for now; None when it is over."""
         phase = self._phase
         while phase is not None and phase.next is not None:
@@ -104,7 +104,7 @@ def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
     listed = tuple(parts)
     if len(listed) <= MOST_PARTS:
         return listed
-    sums: dict[Awaited, float] = {}
+    sums: dict[WaitReason, float] = {}
     for what, took_s in listed:
         sums[what] = sums.get(what, 0.0) + took_s
     return tuple(sums.items())

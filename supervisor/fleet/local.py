@@ -24,7 +24,7 @@ from supervisor.catalog import CatalogModel
 from supervisor.catalog.catalog import told
 from supervisor.core.types import REMOTE, DeviceId, Devices, ModelId, Parts, base_of
 from supervisor.fleet.launcher import Look, Pids, Started
-from supervisor.io import remains
+from supervisor.io import leftover_containers
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership, PortRange, exposed, listens_on, owner_check
@@ -185,13 +185,13 @@ class LocalLauncher:
         return end
 
     def _remains(self, model: ModelId) -> Path:
-        return self.log_path(model).with_suffix(remains.SUFFIX)
+        return self.log_path(model).with_suffix(leftover_containers.SUFFIX)
 
     async def _note_remains(self, worker: WorkerKey, order: SpawnOrder, argv: tuple[str, ...], key: str) -> None:
         """Raises OSError."""
         await self._settle_remains(worker)  # of a start that was broken off
         path, env = self._remains(worker[0]), {name: value for name, value in order.env.items() if value != key}
-        await in_thread(lambda: remains.note(path, argv, env, order.cwd))
+        await in_thread(lambda: leftover_containers.note(path, argv, env, order.cwd))
 
     async def _settle_remains(self, worker: WorkerKey) -> None:
         """End what it runs outside its processes, if there is anything."""
@@ -199,7 +199,7 @@ class LocalLauncher:
         if not path.exists():
             return
         try:
-            trouble = await in_thread(lambda: remains.settle(path))
+            trouble = await in_thread(lambda: leftover_containers.settle(path))
         except OSError as error:
             trouble = str(error)
         if trouble is not None:

@@ -11,14 +11,14 @@ from supervisor.engine.engine import Engine
 from supervisor.engine.ticket import Ticket
 from supervisor.errors import BudgetError, InvalidRequestError
 from supervisor.gateway.answer_times import AnswerLog
-from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.filters.cache_report import NOTHING_TOLD
 from supervisor.gateway.forward import processing_ms
 from supervisor.gateway.identity.rate_headers import PREFIX as RATE_PREFIX
 from supervisor.gateway.identity.rate_headers import rate_headers
 from supervisor.gateway.keepalive import NEWS_AFTER_S, SSE, Keepalive
-from supervisor.gateway.load_news import LoadNews
+from supervisor.gateway.load_status import LoadNews
 from supervisor.gateway.request import Request
+from supervisor.gateway.response_cycle import ResponseCycle
 
 
 class Admitting:
@@ -31,9 +31,9 @@ class Admitting:
         self._keepalive_s = catalog.limits.keepalive_s
         self._tells_of_caches = catalog.server.tells_of_caches
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, cycle: ResponseCycle) -> None:
         """Raises LlmuxError."""
-        request = exchange.request
+        request = cycle.request
         attempt = request.attempt
         assert request.ticket_id is not None
         assert attempt.model is not None
@@ -48,34 +48,29 @@ class Admitting:
             return
         try:
             demand = request.demand
-            if (
-                attempt.tokens
-                or attempt.prefix is not None
-                or request.budget_s is not None
-                or exchange.ladder is not None
-            ):
-                demand = self._demand(exchange)
-            ticket = self._engine.ask(request.ticket_id, attempt.model, demand, exchange.client)
+            if attempt.tokens or attempt.prefix is not None or request.budget_s is not None or cycle.ladder is not None:
+                demand = self._demand(cycle)
+            ticket = self._engine.ask(request.ticket_id, attempt.model, demand, cycle.client)
             if ticket.upstream is None:
-                await self._wait(exchange, ticket)
+                await self._wait(cycle, ticket)
         except BaseException:
             if request.demand.accounts:
                 self.tell_limits(request)
             raise
         attempt.ticket = ticket
 
-    async def _wait(self, exchange: Exchange, ticket: Ticket) -> None:
+    async def _wait(self, cycle: ResponseCycle, ticket: Ticket) -> None:
         """The client of a stream gets keep-alives meanwhile; after the first one, failures go in-band."""
-        request, body = exchange.request, exchange.request.attempt.body
+        request, body = cycle.request, cycle.request.attempt.body
         assert request.name is not None
         is_admitted = False
-        if exchange.keepalive is None and request.stream and request.attempt.is_known:
-            exchange.keepalive = self._keepalive(exchange)
-        exchange.client.wait_long()
+        if cycle.keepalive is None and request.stream and request.attempt.is_known:
+            cycle.keepalive = self._keepalive(cycle)
+        cycle.client.wait_long()
         if body.may_spill:
             body.wait()
         try:
-            async with exchange.keepalive or contextlib.nullcontext():
+            async with cycle.keepalive or contextlib.nullcontext():
                 await self._engine.admitted(ticket, request.waits, request.name)
                 is_admitted = True
         except BaseException:
@@ -85,14 +80,14 @@ class Admitting:
         if body.may_spill:
             body.run()
 
-    def _keepalive(self, exchange: Exchange) -> Keepalive:
-        request, key = exchange.request, exchange.request.key
+    def _keepalive(self, cycle: ResponseCycle) -> Keepalive:
+        request, key = cycle.request, cycle.request.key
         dialect, attempt = request.dialect, request.attempt
         news = None
         first_s = self._keepalive_s  # the response's headers go out then
         is_told = self._load_feedback if key is None or key.load_feedback is None else key.load_feedback
         reasoning = dialect.reasoning(request.path)
-        if reasoning is not None and (is_told if exchange.wants_news is None else exchange.wants_news):
+        if reasoning is not None and (is_told if cycle.wants_news is None else cycle.wants_news):
             news, first_s = LoadNews(self._engine, request, reasoning), min(first_s, NEWS_AFTER_S)
         first_at = asyncio.get_running_loop().time() + first_s
         headers = [(b"x-request-id", request.request_id), processing_ms(request.arrived_at, first_at), *request.extra]
@@ -100,7 +95,7 @@ class Admitting:
             headers += [*NOTHING_TOLD, (b"x-queue-wait-ms", b"%d" % ((first_at - request.arrived_at) * 1000))]
         content_type = SSE if attempt.translation is None else attempt.translation.stream_content_type
         return Keepalive(
-            exchange.send, headers, dialect, interval_s=self._keepalive_s, content_type=content_type, news=news
+            cycle.send, headers, dialect, interval_s=self._keepalive_s, content_type=content_type, news=news
         )
 
     def tell_limits(self, request: Request, taking: int = 0) -> None:
@@ -109,13 +104,13 @@ class Admitting:
         told = rate_headers(self._engine.standings(request.demand.accounts), taking)
         request.extra = [*others, *told]
 
-    def _demand(self, exchange: Exchange) -> Demand:
+    def _demand(self, cycle: ResponseCycle) -> Demand:
         """What it asks of this model now. Raises BudgetError when its time is over."""
-        request, attempt = exchange.request, exchange.request.attempt
+        request, attempt = cycle.request, cycle.request.attempt
         demand = request.demand
         keep_alive_s, left_s, answers = demand.keep_alive_s, None, None
-        if exchange.ladder is not None:
-            times = (keep_alive_s, exchange.ladder.task.config.keep_alive_s)
+        if cycle.ladder is not None:
+            times = (keep_alive_s, cycle.ladder.task.config.keep_alive_s)
             keep_alive_s = max((time_s for time_s in times if time_s is not None), default=None)
         if request.budget_s is not None:
             left_s = request.arrived_at + request.budget_s - self._engine.clock()

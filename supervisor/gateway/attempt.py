@@ -14,7 +14,7 @@ from supervisor.engine.ticket import Ticket
 from supervisor.gateway.filters.filters import TAIL_BYTES, TAIL_PIECES, remember
 from supervisor.gateway.filters.model_name import Renaming
 from supervisor.gateway.filters.translation import CANONICAL, AnswerTranslation, StreamTranslation
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream import Headers
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Outcome:
         return b"".join(self._tail)
 
 
-_NO_BODY: Final = HeldBody()
+_NO_BODY: Final = RequestBuffer()
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Attempt:
     endpoint: Endpoint | None = None
     path: bytes = b""  # the worker's path and query, as they go on the wire
     headers: Headers = field(default_factory=list)  # what it gets of the client's
-    body: HeldBody = _NO_BODY
+    body: RequestBuffer = _NO_BODY
     only_looks: bool = False  # does it only say what a worker does now? Nobody counts it
     prefix: int | None = None  # a fingerprint of its conversation, where several replicas could answer
     tokens: int = 0  # of the context that its worker's requests share

@@ -16,8 +16,8 @@ import msgspec
 from supervisor.catalog.rewrite import Fields
 from supervisor.gateway.body.body import Body
 from supervisor.gateway.disconnect import Scope
+from supervisor.gateway.filters.stored_conversation import ConversationStore, StoredConversation
 from supervisor.gateway.filters.translation import StreamTranslation, TargetedTranslation, Translation
-from supervisor.gateway.filters.turn import Memory, Turn
 from supervisor.io.upstream import Headers
 
 
@@ -87,7 +87,7 @@ class Dialect(abc.ABC):
         """Which model a name means that no model has; `is_known` says whether there is one of a name."""
         return name
 
-    async def turn(self, path: str, body: Body, memory: Memory) -> tuple[Body, Turn | None]:
+    async def turn(self, path: str, body: Body, memory: ConversationStore) -> tuple[Body, StoredConversation | None]:
         """The whole conversation of a request that may refer to earlier ones, and what becomes of its answer.
 
         None: its answer passes as it is, and isn't kept. Raises InvalidRequestError.

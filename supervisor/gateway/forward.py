@@ -21,12 +21,12 @@ from supervisor.gateway.error_response import error_event
 from supervisor.gateway.filters.filters import EVENTS, STREAMS, Filter, FilteredResponse, Head, filtered
 from supervisor.gateway.filters.stream_end import StreamFailedError, StreamJudge
 from supervisor.gateway.filters.translation import called, ignored_header
-from supervisor.gateway.upstream_error import Refusal, WorkerAnswerError, error_answer, restated, worker_error
-from supervisor.io.held_body import Gathered
+from supervisor.gateway.upstream_error import Refusal, WorkerAnswerError, error_answer, restated, upstream_error
+from supervisor.io.request_buffer import Gathered
 from supervisor.io.upstream import Headers, Upstream, UpstreamResponse
 
 if TYPE_CHECKING:
-    from supervisor.gateway.exchange import Exchange
+    from supervisor.gateway.response_cycle import ResponseCycle
 
 ERROR_LIMIT: Final = 64 * 1024
 
@@ -39,7 +39,7 @@ _PLAIN: Final = (b"", b"identity")  # encodings of what can be read on its way
 
 
 async def forward(
-    exchange: Exchange,
+    cycle: ResponseCycle,
     upstream: Upstream,
     filters: Sequence[Filter] = (),
     gathered: Gathered | None = None,
@@ -54,18 +54,18 @@ async def forward(
     While it has sent nothing itself, raises UpstreamError, UpstreamTimeoutError, or WorkerAnswerError with its `refusal`.
     Later, that is with `outcome.started`, an LlmuxError is for `break_off`.
     """
-    request, send = exchange.request, exchange.send
+    request, send = cycle.request, cycle.send
     attempt = request.attempt
     outcome, body = attempt.outcome, attempt.body
     loop_time = upstream.loop.time
     started_at = loop_time()
     own = [(b"x-request-id", request.request_id), *attempt.own]
-    method = exchange.scope["method"]
+    method = cycle.scope["method"]
     response = await upstream.request(method, attempt.path, [*attempt.headers, own[0]], body, first_byte_s=first_byte_s)
     try:
         if response.status < 400:
             body.release()
-        is_begun = exchange.is_begun
+        is_begun = cycle.is_begun
         content_type, encoding, theirs = _told(response.headers)
         has_events = content_type.startswith(EVENTS)
         if attempt.ignored or theirs:
@@ -125,19 +125,19 @@ async def _refused(
 ) -> WorkerAnswerError:
     data = await response.read(ERROR_LIMIT)
     outcome.status, said = restated(response.status, data)
-    error = worker_error(outcome.status, content_type, said)
+    error = upstream_error(outcome.status, content_type, said)
     error.refusal = Refusal(response_headers(response.headers, own, is_stream=False), content_type, data, said)
     return error
 
 
-async def send_refusal(exchange: Exchange, error: WorkerAnswerError, filters: Sequence[Filter]) -> None:
+async def send_refusal(cycle: ResponseCycle, error: WorkerAnswerError, filters: Sequence[Filter]) -> None:
     """Forward a worker's error answer: unchanged if it has the dialect's shape, otherwise converted to it."""
     assert error.refusal is not None
-    attempt = exchange.request.attempt
+    attempt = cycle.request.attempt
     headers, content_type, data, said = error.refusal
     outcome = attempt.outcome
     outcome.error_message = error.message
-    rendered = error_answer(outcome.status, content_type, said, exchange.request.dialect, attempt.called)
+    rendered = error_answer(outcome.status, content_type, said, cycle.request.dialect, attempt.called)
     if rendered is not data:
         data, content_type = rendered, b"application/json"
         replaced = (b"content-type", b"content-length", b"etag")
@@ -147,22 +147,22 @@ async def send_refusal(exchange: Exchange, error: WorkerAnswerError, filters: Se
     for each in filters:
         if each.sees_errors:
             each.error(Head(outcome.status, headers), data)
-    await exchange.send({"type": "http.response.start", "status": outcome.status, "headers": headers})
+    await cycle.send({"type": "http.response.start", "status": outcome.status, "headers": headers})
     outcome.started = True
-    await exchange.send({"type": "http.response.body", "body": data, "more_body": False})
+    await cycle.send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-async def break_off(exchange: Exchange, error: LlmuxError, filters: Sequence[Filter]) -> None:
+async def break_off(cycle: ResponseCycle, error: LlmuxError, filters: Sequence[Filter]) -> None:
     """End a response that has begun and can't be completed: a stream with the error.
 
     Raises ResponseBrokenError for everything else, after which nobody may send.
     """
-    request = exchange.request
+    request = cycle.request
     outcome = request.attempt.outcome
     outcome.error, outcome.error_status, outcome.error_message = error.code, int(error.status), error.message
     content_type = outcome.stream_type
-    if not outcome.started and exchange.keepalive is not None:
-        content_type = exchange.keepalive.content_type
+    if not outcome.started and cycle.keepalive is not None:
+        content_type = cycle.keepalive.content_type
     if not content_type:
         raise ResponseBrokenError(error.message) from error
     is_told = isinstance(error, StreamFailedError)
@@ -172,7 +172,7 @@ async def break_off(exchange: Exchange, error: LlmuxError, filters: Sequence[Fil
         event = each.error(head, event)
         if each.settles:
             await each.settle()
-    await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
+    await cycle.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:

@@ -36,22 +36,22 @@ from supervisor.gateway.body.form import read_form
 from supervisor.gateway.body.json_body import open_json
 from supervisor.gateway.dialect import ForDaemonError
 from supervisor.gateway.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
-from supervisor.gateway.exchange import Exchange, Stages
 from supervisor.gateway.filters.body_log import BodyLog, Capture
-from supervisor.gateway.filters.turn import Memory
+from supervisor.gateway.filters.stored_conversation import ConversationStore
 from supervisor.gateway.forward import break_off, send_refusal
 from supervisor.gateway.identity import load_feedback
 from supervisor.gateway.identity.identity import Identifying
 from supervisor.gateway.in_flight import InFlight
 from supervisor.gateway.request import Request
+from supervisor.gateway.response_cycle import ResponseCycle, Stages
 from supervisor.gateway.route.caching import Salts
 from supervisor.gateway.route.context_use import ContextUse
 from supervisor.gateway.route.prepare import Preparing
 from supervisor.gateway.route.routes import Routes
 from supervisor.gateway.send import Sending, is_for_another, last_filters
 from supervisor.gateway.upstream_error import WorkerAnswerError, is_crowded
-from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.picture_store import PictureStore
+from supervisor.io.request_buffer import BodyBudget, RequestBuffer
 from supervisor.io.response_store import ResponseStore
 
 PATIENCE_S: Final = 5.0
@@ -105,105 +105,105 @@ class Gateway:
         Raises ForDaemonError for one that the daemon answers itself, by its body; `request.waiting` is that.
         """
         request.path = scope["path"]
-        exchange = Exchange(scope, receive, send, request, HeldBody(self._bodies))
+        cycle = ResponseCycle(scope, receive, send, request, RequestBuffer(self._bodies))
         is_for_daemon = False
         try:
             for stage in self.arrival_stages:
-                await stage(exchange)
-            with self._entered(exchange):
-                await self._answer(exchange)
+                await stage(cycle)
+            with self._entered(cycle):
+                await self._answer(cycle)
         except ForDaemonError:
             is_for_daemon = True
-            request.waiting, exchange.held = exchange.held, HeldBody()
+            request.waiting, cycle.held = cycle.held, RequestBuffer()
             raise
         except LlmuxError as error:
-            if not await self._broken_off(exchange, error):
+            if not await self._broken_off(cycle, error):
                 raise
         except ClientDisconnectedError:
             request.failure, request.failed_message = "client_gone", "The client closed its connection."
             raise
         except HandedOverError:
             request.failure, request.failed_message = "handed_over", "Another daemon took over and answers it."
-            request.is_begun = exchange.is_begun
-            request.waiting, exchange.held = exchange.held, HeldBody()  # who sends it there releases it
+            request.is_begun = cycle.is_begun
+            request.waiting, cycle.held = cycle.held, RequestBuffer()  # who sends it there releases it
             raise
         finally:
-            exchange.release()
+            cycle.release()
             if not is_for_daemon:
                 self._requests.finished(request)
-            if exchange.capture is not None and self._body_log is not None:
+            if cycle.capture is not None and self._body_log is not None:
                 model = request.attempt.model
                 if model in self._kept_models:
-                    self._body_log.keep(model, str(request.ticket_id), exchange.capture)
+                    self._body_log.keep(model, str(request.ticket_id), cycle.capture)
 
     # ------------------------------------------------------------------------------------------------------------ arrival
 
-    async def _body(self, exchange: Exchange) -> None:
+    async def _body(self, cycle: ResponseCycle) -> None:
         """Raises TooLargeError, UnavailableError, InvalidRequestError and ClientDisconnectedError."""
-        raw = await read_body(exchange.scope, exchange.receive, self._body_limit, exchange.held)
-        exchange.held.keep(raw)
-        content_type = exchange.head.media_type()
+        raw = await read_body(cycle.scope, cycle.receive, self._body_limit, cycle.held)
+        cycle.held.keep(raw)
+        content_type = cycle.head.media_type()
         if content_type[:10].lower() == b"multipart/":
-            exchange.body = await read_form(raw, content_type)
+            cycle.body = await read_form(raw, content_type)
         else:
-            exchange.body = await open_json(raw, content_type) if raw else Body()
+            cycle.body = await open_json(raw, content_type) if raw else Body()
 
-    async def _conversation(self, exchange: Exchange) -> None:
+    async def _conversation(self, cycle: ResponseCycle) -> None:
         """Raises ForDaemonError, InvalidRequestError."""
-        request, key = exchange.request, exchange.request.key
+        request, key = cycle.request, cycle.request.key
         shape = self._responses_as if key is None or key.responses is None else key.responses
         dialect = request.dialect = request.dialect.spoken_with(shape)
         if not dialect.reads_fields:
             return
-        fields = exchange.body.fields
+        fields = cycle.body.fields
         if (wanted := dialect.daemon_scope(request.path, fields)) is not None:
             raise ForDaemonError(wanted, fields)
         owner, is_admin = (None, True) if key is None else (key.id, KeyScope.ADMIN in key.scopes)
-        memory = Memory(self._responses, self._bodies, owner, is_admin, request.response, request)
-        exchange.body, exchange.turn = await dialect.turn(request.path, exchange.body, memory)
+        memory = ConversationStore(self._responses, self._bodies, owner, is_admin, request.response, request)
+        cycle.body, cycle.turn = await dialect.turn(request.path, cycle.body, memory)
 
-    async def _copy(self, exchange: Exchange) -> None:
-        attempt = exchange.request.attempt
-        if attempt.model in self._kept_models or exchange.ladder is not None:
-            exchange.capture = Capture((attempt.body.source or attempt.body).data)
+    async def _copy(self, cycle: ResponseCycle) -> None:
+        attempt = cycle.request.attempt
+        if attempt.model in self._kept_models or cycle.ladder is not None:
+            cycle.capture = Capture((attempt.body.source or attempt.body).data)
 
-    def _entered(self, exchange: Exchange) -> CancelOnDisconnect:
+    def _entered(self, cycle: ResponseCycle) -> CancelOnDisconnect:
         """Enter it among those in flight. The block ends when the client leaves, or an operator cancels it."""
-        request = exchange.request
-        if exchange.ladder is None:
-            del exchange.body  # only what a worker gets is kept, and what a task's next candidate may need
+        request = cycle.request
+        if cycle.ladder is None:
+            del cycle.body  # only what a worker gets is kept, and what a task's next candidate may need
         request.ticket_id = TicketId(f"{next(self._numbers)}")
         request.entered_at = self._engine.clock()
-        exchange.client = CancelOnDisconnect(exchange.scope)
-        self._requests.begin(request, exchange.client)
+        cycle.client = CancelOnDisconnect(cycle.scope)
+        self._requests.begin(request, cycle.client)
         if request.demand.accounts:
             self._admit.tell_limits(request, taking=1)
-        may_wait = request.stream and request.attempt.is_known and exchange.head.own
+        may_wait = request.stream and request.attempt.is_known and cycle.head.own
         if may_wait and request.dialect.reasoning(request.path) is not None:
-            exchange.wants_news = load_feedback.wish_of(exchange.head.own)
-        return exchange.client
+            cycle.wants_news = load_feedback.wish_of(cycle.head.own)
+        return cycle.client
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, cycle: ResponseCycle) -> None:
         """Try until one attempt is answered, or there is no further one. Raises LlmuxError if nothing was sent."""
-        request = exchange.request
+        request = cycle.request
         while True:
             try:
                 for stage in self.attempt_stages:
-                    await stage(exchange)
+                    await stage(cycle)
             except LlmuxError as error:
-                following = None if request.attempt.outcome.started else await self._following(exchange, error)
+                following = None if request.attempt.outcome.started else await self._following(cycle, error)
                 if following is not None:
                     request.attempt = following
                     continue
-                if isinstance(error, WorkerAnswerError) and self._may_pass(exchange, error):
-                    await send_refusal(exchange, error, last_filters(exchange))
-                elif not await self._broken_off(exchange, error):
+                if isinstance(error, WorkerAnswerError) and self._may_pass(cycle, error):
+                    await send_refusal(cycle, error, last_filters(cycle))
+                elif not await self._broken_off(cycle, error):
                     raise
             return
 
-    async def _following(self, exchange: Exchange, error: LlmuxError) -> Attempt | None:
+    async def _following(self, cycle: ResponseCycle, error: LlmuxError) -> Attempt | None:
         """The next attempt after one that ended so and has sent nothing; None: there is none."""
-        request, attempt = exchange.request, exchange.request.attempt
+        request, attempt = cycle.request, cycle.request.attempt
         ticket, model = attempt.ticket, attempt.model
         assert model is not None
         if not attempt.was_sent_again:
@@ -215,25 +215,25 @@ class Gateway:
             if ticket is not None and is_lost and await self._engine.may_go_to_another(ticket, PATIENCE_S):
                 request.waits.append(Wait.lost(model, ticket.admitted, self._engine.clock()))
                 return attempt.again()
-        is_answer = isinstance(error, WorkerAnswerError) and not is_for_another(exchange, error)
-        if exchange.ladder is None or is_answer:
+        is_answer = isinstance(error, WorkerAnswerError) and not is_for_another(cycle, error)
+        if cycle.ladder is None or is_answer:
             return None
-        following = await exchange.ladder.after(error)
+        following = await cycle.ladder.after(error)
         if following is not None:
             attempt.body.release()
             if request.demand.accounts:
                 self._admit.tell_limits(request, taking=1)
         return following
 
-    async def _broken_off(self, exchange: Exchange, error: LlmuxError) -> bool:
+    async def _broken_off(self, cycle: ResponseCycle, error: LlmuxError) -> bool:
         """Note the error, and end with it what the client has of an answer. False: it has nothing."""
-        request = exchange.request
+        request = cycle.request
         request.fail(error)
-        if not (exchange.is_begun or request.attempt.outcome.started):
+        if not (cycle.is_begun or request.attempt.outcome.started):
             return False
-        await break_off(exchange, error, last_filters(exchange))
+        await break_off(cycle, error, last_filters(cycle))
         return True
 
-    def _may_pass(self, exchange: Exchange, error: WorkerAnswerError) -> bool:
+    def _may_pass(self, cycle: ResponseCycle, error: WorkerAnswerError) -> bool:
         """Does the client get the worker's answer as such?"""
-        return error.refusal is not None and not (exchange.is_begun or is_for_another(exchange, error))
+        return error.refusal is not None and not (cycle.is_begun or is_for_another(cycle, error))

@@ -12,13 +12,13 @@ from msgspec.structs import asdict, astuple, replace
 
 from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import Devices, ModelId
-from supervisor.core.waiting import Awaited, WaitKind
+from supervisor.core.waiting import WaitKind, WaitReason
 from supervisor.engine.waits import Part
 from supervisor.schema.request import EndedRequest, RequestLine, WaitPart
 
 ENDED: Final = 1000  # so many of the requests that ended last are kept
 MESSAGE_LIMIT: Final = 300  # characters of an error's message; a worker's, about a wrong field, may quote all of it
-BODY: Final = Awaited(WaitKind.BODY, "its body to arrive and be read")
+BODY: Final = WaitReason(WaitKind.BODY, "its body to arrive and be read")
 _SHORTEST_S: Final = 0.002  # of a part that is shown; the clock of the loop, which notes an arrival, has milliseconds
 _WAITED: Final = "It waited for "
 
@@ -122,7 +122,7 @@ def restored(text: str, epoch: float) -> RequestRecord | None:
     record.arrived_at = shown.at - epoch
     record.ended_at = record.arrived_at + record.total_ms / 1000
     record.waits = tuple(
-        (Awaited(WaitKind(part.kind), part.what.removeprefix(_WAITED).removesuffix(".")), part.s)
+        (WaitReason(WaitKind(part.kind), part.what.removeprefix(_WAITED).removesuffix(".")), part.s)
         for part in shown.wait
         if part.kind in _KINDS
     )

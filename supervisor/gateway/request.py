@@ -16,8 +16,8 @@ from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.filters.translation import shown
 from supervisor.gateway.identity.trace_context import TraceContext
 from supervisor.gateway.record import BODY, MESSAGE_LIMIT, RequestRecord
-from supervisor.gateway.route.caching import CacheWish
-from supervisor.io.held_body import HeldBody
+from supervisor.gateway.route.caching import CacheDirective
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream import Headers
 
 
@@ -25,7 +25,7 @@ from supervisor.io.upstream import Headers
 class Request:
     """One request: its client, what its response carries, and what the canonical log line contains.
 
-    What serves the request may refer to it. It refers to none of that but its attempt, which `Exchange.release` clears.
+    What serves the request may refer to it. It refers to none of that but its attempt, which `ResponseCycle.release` clears.
     """
 
     request_id: bytes
@@ -36,10 +36,10 @@ class Request:
     extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     path: str = ""
     response: str | None = None  # the name of the response that it generates in the background
-    waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
+    waiting: RequestBuffer | None = None  # its body, set iff a successor has to answer it
     name: str | None = None
     stream: bool = False
-    cache: CacheWish | None = None  # what it says about caches of prompts
+    cache: CacheDirective | None = None  # what it says about caches of prompts
     budget_s: float | None = None  # from its arrival
     ticket_id: TicketId | None = None  # once it is entered
     entered_at: float | None = None  # loop time; as is the next

@@ -11,7 +11,6 @@ from supervisor.engine.engine import Engine
 from supervisor.engine.ticket import Ticket
 from supervisor.errors import LlmuxError, UnreachableError, UpstreamError
 from supervisor.gateway.attempt import Attempt
-from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.filters.cache_report import NOTHING_REUSED, NOTHING_TOLD, CacheReport
 from supervisor.gateway.filters.filters import Filter
 from supervisor.gateway.filters.model_name import Rename
@@ -21,11 +20,12 @@ from supervisor.gateway.filters.translation import Repair, Translate
 from supervisor.gateway.forward import forward
 from supervisor.gateway.head import TRACE
 from supervisor.gateway.identity.accounts import tokens_of
+from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.route.mending import Mending
 from supervisor.gateway.tunnel import client_of, tunnel
 from supervisor.gateway.upstream_error import WorkerAnswerError, is_crowded, is_overflow
-from supervisor.io.held_body import BodyBudget, Gathered
 from supervisor.io.picture_store import PictureStore
+from supervisor.io.request_buffer import BodyBudget, Gathered
 
 WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
 
@@ -46,9 +46,9 @@ class Sending:
         self._first_byte_s = catalog.limits.first_byte_s
         self._cache_headers = NOTHING_TOLD if catalog.server.tells_of_caches else []
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, cycle: ResponseCycle) -> None:
         """Raises LlmuxError."""
-        request, attempt = exchange.request, exchange.request.attempt
+        request, attempt = cycle.request, cycle.request.attempt
         ticket, outcome = attempt.ticket, attempt.outcome
         assert ticket is not None
         assert ticket.upstream is not None
@@ -57,41 +57,41 @@ class Sending:
             attempt.headers = [*kept, (TRACE, request.trace.header(request.span_id))]
         attempt.own = [
             (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
-            *(() if exchange.ladder is None else exchange.ladder.headers),
+            *(() if cycle.ladder is None else cycle.ladder.headers),
             *(() if request.cache is None or attempt.reuses else NOTHING_REUSED),
             *request.extra,
         ]
-        filters = self._filters(exchange)
+        filters = self._filters(cycle)
         gathered = Gathered(self._bodies, self._body_limit) if filters else None
         is_served = True
         try:
-            if exchange.scope["method"] == "GET" and (client := client_of(exchange.scope)) is not None:
-                await tunnel(exchange, client, ticket.upstream, first_byte_s=self._first_byte_s)
+            if cycle.scope["method"] == "GET" and (client := client_of(cycle.scope)) is not None:
+                await tunnel(cycle, client, ticket.upstream, first_byte_s=self._first_byte_s)
             is_over = False
             while not is_over:
                 try:
-                    await forward(exchange, ticket.upstream, filters, gathered, first_byte_s=self._first_byte_s)
+                    await forward(cycle, ticket.upstream, filters, gathered, first_byte_s=self._first_byte_s)
                     is_over = True
                 except WorkerAnswerError as error:
-                    if outcome.started or is_for_another(exchange, error):
+                    if outcome.started or is_for_another(cycle, error):
                         raise
-                    if exchange.mending is None:
-                        exchange.mending = Mending(attempt, self._bodies, self._strict)
-                    if not await exchange.mending.mend(attempt, error):
+                    if cycle.mending is None:
+                        cycle.mending = Mending(attempt, self._bodies, self._strict)
+                    if not await cycle.mending.mend(attempt, error):
                         raise
         except LlmuxError as error:
             if outcome.started:
                 if (why := await self._why(ticket, error, attempt)) is not None:
                     raise UpstreamError(f"{error.message[:-1]}: {why}.", code=error.code) from None
             else:  # whoever answers is charged for it
-                is_served = not (is_for_another(exchange, error) or isinstance(error, UnreachableError))
+                is_served = not (is_for_another(cycle, error) or isinstance(error, UnreachableError))
             raise
         finally:
             if gathered is not None:
                 gathered.release()
-            if exchange.mending is not None:
-                exchange.mending.end(attempt)
-                exchange.mending = None
+            if cycle.mending is not None:
+                cycle.mending.end(attempt)
+                cycle.mending = None
             if not attempt.only_looks:
                 accounts = request.demand.accounts
                 self._engine.finish(ticket, tokens_of(accounts, outcome) if accounts else 0, served=is_served)
@@ -102,31 +102,31 @@ class Sending:
             return None
         return await self._engine.why_ended(ticket, WHY_S)
 
-    def _filters(self, exchange: Exchange) -> Sequence[Filter]:
+    def _filters(self, cycle: ResponseCycle) -> Sequence[Filter]:
         """For an answer, in their order: each gets what the one before it made."""
-        request, attempt = exchange.request, exchange.request.attempt
+        request, attempt = cycle.request, cycle.request.attempt
         filters: list[Filter] = []
         if request.cache is not None:
             filters.append(CacheReport(self._cache_headers, {name for name, _ in attempt.own}))
         if request.path in PICTURE_PATHS:
-            filters.append(PictureLinks(self._pictures, exchange.scope, self._public_url))
+            filters.append(PictureLinks(self._pictures, cycle.scope, self._public_url))
         if attempt.names is not None:
             filters.append(Rename(attempt.names))
         if attempt.completion is not None:
             filters.append(Repair(attempt.completion))
         if attempt.translation is not None:
             filters.append(Translate(attempt.translation))
-        return [*filters, *last_filters(exchange)]
+        return [*filters, *last_filters(cycle)]
 
 
-def last_filters(exchange: Exchange) -> Sequence[Filter]:
+def last_filters(cycle: ResponseCycle) -> Sequence[Filter]:
     """Those that get all that the client does, also errors."""
-    return [each for each in (exchange.turn, exchange.capture) if each is not None]
+    return [each for each in (cycle.turn, cycle.capture) if each is not None]
 
 
-def is_for_another(exchange: Exchange, error: LlmuxError) -> bool:
+def is_for_another(cycle: ResponseCycle, error: LlmuxError) -> bool:
     """Has a worker refused it because it has no room for it, so that somebody else may answer, or the same worker later?
 
     Then it is neither mended, nor charged, nor is the refusal what the client gets.
     """
-    return is_crowded(error) or (exchange.ladder is not None and is_overflow(error))
+    return is_crowded(error) or (cycle.ladder is not None and is_overflow(error))

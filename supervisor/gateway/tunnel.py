@@ -12,9 +12,9 @@ from typing import Final, NoReturn, Protocol
 
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.disconnect import ResponseOverError, Scope
-from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.forward import ERROR_LIMIT
-from supervisor.gateway.upstream_error import worker_error
+from supervisor.gateway.response_cycle import ResponseCycle
+from supervisor.gateway.upstream_error import upstream_error
 from supervisor.io.upstream import Headers, Upstream, UpstreamPool
 
 EXTENSION: Final = "llmux.tunnel"
@@ -49,12 +49,12 @@ def refuse(path: str) -> InvalidRequestError:
     )
 
 
-async def tunnel(exchange: Exchange, client: Client, upstream: Upstream, *, first_byte_s: float) -> NoReturn:
+async def tunnel(cycle: ResponseCycle, client: Client, upstream: Upstream, *, first_byte_s: float) -> NoReturn:
     """Connect both until one of them ends it. Raises LlmuxError while the client has no answer, then ResponseOverError.
 
     Cancellation closes the worker's connection.
     """
-    request, path = exchange.request, exchange.scope["path"]
+    request, path = cycle.request, cycle.scope["path"]
     attempt = request.attempt
     outcome = attempt.outcome
     if not isinstance(upstream, UpstreamPool):
@@ -71,7 +71,7 @@ async def tunnel(exchange: Exchange, client: Client, upstream: Upstream, *, firs
         if status != 101:
             length = _LENGTH.search(head)
             data = b"" if length is None else await reader.read(min(int(length[1]), ERROR_LIMIT))
-            raise refuse(path) if status < 400 else worker_error(status, b"", data)
+            raise refuse(path) if status < 400 else upstream_error(status, b"", data)
         outcome.status, outcome.started = status, True
         received = client.begin(head)
         sending = asyncio.ensure_future(_pump(received, writer))

@@ -123,7 +123,7 @@ def error_answer(
     document = _decode(data)
     error = document.get("error") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(error, dict) or not isinstance(error.get("message"), str):
-        return error_body(worker_error(status, content_type, data), dialect)
+        return error_body(upstream_error(status, content_type, data), dialect)
     kind, code = _default(status, error["message"])
     defaults = {"type": kind, "param": None, "code": code}
     filled = {key: value for key, value in defaults.items() if not isinstance(error.get(key, 0), str | None)}
@@ -134,7 +134,7 @@ def error_answer(
     return msgspec.json.encode(document | {"error": error | filled}) if filled else data
 
 
-def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerError:
+def upstream_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerError:
     """The error in a response with `status` and the (possibly cut off) body `data`.
 
     A status below 400 means that the worker sent something other than the requested event stream.

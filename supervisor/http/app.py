@@ -46,7 +46,7 @@ from supervisor.http.auth import Auth, scope_for
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
-from supervisor.io.held_body import Bytes, HeldBody
+from supervisor.io.request_buffer import Bytes, RequestBuffer
 
 MOST_PLACES: Final = 1024
 LONGEST_PLACE: Final = 256
@@ -169,7 +169,7 @@ class Application:
         is_started = request.answering
         try:
             if body is None:
-                body = HeldBody(self._daemon.bodies)
+                body = RequestBuffer(self._daemon.bodies)
                 body.keep(await self._whole(scope, receive, body))
             original = body.source or body
             await relay(scope, send, original, upstream, request.request_id, dialect, is_started=is_started)
@@ -183,7 +183,7 @@ class Application:
             if body is not None:
                 body.release()
 
-    async def _whole(self, scope: Scope, receive: Receive, held: HeldBody) -> Bytes:
+    async def _whole(self, scope: Scope, receive: Receive, held: RequestBuffer) -> Bytes:
         """A body that another daemon gets. Raises LlmuxError."""
         try:
             return await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, held)
@@ -267,7 +267,7 @@ def _keeping(receive: Receive, request: Request) -> Receive:
     async def kept() -> Message:
         message = await receive()
         read.extend(message.get("body", b""))
-        request.waiting = HeldBody(data=read)
+        request.waiting = RequestBuffer(data=read)
         return message
 
     return kept

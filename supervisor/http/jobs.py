@@ -29,7 +29,7 @@ from supervisor.gateway.disconnect import EXTENSION, Disconnect, Message, Respon
 from supervisor.gateway.error_response import error_body
 from supervisor.gateway.request import Request
 from supervisor.http.request_id import STATE_KEY
-from supervisor.io.held_body import Bytes, Gathered
+from supervisor.io.request_buffer import Bytes, Gathered
 
 _FORMS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
 FORMS: Final = frozenset(each for path in _FORMS for each in (path, *aliases_of(path)))

@@ -14,8 +14,8 @@ from supervisor.gateway.disconnect import CancelOnDisconnect, ResponseBrokenErro
 from supervisor.gateway.error_response import error_event
 from supervisor.gateway.filters.filters import EVENTS, STREAMS, TAIL_BYTES
 from supervisor.gateway.forward import ERROR_LIMIT
-from supervisor.gateway.upstream_error import worker_error
-from supervisor.io.held_body import HeldBody
+from supervisor.gateway.upstream_error import upstream_error
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream import HOP_BY_HOP, Headers, Upstream, UpstreamResponse
 
 _FRAMING: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id"}
@@ -24,7 +24,7 @@ _FRAMING: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id"}
 async def relay(
     scope: Scope,
     send: Send,
-    body: HeldBody,
+    body: RequestBuffer,
     upstream: Upstream,
     request_id: bytes,
     dialect: Dialect,
@@ -47,7 +47,7 @@ async def relay(
         try:
             response = await upstream.request(scope["method"], target, headers, body)
             if is_started and response.status >= 400:
-                raise worker_error(response.status, b"application/json", await response.read(ERROR_LIMIT))
+                raise upstream_error(response.status, b"application/json", await response.read(ERROR_LIMIT))
             if not is_started:
                 start = {"type": "http.response.start", "status": response.status, "headers": response.headers}
                 await send(start)

@@ -24,8 +24,8 @@ import structlog
 
 from runtimes.base import RemoteSpec
 from supervisor.errors import LlmuxError, UnreachableError, UpstreamError, UpstreamTimeoutError
-from supervisor.io.held_body import HeldBody
 from supervisor.io.probe import OUR_OWN_TROUBLE, ProbeResult, causes, judged
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream import Body, Headers, UpstreamResponse
 
 log = structlog.get_logger("llmux.remote")
@@ -93,9 +93,9 @@ class RemotePool:
         fields = [item for item in headers if item[0] in _REQUEST_FIELDS] + self._own
         path = target.partition(b"?")[0].removeprefix(b"/v1")
         if isinstance(body, bytes | bytearray):
-            body = HeldBody(data=body)
-        attempts = self.spec.max_retries if isinstance(body, HeldBody) else 0
-        if isinstance(body, HeldBody) and (body.size or method == "POST"):
+            body = RequestBuffer(data=body)
+        attempts = self.spec.max_retries if isinstance(body, RequestBuffer) else 0
+        if isinstance(body, RequestBuffer) and (body.size or method == "POST"):
             fields.append((b"content-length", b"%d" % body.size))
         pause_s = FIRST_PAUSE_S
         while True:
@@ -108,7 +108,7 @@ class RemotePool:
             else:
                 wait_s = _asked_wait_s(response.headers, pause_s)
                 if response.status not in _BUSY or attempts == 0 or wait_s > self.spec.retry_wait_s:
-                    if isinstance(body, HeldBody):
+                    if isinstance(body, RequestBuffer):
                         body.sent()
                     return self._checked(response)
                 why = f"HTTP {response.status}"
@@ -123,7 +123,7 @@ class RemotePool:
         asked = f"{self.name} answers GET {self._base.path.rstrip('/')}/models with "
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                probe = await judged(await self._send("GET", b"/models", list(self._own), HeldBody()), asked)
+                probe = await judged(await self._send("GET", b"/models", list(self._own), RequestBuffer()), asked)
         except TimeoutError:
             return ProbeResult(False, None, f"{self.name} did not answer in {PROBE_TIMEOUT_S:g} s")
         except LlmuxError as error:
@@ -150,12 +150,12 @@ class RemotePool:
         task.add_done_callback(self._closing.discard)
 
     async def _send(
-        self, method: str, path: bytes, fields: Headers, body: HeldBody | AsyncIterator[bytes]
+        self, method: str, path: bytes, fields: Headers, body: RequestBuffer | AsyncIterator[bytes]
     ) -> RemoteResponse:
         url = self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path)
         timeouts = {"connect": self.spec.connect_s, "read": None, "write": None, "pool": None}
         content: bytes | AsyncIterable[bytes] = b""
-        if not isinstance(body, HeldBody):
+        if not isinstance(body, RequestBuffer):
             content = body
         elif body.size:
             content = cast("AsyncIterable[bytes]", body.pieces())  # httpx joins them: any buffer will do

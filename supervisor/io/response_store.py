@@ -103,7 +103,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """One response, and what it answers."""
 
     owner: str | None  # the key's id; None: no key was needed
@@ -239,7 +239,7 @@ class ResponseStore:
 
     # ------------------------------------------------------------------------------------------------------ one response
 
-    def keep(self, name: str, kept: Kept, *, replaces: bool = False) -> asyncio.Future[None] | None:
+    def keep(self, name: str, kept: StoredResponse, *, replaces: bool = False) -> asyncio.Future[None] | None:
         """Keep it under this name, with its log's events if it has one. None: it isn't kept; else when it is written.
 
         A name that is there already stays as it is, unless `replaces`: a worker chose it.
@@ -292,7 +292,7 @@ class ResponseStore:
         if group:
             asyncio.get_running_loop().run_in_executor(self._writer, _do_all, group).add_done_callback(_tell)
 
-    async def find(self, name: str, owner: str | None, *, is_admin: bool = False) -> Kept | None:
+    async def find(self, name: str, owner: str | None, *, is_admin: bool = False) -> StoredResponse | None:
         """The response of this name, for whom it is or for an admin; None where there is none, or no longer."""
         if self._folder is None or _NAME.fullmatch(name) is None:
             return None
@@ -397,7 +397,7 @@ def _write(path: str, parts: Iterable[Part], *, is_synced: bool) -> None:
             file.writelines(part.blocks())
 
 
-def _read(path: Path, oldest: float) -> Kept | None:
+def _read(path: Path, oldest: float) -> StoredResponse | None:
     """None for one that isn't there, is older, or can't be read."""
     try:
         file = _File(path)
@@ -418,12 +418,12 @@ def _read(path: Path, oldest: float) -> Kept | None:
         log.warning("response.unreadable", path=str(path), reason="it is half written")
         return None
     response, items = Part(file, at, line.response), Part(file, at + line.response, line.items)
-    return Kept(line.owner, response, items, line.status, line.is_background, line.is_streamed)
+    return StoredResponse(line.owner, response, items, line.status, line.is_background, line.is_streamed)
 
 
-def _converted(data: bytes) -> Kept:
+def _converted(data: bytes) -> StoredResponse:
     """One of a former version. Raises MsgspecError, UnicodeDecodeError, RecursionError."""
     found = _former(data)
     response, items = Part(bytes(found.response)), Part(bytes(found.items))
     status = _status(found.response).status
-    return Kept(found.owner, response, items, status, found.is_background, found.is_streamed)
+    return StoredResponse(found.owner, response, items, status, found.is_background, found.is_streamed)

@@ -52,7 +52,9 @@ if TYPE_CHECKING:
         stdio: list[int] | None  # descriptors to use as stdin, stdout and stderr instead of nothing and the log
         dies_first: bool  # out of memory, by the kernel
         stop_argv: list[str] | None
-        remains: str | None  # the note of a program that ends what the worker runs elsewhere: see remains.py
+        remains: (
+            str | None
+        )  # the note of a program that ends what the worker runs elsewhere: see leftover_containers.py
         cgroup: str | None
 else:
     sys.path.append(os.path.dirname(__file__))
@@ -65,7 +67,7 @@ else:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 OOM_SCORE_ADJ = b"500"  # out of memory, the kernel should kill a worker, not the daemon or the shim
-REMAINS_S = 20  # as in remains.py
+REMAINS_S = 20  # as in leftover_containers.py
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -285,7 +287,7 @@ class Shim:
                 pause_s = min(pause_s * 2, 0.25)
 
     def settle_remains(self) -> None:
-        """What remains.py does, for a dead daemon: end what the worker runs outside its processes."""
+        """What leftover_containers.py does, for a dead daemon: end what the worker runs outside its processes."""
         path = self.order["remains"]
         if path is None:
             return

@@ -14,7 +14,7 @@ import asyncio
 from typing import Final, Protocol
 
 from supervisor.errors import UnreachableError
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream_response import Headers, UpstreamResponse, WorkerResponse
 from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection
 
@@ -34,7 +34,7 @@ class Upstream(Protocol):
         """Send a request and wait for the response's head. Cancellation closes the connection.
 
         `target` is path and query as they go on the wire; `headers` must not contain Host, Content-Length,
-        Transfer-Encoding or Authorization, which are added here. A body of unknown length goes out chunked. A `HeldBody` is
+        Transfer-Encoding or Authorization, which are added here. A body of unknown length goes out chunked. A `RequestBuffer` is
         released once it can't be needed again.
         Raises UpstreamError (UnreachableError while nothing was sent), UpstreamTimeoutError.
         """
@@ -104,8 +104,8 @@ class UpstreamPool:
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
         if isinstance(body, bytes | bytearray):
-            body = HeldBody(data=body)
-        if not isinstance(body, HeldBody):
+            body = RequestBuffer(data=body)
+        if not isinstance(body, RequestBuffer):
             parts.append(b"transfer-encoding: chunked\r\n\r\n")
         elif body.size or method in ("POST", "PUT", "PATCH"):
             parts.append(b"content-length: %d\r\n\r\n" % body.size)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 import httptools
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream_response import Headers, WorkerResponse
 
 if TYPE_CHECKING:
     from supervisor.io.upstream import UpstreamPool
 
-Body = bytes | bytearray | HeldBody | AsyncIterator[bytes]
+Body = bytes | bytearray | RequestBuffer | AsyncIterator[bytes]
 
 HEAD_LIMIT: Final = 64 * 1024
 JOIN_BELOW: Final = 64 * 1024  # smaller bodies are written together with their head: one packet wakes the worker once
@@ -123,14 +123,14 @@ class Connection(asyncio.Protocol):
     # sending
 
     def begin(
-        self, head: bytes, body: HeldBody | AsyncIterator[bytes], *, bodiless: bool, first_byte_s: float
+        self, head: bytes, body: RequestBuffer | AsyncIterator[bytes], *, bodiless: bool, first_byte_s: float
     ) -> WorkerResponse:
         self._response = response = WorkerResponse(self)
         self._reset()
         self._bodiless = bodiless
         self._quiet_since = self._loop.time()
         self._quiet_limit_s = first_byte_s
-        if isinstance(body, HeldBody) and body.size < JOIN_BELOW:
+        if isinstance(body, RequestBuffer) and body.size < JOIN_BELOW:
             assert body.data is not None, "released before"
             self._pool.write_soon(self._transport, head + body.data)
         else:
@@ -138,16 +138,16 @@ class Connection(asyncio.Protocol):
             self._pump = self._loop.create_task(self._send(body, response))
         return response
 
-    async def _send(self, body: HeldBody | AsyncIterator[bytes], response: WorkerResponse) -> None:
-        chunked = not isinstance(body, HeldBody)
+    async def _send(self, body: RequestBuffer | AsyncIterator[bytes], response: WorkerResponse) -> None:
+        chunked = not isinstance(body, RequestBuffer)
         try:
-            async for piece in body.pieces() if isinstance(body, HeldBody) else body:
+            async for piece in body.pieces() if isinstance(body, RequestBuffer) else body:
                 await self._writable.wait()
                 if piece:
                     self._quiet_since = self._loop.time()
                     framed = (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
                     self._transport.writelines(framed)
-            if isinstance(body, HeldBody):
+            if isinstance(body, RequestBuffer):
                 body.sent()
             else:
                 self._transport.write(b"0\r\n\r\n")

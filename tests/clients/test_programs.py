@@ -8,14 +8,14 @@ from tests.clients import test_agents, test_ollama
 from tests.e2e.http.conftest import site as site  # a fixture
 from tests.support import client_programs, tiny
 
-SAID = {"whole": tiny.ANSWER, "streamed": tiny.ANSWER}
+EXTENSION_FIELDS = {"whole": tiny.ANSWER, "streamed": tiny.ANSWER}
 RESPONSES = {"responses": tiny.ANSWER, "first_and_last": ["response.created", "response.completed"]}
 CALLED = [tiny.TOOL_CALL["name"], tiny.TOOL_CALL["arguments"]]
-SDK = {**SAID, "models": ["quick"], "vectors": [True, True], **RESPONSES}
+SDK = {**EXTENSION_FIELDS, "models": ["quick"], "vectors": [True, True], **RESPONSES}
 
 EXPECTED = {
     "anthropic_sdk.py": {
-        **SAID,
+        **EXTENSION_FIELDS,
         "models": ["quick", "quick"],
         "stop": ["end_turn", "end_turn"],
         "request_id": True,
@@ -30,9 +30,9 @@ EXPECTED = {
         "outputs": [[], []],
     },
     "cohere_rerank.py": {"ranked": 2, "strange": [], "id": 36, "api": "2", "billed": 1.0},
-    "langchain_chat.py": {**SAID, "called": [CALLED], "vectors": [True, True]},
-    "litellm_completion.py": {**SAID, "vectors": [True, True], "failure": "NotFoundError"},
-    "llm_prompt.py": SAID,
+    "langchain_chat.py": {**EXTENSION_FIELDS, "called": [CALLED], "vectors": [True, True]},
+    "litellm_completion.py": {**EXTENSION_FIELDS, "vectors": [True, True], "failure": "NotFoundError"},
+    "llm_prompt.py": EXTENSION_FIELDS,
     "openai_node.mjs": SDK,
     "openai_sdk.py": SDK,
 }

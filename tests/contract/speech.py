@@ -21,7 +21,7 @@ HEARING = Question(
     keys=_form,
     text_of=lambda answer: answer["text"],
     delta_of=lambda event: event.get("delta", ""),
-    answer=hearing.SAID,
+    answer=hearing.EXTENSION_FIELDS,
     takes="audio",
 )
 GUARDED = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/models", "/metrics")

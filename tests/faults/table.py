@@ -301,7 +301,7 @@ TABLE: Final = (
         33,
         "Requests with large bodies end, whatever way they went",
         "The daemon's memory is within 10 MiB of what it was, also where the collector never ran.",
-        "`io/held_body`: a body is let go once its worker has it, or its request has failed; one budget bounds all of them. "
+        "`io/request_buffer`: a body is let go once its worker has it, or its request has failed; one budget bounds all of them. "
         "What serves a request refers to its context, which refers to none of it: nothing of size is in a cycle. "
         "`cli/own_process` has the C library give back what it keeps.",
         ("tests/faults/test_bodies_memory.py", "tests/faults/test_endless_answers.py"),

@@ -41,7 +41,7 @@ CHAT = "/v1/chat/completions"
 FORMS = "/v1/audio/transcriptions"
 PAINTED = "/v1/images/generations"
 TEXT = "x" * SIZE
-SAID = [{"role": "user", "content": TEXT}]
+EXTENSION_FIELDS = [{"role": "user", "content": TEXT}]
 PROGRAM = Path(__file__).parents[1] / "support" / "fake_cli.py"
 
 Way = Callable[[Daemon, int], Awaitable[None]]
@@ -176,7 +176,7 @@ def post(path: str, body: object, *headers: str, end: str = "") -> bytes:
 
 
 def chat(model: str, *headers: str, end: str = "", **fields: object) -> bytes:
-    return post(CHAT, {"model": model, "messages": SAID, **fields}, *headers, end=end)
+    return post(CHAT, {"model": model, "messages": EXTENSION_FIELDS, **fields}, *headers, end=end)
 
 
 class Client:
@@ -372,12 +372,12 @@ OF_CHATS: dict[str, Way] = {
 # ----------------------------------------------------------------------------------------------- APIs, however answers end
 
 APIS: dict[str, tuple[str, dict[str, object]]] = {
-    "chat": (CHAT, {"messages": SAID}),
-    "messages": ("/v1/messages", {"messages": SAID, "max_tokens": 9}),
+    "chat": (CHAT, {"messages": EXTENSION_FIELDS}),
+    "messages": ("/v1/messages", {"messages": EXTENSION_FIELDS, "max_tokens": 9}),
     "response": ("/v1/responses", {"input": TEXT, "store": False}),
     "kept response": ("/v1/responses", {"input": TEXT}),
-    "llm-pool": ("/v1/responses", {"messages": SAID}),
-    "ollama": ("/api/chat", {"messages": SAID, "stream": False}),
+    "llm-pool": ("/v1/responses", {"messages": EXTENSION_FIELDS}),
+    "ollama": ("/api/chat", {"messages": EXTENSION_FIELDS, "stream": False}),
 }
 ENDS: dict[str, tuple[str, dict[str, object], Callable[..., Awaitable[object]], dict[str, object]]] = {
     "answered": ("plain", {}, _answered, {}),
@@ -433,10 +433,14 @@ async def remote_answered(daemon: Daemon, count: int) -> None:
 
 
 OF_OTHERS: dict[str, Way] = {
-    "tokens of messages": _chats(post("/v1/messages/count_tokens", {"model": "plain", "messages": SAID}), 200),
+    "tokens of messages": _chats(
+        post("/v1/messages/count_tokens", {"model": "plain", "messages": EXTENSION_FIELDS}), 200
+    ),
     "tokens of a response": _chats(post("/v1/responses/input_tokens", {"model": "plain", "input": TEXT}), 200),
     "tokens, left": partial(
-        _leaves, data=post("/v1/messages/count_tokens", {"model": "silent", "messages": SAID}), state="running"
+        _leaves,
+        data=post("/v1/messages/count_tokens", {"model": "silent", "messages": EXTENSION_FIELDS}),
+        state="running",
     ),
     "a picture of elsewhere": _chats(
         post(CHAT, {"model": "plain", "messages": _picture("http://169.254.169.254/")}), 400
@@ -516,7 +520,7 @@ async def _job(daemon: Daemon, count: int, *, endpoint: str, body: dict[str, obj
 
 
 def _jobs(model: str, then: str = "") -> Way:
-    return partial(_job, endpoint=CHAT, body={"model": model, "messages": SAID}, then=then)
+    return partial(_job, endpoint=CHAT, body={"model": model, "messages": EXTENSION_FIELDS}, then=then)
 
 
 OF_KEPT: dict[str, Way] = {
@@ -538,7 +542,7 @@ OF_KEPT: dict[str, Way] = {
         body={"model": "sounds", "file": f"data:audio/wav;base64,{base64.b64encode(bytes(SIZE)).decode()}"},
     ),
     "job that is none": _chats(
-        post("/v1/jobs", {"endpoint": CHAT, "body": {"model": "nobody", "messages": SAID}}), 404
+        post("/v1/jobs", {"endpoint": CHAT, "body": {"model": "nobody", "messages": EXTENSION_FIELDS}}), 404
     ),
 }
 

@@ -15,14 +15,14 @@ CHAT = "/v1/chat/completions"
 PIECE = 64 * 1024
 BODY_MIB = 2
 GROWTH_MIB = 20.0  # what is kept is told once more at the end
-SAID = [{"role": "user", "content": "Hi"}]
+EXTENSION_FIELDS = [{"role": "user", "content": "Hi"}]
 CALL = {"tool_calls": [{"index": 0, "function": {"name": "weather", "arguments": "x" * PIECE}}]}
 ASKED: dict[str, tuple[str, dict[str, object]]] = {
     "a response": ("/v1/responses", {"model": "endless", "input": "Hi", "store": False}),
     "a response that is kept": ("/v1/responses", {"model": "endless", "input": "Hi"}),
     "a response in the background": ("/v1/responses", {"model": "endless", "input": "Hi", "background": True}),
-    "llm-pool": ("/v1/responses", {"model": "endless", "messages": SAID}),
-    "a call for Ollama": ("/api/chat", {"model": "calling", "messages": SAID}),
+    "llm-pool": ("/v1/responses", {"model": "endless", "messages": EXTENSION_FIELDS}),
+    "a call for Ollama": ("/api/chat", {"model": "calling", "messages": EXTENSION_FIELDS}),
     "a call in a response": ("/v1/responses", {"model": "calling", "input": "Hi"}),
 }
 
@@ -88,7 +88,7 @@ def test_a_stream_breaks_off(daemon, api, measured):
 
 def test_a_job_fails(daemon, measured):
     with Watched(daemon) as watched:
-        made = daemon.post("/v1/jobs", json={"endpoint": CHAT, "body": {"model": "long", "messages": SAID}})
+        made = daemon.post("/v1/jobs", json={"endpoint": CHAT, "body": {"model": "long", "messages": EXTENSION_FIELDS}})
         job = f"/v1/jobs/{made.json()['id']}"
         wait_until(lambda: daemon.get(job).json()["status"] not in {"queued", "running"})
     measured(before_mib=watched.before_mib, most_mib=watched.most_mib)
@@ -98,6 +98,6 @@ def test_a_job_fails(daemon, measured):
 
 
 def test_a_whole_answer_that_is_translated_is_refused(daemon):
-    told = daemon.post("/v1/messages", json={"model": "long", "messages": SAID, "max_tokens": 9})
+    told = daemon.post("/v1/messages", json={"model": "long", "messages": EXTENSION_FIELDS, "max_tokens": 9})
     assert told.status_code == 502
     assert "limits.body_mib" in told.json()["error"]["message"]

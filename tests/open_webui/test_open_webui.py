@@ -60,7 +60,7 @@ class TestOpenWebUi:
         connected.page.locator("#voice-input-button").click()
         connected.page.get_by_text(re.compile(r"\d:0[1-9]")).first.wait_for()  # a second was recorded
         connected.page.get_by_role("button", name="Confirm recording").last.click()
-        expect(connected.page.locator("#chat-input")).to_have_text(re.compile(hearing.SAID, re.IGNORECASE))
+        expect(connected.page.locator("#chat-input")).to_have_text(re.compile(hearing.EXTENSION_FIELDS, re.IGNORECASE))
 
     def test_reading_aloud(self, connected, site):
         connected.begin("Home-Instruct")

@@ -26,7 +26,7 @@ from supervisor.gateway.body import form, json_body, outline
 from supervisor.gateway.body.form import read_form
 from supervisor.gateway.body.json_body import JsonBody, open_object
 from supervisor.gateway.body.parameters import json_object
-from supervisor.gateway.upstream_error import error_answer, worker_error
+from supervisor.gateway.upstream_error import error_answer, upstream_error
 from tests.support.counts import times
 
 CHAT = Endpoint("/v1/chat/completions")
@@ -336,7 +336,7 @@ class TestAnswers:
         damaged(BODIES | st.builds(lambda error: msgspec.json.encode({"error": error}), JSON)) | st.binary(max_size=50),
     )
     def test_errors(self, status, content_type, body):
-        error = worker_error(status, content_type, body)
+        error = upstream_error(status, content_type, body)
         assert isinstance(error, LlmuxError)
         assert error.message
         error_answer(status, content_type, body, OPENAI)

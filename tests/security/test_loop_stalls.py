@@ -28,9 +28,9 @@ from supervisor.gateway.body.form import read_form
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.disconnect import EXTENSION, Disconnect
 from supervisor.gateway.filters.filters import filtered
-from supervisor.gateway.filters.turn import Memory
-from supervisor.io.held_body import BodyBudget, Gathered
-from supervisor.io.response_store import PIECE, EventLog, Kept, Part, ResponseStore
+from supervisor.gateway.filters.stored_conversation import ConversationStore
+from supervisor.io.request_buffer import BodyBudget, Gathered
+from supervisor.io.response_store import PIECE, EventLog, Part, ResponseStore, StoredResponse
 from tests.support.counts import times
 
 MIB = 1024 * 1024
@@ -293,11 +293,11 @@ CONVERSATIONS = {
     "10 000 messages": lambda: b"[%b]" % b",".join([b'{"role":"user","content":"%b"}' % (b"Hello! " * 400)] * 10_000),
 }
 PATH = "/v1/responses/resp_1/input_items"
-SAID = b'[{"type":"message","role":"assistant","content":[{"type":"output_text","text":%b}]}]'
+EXTENSION_FIELDS = b'[{"type":"message","role":"assistant","content":[{"type":"output_text","text":%b}]}]'
 
 
 def answer(text: bytes) -> bytes:
-    return b'{"object":"response","id":"resp_1","status":"completed","output":%b}' % (SAID % text)
+    return b'{"object":"response","id":"resp_1","status":"completed","output":%b}' % (EXTENSION_FIELDS % text)
 
 
 class Site:
@@ -309,7 +309,9 @@ class Site:
         self.store.open(folder)
         jobs = SimpleNamespace(on_end=[], generating=lambda name: None, is_paused=False)
         self.app = Starlette(routes=GROUP.routes(SimpleNamespace(responses=self.store, jobs=jobs)))
-        self.kept = Kept(None, Part(answer(text)), Part(items), "completed", is_background=True, is_streamed=True)
+        self.kept = StoredResponse(
+            None, Part(answer(text)), Part(items), "completed", is_background=True, is_streamed=True
+        )
 
     async def __aenter__(self):
         self.store.logs["resp_1"] = EventLog([b"data: 1\n\n", b"data: %b\n\n" % TEXT])
@@ -398,7 +400,7 @@ class TestKept:
     async def test_it_is_gone_on_from(self, tmp_path, shape):
         items = CONVERSATIONS[shape]()
         async with Site(tmp_path, items, TEXT) as site:
-            memory = Memory(site.store, BodyBudget(), None, True)
+            memory = ConversationStore(site.store, BodyBudget(), None, True)
 
             async def work() -> None:
                 body = await JsonBody.open(b'{"model":"m","input":"Hi","previous_response_id":"resp_1"}')
@@ -415,7 +417,7 @@ class TestKept:
             (f"resp_a{number}", answer(TEXT).replace(b"resp_1", b"resp_a%d" % number)) for number in range(TRIES)
         ]
         async with Site(tmp_path) as site:
-            memory = Memory(site.store, BodyBudget(), None, True)
+            memory = ConversationStore(site.store, BodyBudget(), None, True)
 
             async def work() -> None:
                 _, turn = await turn_of(await JsonBody.open(body), memory, is_counted=False)

@@ -17,9 +17,9 @@ from tests.support.made_once import generated, made, program, python
 
 __all__ = ["python"]
 
-SAID = generator.SAID  # by every Whisper, in every window
+EXTENSION_FIELDS = generator.EXTENSION_FIELDS  # by every Whisper, in every window
 COHERE_SAID = "one two three"
-WORDS = list(zip(SAID.split(), generator.BOUNDS, generator.BOUNDS[1:], strict=False))
+WORDS = list(zip(EXTENSION_FIELDS.split(), generator.BOUNDS, generator.BOUNDS[1:], strict=False))
 RATE, SAMPLES = 22050, 96128  # of the sound: no whole number of milliseconds
 
 

@@ -21,12 +21,12 @@ from supervisor.gateway.attempt import Attempt, Outcome
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.gateway.error_response import error_body, error_headers
-from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.forward import break_off, forward, send_refusal
 from supervisor.gateway.request import Request
+from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.upstream_error import WorkerAnswerError
 from supervisor.http.protocol import GuardedProtocol
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream import UpstreamPool
 
 PATIENCE_S = 30.0
@@ -289,13 +289,13 @@ async def front(app, *, seen: Front | None = None):
                 await asyncio.sleep(0.005)
 
 
-def exchange_of(scope: Scope, receive: Receive, send: Send) -> Exchange:
+def cycle_of(scope: Scope, receive: Receive, send: Send) -> ResponseCycle:
     """One whose request goes to a worker as it is."""
     path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     request = Request(b"req-1", asyncio.get_running_loop().time(), OPENAI)
-    exchange = Exchange(scope, receive, send, request, HeldBody())
-    request.attempt = Attempt(path=path, headers=exchange.head.for_worker)
-    return exchange
+    cycle = ResponseCycle(scope, receive, send, request, RequestBuffer())
+    request.attempt = Attempt(path=path, headers=cycle.head.for_worker)
+    return cycle
 
 
 @asynccontextmanager
@@ -306,19 +306,19 @@ async def proxied(script: Script, **options):
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             seen.scopes.append(scope)
-            exchange = exchange_of(scope, receive, send)
-            seen.outcomes.append(exchange.request.attempt.outcome)
+            cycle = cycle_of(scope, receive, send)
+            seen.outcomes.append(cycle.request.attempt.outcome)
             try:
-                exchange.request.attempt.body = HeldBody(data=await read_body(scope, receive, 1 << 26))
+                cycle.request.attempt.body = RequestBuffer(data=await read_body(scope, receive, 1 << 26))
                 with CancelOnDisconnect(scope):
                     try:
-                        await forward(exchange, upstream)
+                        await forward(cycle, upstream)
                     except WorkerAnswerError as error:
-                        await send_refusal(exchange, error, ())
+                        await send_refusal(cycle, error, ())
                     except LlmuxError as error:
-                        if not exchange.request.attempt.outcome.started:
+                        if not cycle.request.attempt.outcome.started:
                             raise
-                        await break_off(exchange, error, ())
+                        await break_off(cycle, error, ())
             except LlmuxError as error:
                 data = error_body(error, OPENAI)
                 headers = error_headers(error, data)

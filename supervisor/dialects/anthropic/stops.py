@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.held import HeldAnswer
+from supervisor.dialects.buffered_response import BufferedResponse
 
 LINE_LIMIT: Final = 4 * 1024 * 1024  # a stream with a longer one passes as it is
 _EVENT: Final = b'"message_delta"'
@@ -19,11 +19,11 @@ _END: Final = b'"end_turn"'
 _RIGHT: Final = b'"stop_sequence"'
 
 
-class WholeStop(HeldAnswer):
+class WholeStop(BufferedResponse):
     """A whole answer."""
 
     def changed(self, fields: Fields) -> Fields | None:
-        """See HeldAnswer."""
+        """See BufferedResponse."""
         reason, sequence = (bytes(fields.get(name, b"")) for name in ("stop_reason", "stop_sequence"))
         is_wrong = reason == _END and sequence.startswith(b'"')
         return fields | {"stop_reason": msgspec.Raw(_RIGHT)} if is_wrong else None

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from supervisor.catalog.rewrite import Fields
-from supervisor.dialects.held import HeldAnswer
+from supervisor.dialects.buffered_response import BufferedResponse
 from supervisor.dialects.openai import OpenAI
 from supervisor.gateway.filters.translation import StreamTranslation
 
@@ -31,11 +31,11 @@ class Cohere(OpenAI):
         return Completion()
 
 
-class Completion(HeldAnswer):
+class Completion(BufferedResponse):
     """An answer that gets an `id` and `meta` if it has none."""
 
     def changed(self, fields: Fields) -> Fields | None:
-        """See HeldAnswer."""
+        """See BufferedResponse."""
         ours = {"id": msgspec.Raw(msgspec.json.encode(str(uuid.uuid4()))), "meta": _META}
         return None if ours.keys() <= fields.keys() else ours | fields
 

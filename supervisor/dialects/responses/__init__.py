@@ -38,8 +38,8 @@ from supervisor.gateway.body.body import Body, Bytes
 from supervisor.gateway.dialect import Dialect, after
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters import frames
+from supervisor.gateway.filters.stored_conversation import ConversationStore, StoredConversation
 from supervisor.gateway.filters.translation import StreamTranslation, TargetedTranslation, Translation
-from supervisor.gateway.filters.turn import Memory, Turn
 
 __all__ = ["RESPONSES", "Completion", "Responses"]
 
@@ -77,7 +77,7 @@ class Responses(OpenAI):
         """Generate it in the background. Raises LlmuxError."""
         return await background.begin(daemon, scope, raw)
 
-    async def turn(self, path: str, body: Body, memory: Memory) -> tuple[Body, Turn | None]:
+    async def turn(self, path: str, body: Body, memory: ConversationStore) -> tuple[Body, StoredConversation | None]:
         """See Dialect."""
         if self._is_other(path, body.fields):
             return body, None

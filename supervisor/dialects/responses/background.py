@@ -25,7 +25,7 @@ from supervisor.gateway.body.body import Bytes
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
-from supervisor.io.response_store import PIECE, Kept, Part
+from supervisor.io.response_store import PIECE, Part, StoredResponse
 from supervisor.io.store import NotSavedError
 
 ENDPOINT: Final = "/v1/responses"
@@ -56,7 +56,7 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
     template = ResponseTemplate.of(body.fields)
     begun = template.response("queued") | {"background": True, "store": True, "previous_response_id": previous}
     items = Part(await body.field("input") or b"null")
-    kept = Kept(owner, Part(_encode(begun)), items, "queued", is_background=True, is_streamed=body.stream)
+    kept = StoredResponse(owner, Part(_encode(begun)), items, "queued", is_background=True, is_streamed=body.stream)
     name = template.id
     writing = store.keep(name, kept, replaces=True)
     if writing is None:
@@ -134,7 +134,7 @@ def _error(job: Job, last: bytes | None) -> Json:
     return {"code": error.get("code") or _FAILED, "message": error.get("message") or "The answer can't be kept."}
 
 
-async def current(daemon: Daemon, name: str, kept: Kept) -> Json:
+async def current(daemon: Daemon, name: str, kept: StoredResponse) -> Json:
     """The response as it stands now."""
     response = await response_of(kept)
     if not is_running(kept):
@@ -150,12 +150,12 @@ async def current(daemon: Daemon, name: str, kept: Kept) -> Json:
     return response
 
 
-def stream(daemon: Daemon, name: str, kept: Kept, after: int) -> Response:
+def stream(daemon: Daemon, name: str, kept: StoredResponse, after: int) -> Response:
     """The events behind this number."""
     return EventStream(_events(daemon, name, kept, after), nullcontext())
 
 
-async def _events(daemon: Daemon, name: str, kept: Kept, after: int) -> AsyncGenerator[bytes, None]:
+async def _events(daemon: Daemon, name: str, kept: StoredResponse, after: int) -> AsyncGenerator[bytes, None]:
     """The events behind this number, as they come, to the end; a daemon that ends or hands over cuts it short."""
     store, at = daemon.responses, after + 1
     begun = await response_of(kept) if is_running(kept) else None

@@ -18,7 +18,7 @@ from supervisor.dialects.responses.types import Json
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.outline import Outline
-from supervisor.io.response_store import Kept, Part, ResponseStore
+from supervisor.io.response_store import Part, ResponseStore, StoredResponse
 
 RUNNING: Final = frozenset({"queued", "in_progress"})
 NULL: Final = msgspec.Raw(b"null")
@@ -37,18 +37,18 @@ _fields: Final = msgspec.json.Decoder(Fields).decode
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-async def response_of(kept: Kept) -> Json:
+async def response_of(kept: StoredResponse) -> Json:
     """The response object, of one that has no answer: it is as small as its request's fields."""
     found: Json = _decode(await kept.response.whole())
     return found
 
 
-def is_running(kept: Kept) -> bool:
+def is_running(kept: StoredResponse) -> bool:
     """Is it still to be generated, or being so?"""
     return kept.is_background and kept.status in RUNNING
 
 
-async def items_of(kept: Kept, outline: Outline, source: Part | None = None) -> list[Fields]:
+async def items_of(kept: StoredResponse, outline: Outline, source: Part | None = None) -> list[Fields]:
     """All that its model was given, oldest first, in their places; an empty one for what is no object.
 
     They are added to `outline`; see `Outline.add`. Raises LlmuxError.
@@ -57,7 +57,7 @@ async def items_of(kept: Kept, outline: Outline, source: Part | None = None) -> 
     return [_message(text)] if begin_of(text) == b'"' else await _items_of(text)
 
 
-async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admin: bool) -> Kept:
+async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admin: bool) -> StoredResponse:
     """A response that can be gone on from. Raises InvalidRequestError."""
     kept = await store.find(name, owner, is_admin=is_admin)
     if kept is None:
@@ -72,7 +72,7 @@ async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admi
     return kept
 
 
-async def continued(body: JsonBody, name: str, kept: Kept) -> JsonBody:
+async def continued(body: JsonBody, name: str, kept: StoredResponse) -> JsonBody:
     """`body`, after all that was said up to and with this response. Raises LlmuxError."""
     before: list[bytes] = []
     items = await items_of(kept, body.outline)

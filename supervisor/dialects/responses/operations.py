@@ -29,7 +29,7 @@ from supervisor.dialects.responses.types import (
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.gateway.body.outline import Outline
 from supervisor.gateway.operation import Group
-from supervisor.io.response_store import Kept
+from supervisor.io.response_store import StoredResponse
 from supervisor.schema.operation import EVENTS, JSON, Example, Parameter, schema_of
 
 INCLUDABLE: Final = (
@@ -192,7 +192,7 @@ async def list_input_items(daemon: Daemon, id: str, query: InputItemsQuery, requ
     return StreamingResponse(outline.pieces(page), media_type=JSON)
 
 
-async def _find(daemon: Daemon, name: str, request: Request) -> Kept:
+async def _find(daemon: Daemon, name: str, request: Request) -> StoredResponse:
     owner, is_admin = owner_of(request.scope["state"])
     kept = await daemon.responses.find(name, owner, is_admin=is_admin)
     if kept is None:

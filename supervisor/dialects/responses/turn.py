@@ -1,4 +1,4 @@
-"""A request whose response is kept, or which goes on from one that is; see `gateway.filters.turn`.
+"""A request whose response is kept, or which goes on from one that is; see `gateway.filters.stored_conversation`.
 
 What was said before is put in front of its input, so every worker can answer it, whatever it speaks. The answer passes as the
 worker or the translation gives it, but for the fields that only llmux knows: `store`, `previous_response_id`, `background`.
@@ -25,9 +25,9 @@ from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.outline import SMALL, Outline
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.filters import EVENTS, Head, Use
-from supervisor.gateway.filters.turn import Memory, Turn
-from supervisor.io.held_body import HeldBody
-from supervisor.io.response_store import EventLog, Kept, Part
+from supervisor.gateway.filters.stored_conversation import ConversationStore, StoredConversation
+from supervisor.io.request_buffer import RequestBuffer
+from supervisor.io.response_store import EventLog, Part, StoredResponse
 
 _FRAME: Final = b"\n\n"
 _DATA: Final = b"data:"
@@ -49,7 +49,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _text: Final = msgspec.json.Decoder(str).decode
 
 
-async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body, Turn | None]:
+async def turn_of(body: Body, memory: ConversationStore, *, is_counted: bool) -> tuple[Body, StoredConversation | None]:
     """See `Dialect.turn`. `is_counted`: its tokens are, and nothing is generated."""
     if not memory.store.is_on or not isinstance(body, JsonBody):
         return body, None
@@ -69,35 +69,35 @@ async def turn_of(body: Body, memory: Memory, *, is_counted: bool) -> tuple[Body
         return body, None
     own: Json = {"background": False, "previous_response_id": previous, "store": keeps}
     items = (await body.field("input") or b"null") if keeps else None
-    return body, ResponseTurn(memory, items, _raw(own), is_shown=is_changed)
+    return body, StoredResponseConversation(memory, items, _raw(own), is_shown=is_changed)
 
 
-async def _in_background(name: str, memory: Memory) -> Turn | None:
+async def _in_background(name: str, memory: ConversationStore) -> StoredConversation | None:
     kept = await memory.store.find(name, memory.owner, is_admin=True)
     if kept is None:  # deleted
         return None
     begun = await response_of(kept)
     own = {key: begun.get(key) for key in ("id", "created_at", "background", "previous_response_id", "store")}
-    return ResponseTurn(memory, None, _raw(own), again=(kept, begun))
+    return StoredResponseConversation(memory, None, _raw(own), again=(kept, begun))
 
 
 def _raw(values: Json) -> Fields:
     return {key: msgspec.Raw(_encode(value)) for key, value in values.items()}
 
 
-class ResponseTurn(Turn):
-    """See `Turn`."""
+class StoredResponseConversation(StoredConversation):
+    """See `StoredConversation`."""
 
     settles = True
 
     def __init__(
         self,
-        memory: Memory,
+        memory: ConversationStore,
         items: Bytes | None,
         own: Fields,
         *,
         is_shown: bool = True,
-        again: tuple[Kept, Json] | None = None,
+        again: tuple[StoredResponse, Json] | None = None,
     ) -> None:
         """Raises UnavailableError if what must be kept of the request has no room.
 
@@ -112,9 +112,9 @@ class ResponseTurn(Turn):
         if again is not None and again[0].is_streamed:
             self._log = log_of(memory.store.logs, memory.response or "", again[1])
             self._log.cut(BEGINNING)  # the rest is of an earlier try
-        self._items: HeldBody | None = None
+        self._items: RequestBuffer | None = None
         if items is not None:
-            self._items = HeldBody(memory.bodies)
+            self._items = RequestBuffer(memory.bodies)
             self._items.expect(len(items))
             self._items.keep(items)
             self._items.wait()  # for the answer
@@ -125,7 +125,7 @@ class ResponseTurn(Turn):
         self._rest = b""
 
     def release(self) -> None:
-        """See Turn."""
+        """See StoredConversation."""
         if self._items is not None:
             self._items.release()
 
@@ -222,7 +222,7 @@ class ResponseTurn(Turn):
             items = bytearray()
             async for piece in self._items.pieces():
                 items += piece
-            self._memory.store.keep(name, Kept(self._memory.owner, Part(data), Part(items), status))
+            self._memory.store.keep(name, StoredResponse(self._memory.owner, Part(data), Part(items), status))
 
     # ------------------------------------------------------------------------------------------------------------ stream
 

@@ -16,16 +16,16 @@ from supervisor.gateway.disconnect import ClientDisconnectedError, Receive, Scop
 from supervisor.gateway.filters.translation import AnswerTranslation, Translation
 from supervisor.gateway.head import head_of
 from supervisor.gateway.media.media_loading import NOTHING, Loading, Wanted
-from supervisor.io.held_body import Bytes, HeldBody
+from supervisor.io.request_buffer import Bytes, RequestBuffer
 
 __all__ = [
     "BUDGET",
     "CLIENT",
+    "EXTENSION_FIELDS",
     "KEEP_ALIVE",
     "PRIORITY",
     "PRIVATE",
     "RESPONSE_FORMAT",
-    "SAID",
     "Body",
     "Bytes",
     "read_body",
@@ -38,7 +38,7 @@ PRIORITY: Final = "x_priority"
 CLIENT: Final = "x_client_id"
 BUDGET: Final = "x_timeout_s"
 KEEP_ALIVE: Final = "x_keep_alive_s"
-SAID: Final = frozenset({PRIORITY, CLIENT, BUDGET, KEEP_ALIVE})
+EXTENSION_FIELDS: Final = frozenset({PRIORITY, CLIENT, BUDGET, KEEP_ALIVE})
 """Those that say something to llmux."""
 RESPONSE_FORMAT: Final = "response_format"
 """Of a request for pictures: shall they come along (`b64_json`), or their addresses (`url`)?"""
@@ -54,7 +54,7 @@ class Body:
         self.name: str | None = None  # None where it names no model
         self.stream = False
         self.fields: Fields = {}  # of a JSON object, values unparsed, to be looked at only; empty for every other body
-        self.is_silent = True  # does it say nothing to llmux by fields of `SAID`?
+        self.is_silent = True  # does it say nothing to llmux by fields of `EXTENSION_FIELDS`?
 
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """The error where nothing else names the model either."""
@@ -68,7 +68,7 @@ class Body:
         """Let the worker see this name of the model, if the body names one."""
 
     def said(self, name: str) -> JsonValue:
-        """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""
+        """What a field of `EXTENSION_FIELDS` says; None where it is missing, null or empty. Raises InvalidRequestError."""
         return None
 
     @property
@@ -118,7 +118,7 @@ class Body:
         return b""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, held: HeldBody | None = None) -> Bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int, held: RequestBuffer | None = None) -> Bytes:
     """The whole body. The protocol disconnects a client that stalls.
 
     `held` counts it while it arrives, and raises UnavailableError when the budget has no room for it. Raises TooLargeError

@@ -22,7 +22,7 @@ from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import permission
-from supervisor.gateway.body.body import PRIVATE, RESPONSE_FORMAT, SAID, Body, Bytes
+from supervisor.gateway.body.body import EXTENSION_FIELDS, PRIVATE, RESPONSE_FORMAT, Body, Bytes
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import AnswerTranslation, Translation
 from supervisor.gateway.media.media import is_content, means_loading, refusal
@@ -36,7 +36,7 @@ EPILOGUE_LIMIT: Final = 4096  # bytes after a form's end, which mean nothing
 _PARAMETER: Final = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))\s*', re.DOTALL)
 _CHARSET: Final = re.compile(rb"charset[\s\"'=]*+(?!(?:utf-?8|us-ascii|iso-8859-1|windows-1252)\b)", re.IGNORECASE)
 _PLAIN_ENCODINGS: Final = frozenset({b"", b"7bit", b"8bit", b"binary"})
-_READ: Final = SAID | {RESPONSE_FORMAT}
+_READ: Final = EXTENSION_FIELDS | {RESPONSE_FORMAT}
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_ \t\r\n"
 
 
@@ -223,7 +223,7 @@ class Form(Body):
     @property
     def unsaid(self) -> Sequence[str]:
         """See Body."""
-        return sorted(name for name in self.names if name.startswith(PRIVATE) and name not in SAID)
+        return sorted(name for name in self.names if name.startswith(PRIVATE) and name not in EXTENSION_FIELDS)
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """See Body."""

@@ -22,7 +22,7 @@ from runtimes.model_config import Modality
 from supervisor.catalog.rewrite import NO_REWRITE, Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body import permission
-from supervisor.gateway.body.body import PRIVATE, SAID, Body, Bytes, refuse_other_charset
+from supervisor.gateway.body.body import EXTENSION_FIELDS, PRIVATE, Body, Bytes, refuse_other_charset
 from supervisor.gateway.body.outline import SMALL, Outline
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.disconnect import Scope
@@ -124,7 +124,7 @@ class JsonBody(Body):
     @property
     def unsaid(self) -> Sequence[str]:
         """See Body."""
-        return [name for name in self._private if name not in SAID] if self._private else ()
+        return [name for name in self._private if name not in EXTENSION_FIELDS] if self._private else ()
 
     async def field(self, name: str) -> Bytes | None:
         """The value of a field as it came, as JSON; None without it."""

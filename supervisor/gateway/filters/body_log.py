@@ -19,8 +19,8 @@ from pydantic import JsonValue
 from supervisor.catalog.masking import masked, masked_fields, masked_text
 from supervisor.errors import NotFoundError
 from supervisor.gateway.filters.filters import Filter, Head, Use
-from supervisor.io.held_body import Bytes
 from supervisor.io.kept_bodies import KeptBodies
+from supervisor.io.request_buffer import Bytes
 from supervisor.schema.request import KeptBody
 
 log = structlog.get_logger("llmux.bodies")

@@ -13,7 +13,7 @@ import msgspec
 
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.filters import Filter, Head, Use
-from supervisor.io.held_body import Bytes
+from supervisor.io.request_buffer import Bytes
 from supervisor.io.upstream import Headers
 
 HIT: Final = b"x-cache-hit"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from supervisor.errors import LlmuxError
-from supervisor.io.held_body import SLICE, Bytes, Gathered
+from supervisor.io.request_buffer import SLICE, Bytes, Gathered
 from supervisor.io.upstream import Headers, UpstreamResponse
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from runtimes.endpoints import aliases_of
 from supervisor.errors import LlmuxError, UpstreamError
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.filters import TAIL_BYTES
-from supervisor.gateway.upstream_error import WorkerAnswerError, restated, worker_error
+from supervisor.gateway.upstream_error import WorkerAnswerError, restated, upstream_error
 
 INCOMPLETE: Final = "The worker ended its answer without saying that it is complete."
 _DONE_LINE: Final = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?\[DONE\]")
@@ -113,4 +113,4 @@ def failure(error: object) -> WorkerAnswerError:
     status = _STATUSES.get(kind, 500) if isinstance(kind, str) else 500
     status = code if isinstance(code, int) and 400 <= code < 600 else status  # llama.cpp and vLLM put it there
     meant, body = restated(status, msgspec.json.encode({"error": error}))
-    return worker_error(meant, b"application/json", body)
+    return upstream_error(meant, b"application/json", body)

@@ -21,7 +21,7 @@ import msgspec
 from runtimes.base import CHAT_TEMPLATE, Thinking
 from supervisor.catalog.rewrite import Fields
 from supervisor.gateway.filters.filters import EVENTS, Filter, Head, Use
-from supervisor.io.held_body import Bytes
+from supervisor.io.request_buffer import Bytes
 
 CANONICAL: Final[Mapping[str, str]] = MappingProxyType(
     {}

@@ -20,14 +20,14 @@ from supervisor.catalog.sections import TENANT_LIMIT
 from supervisor.core.demand import ANY, NORMAL, Demand, priority_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import BUDGET, CLIENT, KEEP_ALIVE, PRIORITY, Body
-from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.head import PRIORITY as PRIORITY_HEADER
 from supervisor.gateway.head import TENANT as TENANT_HEADER
 from supervisor.gateway.head import TRACE
 from supervisor.gateway.identity.accounts import accounts_of
 from supervisor.gateway.identity.budget import budget_s
 from supervisor.gateway.identity.trace_context import begun, trace_of
-from supervisor.gateway.route.caching import CacheWish, wish_of
+from supervisor.gateway.response_cycle import ResponseCycle
+from supervisor.gateway.route.caching import CacheDirective, wish_of
 from supervisor.io.upstream import Headers
 
 LONGEST_KEEP_ALIVE_S: Final = 86_400
@@ -49,14 +49,14 @@ class Identifying:
         self._catalog = catalog
         self._arrived = arrived
         self._known: dict[bytes | None, Identity] = {}  # of keys, for requests that say nothing else
-        self._cache_wish = CacheWish() if catalog.server.tells_of_caches else None
+        self._cache_wish = CacheDirective() if catalog.server.tells_of_caches else None
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, cycle: ResponseCycle) -> None:
         """Raises InvalidRequestError, and RateLimitError in a pause."""
-        request, body, own = exchange.request, exchange.body, exchange.head.own
+        request, body, own = cycle.request, cycle.body, cycle.head.own
         key = request.key
         if own or not body.is_silent:
-            request.demand, exchange.profile, is_lowered = identify(own, body, key, self._catalog)
+            request.demand, cycle.profile, is_lowered = identify(own, body, key, self._catalog)
             for name, value in own:
                 if name == TRACE:
                     request.trace = trace_of(value)
@@ -69,7 +69,7 @@ class Identifying:
             known = self._known.get(digest)
             if known is None:
                 known = self._known[digest] = identify(own, body, key, self._catalog)
-            request.demand, exchange.profile, _ = known
+            request.demand, cycle.profile, _ = known
             request.cache = self._cache_wish
         if self._catalog.server.traces:
             request.trace, request.span_id = request.trace or begun(), secrets.token_hex(8)

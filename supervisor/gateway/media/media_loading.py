@@ -33,8 +33,8 @@ from supervisor.gateway.media.media_address import (
     read_file_address,
 )
 from supervisor.gateway.media.media_type import HEAD, agreed_type
-from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.media import MediaResponse, MediaSource
+from supervisor.io.request_buffer import BodyBudget, RequestBuffer
 
 log = structlog.get_logger("llmux.media")
 
@@ -89,7 +89,7 @@ class Loading:
         self._failed: tuple[str, str, str | None] | None = None  # an error's message, code and param
         self._places = asyncio.Semaphore(max(1, loader.config.at_once // SHARE))
         self._size = 0  # bytes of all contents, as often as they stand in the request
-        self.held = HeldBody(loader.bodies)
+        self.held = RequestBuffer(loader.bodies)
         """Counts what is kept of them; release it when nothing is needed any more."""
 
     @property

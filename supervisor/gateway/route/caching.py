@@ -43,14 +43,14 @@ _MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 
 @dataclass(frozen=True, slots=True)
-class CacheWish:
+class CacheDirective:
     """What a request's headers say."""
 
     mode: Mode = "auto"
     tag: str = ""
 
 
-def wish_of(headers: Headers) -> CacheWish | None:
+def wish_of(headers: Headers) -> CacheDirective | None:
     """None where they say nothing, and have none of a runner's other headers either. Raises InvalidRequestError."""
     found: dict[str, str] = {}
     is_runners = False
@@ -63,17 +63,17 @@ def wish_of(headers: Headers) -> CacheWish | None:
             is_runners = True
     if found:
         return _wish(found.get(MODE_HEADER, ""), found.get(TAG_HEADER, ""))
-    return CacheWish() if is_runners else None
+    return CacheDirective() if is_runners else None
 
 
-def _wish(mode: str, tag: str) -> CacheWish:
+def _wish(mode: str, tag: str) -> CacheDirective:
     mode = mode.lower() or "auto"
     if mode not in _MODES:
         raise InvalidRequestError(
             f"X-Cache-Mode is {', '.join(_MODES[:-1])} or {_MODES[-1]}.", code="invalid_cache_mode", param=MODE_HEADER
         )
     check_tag(tag, TAG_HEADER)
-    return CacheWish(mode, tag)  # type: ignore[arg-type]
+    return CacheDirective(mode, tag)  # type: ignore[arg-type]
 
 
 def check_tag(tag: str, field: str) -> None:
@@ -146,7 +146,7 @@ class Salts:
 
     def fields(
         self,
-        wish: CacheWish | None,
+        wish: CacheDirective | None,
         cache: PromptCache | None,
         path: str,
         model: ModelId,

@@ -11,7 +11,7 @@ from typing import Final
 
 from supervisor.core.types import ModelId, base_of
 from supervisor.gateway.request import Request
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 
 KEPT: Final = 64
 """Requests of one model."""
@@ -56,7 +56,7 @@ class ContextUse:
         return min(shared, prompt + answers * min(usual if most is None else min(usual, most), max(0, shared - prompt)))
 
 
-def measured(body: HeldBody) -> tuple[int, int]:
+def measured(body: RequestBuffer) -> tuple[int, int]:
     """The bytes of a request's text, and how many pictures and recordings it has besides."""
     data, text_bytes, pictures = body.data or b"", body.size, 0
     for begin in _CONTENT:

@@ -11,7 +11,7 @@ from supervisor.gateway.attempt import Attempt
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.tolerance import ordered, put_right
 from supervisor.gateway.upstream_error import WorkerAnswerError
-from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.request_buffer import BodyBudget, RequestBuffer
 
 _REFUSALS: Final = frozenset({400, 422, 500})  # llama.cpp blames itself for much that its clients send
 _MOST: Final = 4
@@ -48,7 +48,7 @@ class Mending:
             changes, ignored = put_right(body.fields, endpoint.meaning, error.message)
             if not changes:
                 return False
-            mended = HeldBody(self._bodies)
+            mended = RequestBuffer(self._bodies)
             mended.keep(await body.changed(changes).rewritten(NO_REWRITE, endpoint))
         except LlmuxError:  # it is no JSON, or there is no room for another one
             return False

@@ -1,4 +1,4 @@
-"""What a worker is sent: the request of one exchange, as its route's model takes it."""
+"""What a worker is sent: the request of one cycle, as its route's model takes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.tolerance import ordered
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.disconnect import CancelOnDisconnect
-from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.filters.counting import Counting
 from supervisor.gateway.filters.picture_links import PATHS as PICTURE_PATHS
 from supervisor.gateway.filters.picture_links import refuse_links
@@ -45,6 +44,7 @@ from supervisor.gateway.media.attachments import may_have_any, read_documents, w
 from supervisor.gateway.media.media_loading import MediaLoader, Wanted
 from supervisor.gateway.media.picture_form import BLANK, is_earlier, replaced, unreadable
 from supervisor.gateway.prompts import Completions
+from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.route.caching import NO_FIELDS, CacheFields, Salts
 from supervisor.gateway.route.context_use import ContextUse, measured
 from supervisor.gateway.route.ladder import Ladder
@@ -52,8 +52,8 @@ from supervisor.gateway.route.routes import Route, Routes
 from supervisor.gateway.route.thinking import thinking_modes
 from supervisor.gateway.tunnel import client_of
 from supervisor.io.convert import Converter, Kind
-from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.io.picture_store import PictureStore
+from supervisor.io.request_buffer import BodyBudget, RequestBuffer
 
 _NONE: Final[Sequence[str]] = ()
 _NOTHING: Final = (None, b"null", b'""')
@@ -87,47 +87,45 @@ class Preparing:
         self._media = MediaLoader(media, bodies)
         self._converter = Converter()
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, cycle: ResponseCycle) -> None:
         """Raises LlmuxError."""
-        request = exchange.request
-        found = self._routes.find(exchange)
-        exchange.is_permitted = exchange.body.take_permission()
+        request = cycle.request
+        found = self._routes.find(cycle)
+        cycle.is_permitted = cycle.body.take_permission()
         if not isinstance(found, Task):
-            request.attempt = await self._attempt(exchange, found)
+            request.attempt = await self._attempt(cycle, found)
             return
         if found.config.budget_s is not None:
             request.budget_s = min(request.budget_s or found.config.budget_s, found.config.budget_s)
-        candidate = partial(self._candidate, exchange)
-        exchange.ladder = Ladder(found, self._engine, candidate, allow_cloud_fallback=self._may_fall_back())
-        request.attempt = await exchange.ladder.first()
+        candidate = partial(self._candidate, cycle)
+        cycle.ladder = Ladder(found, self._engine, candidate, allow_cloud_fallback=self._may_fall_back())
+        request.attempt = await cycle.ladder.first()
 
-    async def _candidate(self, exchange: Exchange, public: Public) -> Attempt:
+    async def _candidate(self, cycle: ResponseCycle, public: Public) -> Attempt:
         """For a candidate of the task that was asked. See `_attempt`."""
-        return await self._attempt(exchange, self._routes.candidate(exchange, public))
+        return await self._attempt(cycle, self._routes.candidate(cycle, public))
 
-    async def _attempt(self, exchange: Exchange, route: Route) -> Attempt:
+    async def _attempt(self, cycle: ResponseCycle, route: Route) -> Attempt:
         """What is sent to a worker of the route's model. Raises InvalidRequestError, ForbiddenError, and what `_load` does."""
-        request, body, facts, name = exchange.request, exchange.body, route.facts, route.name
-        own = exchange.head.own
+        request, body, facts, name = cycle.request, cycle.body, route.facts, route.name
+        own = cycle.head.own
         model, dialect = route.model.id, request.dialect
-        loading = exchange.loading or self._media.idle
-        if self._media.is_on and exchange.loading is None:
-            loading = exchange.loading = self._media.loading()
+        loading = cycle.loading or self._media.idle
+        if self._media.is_on and cycle.loading is None:
+            loading = cycle.loading = self._media.loading()
         unsaid, unseen, unused = _NONE if body.is_silent else body.unsaid, _NONE, _NONE  # fields without effect
         if facts.inputs is not None and may_have_any(body.fields):
-            body, unseen = await self._readable(exchange, route, body)
+            body, unseen = await self._readable(cycle, route, body)
         translation: AnswerTranslation | None = None
         if route.translation is not None or route.required is not None:
-            route, body, translation, unused = await self._translated(exchange, route, body)
+            route, body, translation, unused = await self._translated(cycle, route, body)
         endpoint = route.endpoint
         if endpoint is None:
-            raise self._routes.not_served(exchange, route)
-        ladder = exchange.ladder
+            raise self._routes.not_served(cycle, route)
+        ladder = cycle.ladder
         request.stream = body.stream
         if facts.is_guarded and not (
-            exchange.is_permitted
-            or (ladder is not None and ladder.task.config.allow_remote)
-            or permission.in_headers(own)
+            cycle.is_permitted or (ladder is not None and ladder.task.config.allow_remote) or permission.in_headers(own)
         ):
             raise permission.refuse(name)
         if self.strict and model in self.strict and isinstance(body, JsonBody):
@@ -135,15 +133,15 @@ class Preparing:
             body = body.changed(changes) if changes else body
         attempt = request.attempt if ladder is None else Attempt()  # which the request has already
         attempt.endpoint = endpoint
-        attempt.headers = exchange.head.worker_headers(dialect.credential_headers)
-        attempt.only_looks = endpoint.only_looks and client_of(exchange.scope) is None
+        attempt.headers = cycle.head.worker_headers(dialect.credential_headers)
+        attempt.only_looks = endpoint.only_looks and client_of(cycle.scope) is None
         if facts.has_replicas:
             attempt.prefix = body.prefix()
         wanted = await body.check(name, facts.inputs, endpoint, loading, facts.texts)
-        attempt.path = self._path(exchange, route)
+        attempt.path = self._path(cycle, route)
         if wanted:
-            await self._load(exchange, wanted, body)
-        rewrite, cached = self._rewrite(exchange, route, endpoint, body)
+            await self._load(cycle, wanted, body)
+        rewrite, cached = self._rewrite(cycle, route, endpoint, body)
         if request.path in PICTURE_PATHS and not self._pictures.is_on:
             refuse_links(rewrite.value(RESPONSE_FORMAT, body.raw(RESPONSE_FORMAT)))
         if route.counts:
@@ -165,9 +163,9 @@ class Preparing:
         attempt.names = route.names
         data = await body.rewritten(rewrite, endpoint)
         if facts.inputs is not None and "image" in facts.inputs:
-            data, unopened = await self._with_pictures(exchange, data, route)
+            data, unopened = await self._with_pictures(cycle, data, route)
             unused = (*unused, *unopened)
-        attempt.body = self._held(exchange, data)
+        attempt.body = self._held(cycle, data)
         if facts.shared_context:
             attempt.tokens = self._tokens(attempt, model, facts.shared_context, rewrite, body)
         if endpoint.passed_over and not endpoint.passed_over.isdisjoint(body.fields):
@@ -182,7 +180,7 @@ class Preparing:
     def _sees(self, model: ModelId) -> bool:
         return "image" in (self._routes.facts[model].inputs or ())
 
-    async def _readable(self, exchange: Exchange, route: Route, body: Body) -> tuple[Body, Sequence[str]]:
+    async def _readable(self, cycle: ResponseCycle, route: Route, body: Body) -> tuple[Body, Sequence[str]]:
         """With text for pictures and documents of its conversation that the model can't take, and how these are named.
 
         Raises InvalidRequestError.
@@ -200,12 +198,12 @@ class Preparing:
         whole = partial(body.whole_text, most=sys.maxsize)
 
         async def text_of(pdf: bytes) -> str:
-            return (await self._convert(exchange, "pdf", pdf)).decode()
+            return (await self._convert(cycle, "pdf", pdf)).decode()
 
         is_read = await read_documents(messages, field, whole, text_of)
         named: list[str] = []
         if "image" not in inputs:
-            others_see = exchange.ladder is not None and exchange.ladder.has_another(self._sees)
+            others_see = cycle.ladder is not None and cycle.ladder.has_another(self._sees)
             named = without_pictures(messages, field, self._blind(route), refused=others_see)
         if not is_read and not named:
             return body, ()
@@ -216,14 +214,14 @@ class Preparing:
         hint = f" Models that see: {', '.join(seeing[:5])}." if seeing else ""
         return f"{route.name} takes {', '.join(sorted(route.facts.inputs or ()))}, no images.{hint}"
 
-    async def _with_pictures(self, exchange: Exchange, data: Bytes, route: Route) -> tuple[Bytes, Sequence[str]]:
+    async def _with_pictures(self, cycle: ResponseCycle, data: Bytes, route: Route) -> tuple[Bytes, Sequence[str]]:
         """With pictures as its worker can open them, and how one of an earlier turn that can't be is named. Raises InvalidRequestError."""
         found = unreadable(data, route.model.adapter.converts_pictures)
         by: list[bytes] = []
         unopened: Sequence[str] = ()
         for each in found:
             try:
-                by.append(await self._convert(exchange, "picture", each.data))
+                by.append(await self._convert(cycle, "picture", each.data))
             except InvalidRequestError:
                 if not is_earlier(data, each):
                     raise
@@ -231,18 +229,18 @@ class Preparing:
                 unopened = ("image",)
         return (replaced(data, found, by) if found else data), unopened
 
-    async def _convert(self, exchange: Exchange, kind: Kind, data: bytes) -> bytes:
+    async def _convert(self, cycle: ResponseCycle, kind: Kind, data: bytes) -> bytes:
         """Raises InvalidRequestError."""
-        with _watched(exchange):
+        with _watched(cycle):
             return await self._converter.convert(kind, data)
 
     async def _translated(
-        self, exchange: Exchange, route: Route, body: Body
+        self, cycle: ResponseCycle, route: Route, body: Body
     ) -> tuple[Route, Body, AnswerTranslation | None, Sequence[str]]:
         """Where this model is asked, what, what its answers become where that isn't what the client sent, and the fields
         that have no effect on it, besides those that the translation names.
         """
-        request, endpoint, mapped = exchange.request, route.endpoint, route.translation
+        request, endpoint, mapped = cycle.request, route.endpoint, route.translation
         if endpoint is not None and route.required is not None:
             required = route.required.of(await _target_model(route), request)
             translated, answers = body.translated(required)
@@ -250,7 +248,7 @@ class Preparing:
         if (
             mapped is not None
             and route.translated is not None
-            and (endpoint is None or _is_unheard(exchange, route, body))
+            and (endpoint is None or _is_unheard(cycle, route, body))
         ):
             target = await _target_model(route)
             if route.targeted is not None:
@@ -262,10 +260,10 @@ class Preparing:
             return route.translated, translated, answers, adapted.ignored
         return route, body, None, ()
 
-    def _path(self, exchange: Exchange, route: Route) -> bytes:
+    def _path(self, cycle: ResponseCycle, route: Route) -> bytes:
         """The worker's path and query."""
-        path = exchange.scope["raw_path"] if route.is_wild else route.upstream_path
-        query: bytes = exchange.scope["query_string"]
+        path = cycle.scope["raw_path"] if route.is_wild else route.upstream_path
+        query: bytes = cycle.scope["query_string"]
         if not query:
             return path
         if b"autoload=" in query:
@@ -281,9 +279,11 @@ class Preparing:
                 f"{route.name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
             )
 
-    def _rewrite(self, exchange: Exchange, route: Route, endpoint: Endpoint, body: Body) -> tuple[Rewrite, CacheFields]:
+    def _rewrite(
+        self, cycle: ResponseCycle, route: Route, endpoint: Endpoint, body: Body
+    ) -> tuple[Rewrite, CacheFields]:
         """What changes on the way to the model: by its configuration, the client's, and what is said of caches."""
-        request, parameters = exchange.request, exchange.profile.parameters
+        request, parameters = cycle.request, cycle.profile.parameters
         rewrite = route.rewrite if route.is_rewritten else NO_REWRITE
         if parameters:
             rewrite = route.rewrite.with_defaults(parameters)
@@ -295,14 +295,14 @@ class Preparing:
         )
         return rewrite.with_asked(cached.fields) if cached.fields else rewrite, cached
 
-    def _held(self, exchange: Exchange, data: Bytes) -> HeldBody:
+    def _held(self, cycle: ResponseCycle, data: Bytes) -> RequestBuffer:
         """What is sent. Of a task's request all stays as it came: the next candidate's is made of it."""
-        if exchange.ladder is None:
-            if exchange.loading is not None:
-                exchange.loading.held.release()
-            exchange.held = exchange.held.changed(data)
-            return exchange.held
-        held = HeldBody(self._bodies)
+        if cycle.ladder is None:
+            if cycle.loading is not None:
+                cycle.loading.held.release()
+            cycle.held = cycle.held.changed(data)
+            return cycle.held
+        held = RequestBuffer(self._bodies)
         held.keep(data)
         return held
 
@@ -321,9 +321,9 @@ class Preparing:
         answers = int(count) if count.isdigit() and len(count) < 4 else 1
         return self._contexts.needed(model, shared, text_bytes, pictures, most, answers)
 
-    async def _load(self, exchange: Exchange, wanted: Sequence[Wanted], body: Body) -> None:
+    async def _load(self, cycle: ResponseCycle, wanted: Sequence[Wanted], body: Body) -> None:
         """Let the body have the media that it refers to. Raises LlmuxError, also where it would be refused afterwards."""
-        request, loading = exchange.request, exchange.loading
+        request, loading = cycle.request, cycle.loading
         assert loading is not None
         if (refused := self._engine.over(TicketId(""), request.demand.accounts)) is not None:
             raise rejection(refused, request.name or "")
@@ -331,7 +331,7 @@ class Preparing:
         if request.budget_s is not None:
             left_s = request.arrived_at + request.budget_s - self._engine.clock()
         try:
-            with _watched(exchange):
+            with _watched(cycle):
                 async with asyncio.timeout(left_s):
                     await body.load(wanted, loading)
         except TimeoutError as error:
@@ -339,18 +339,18 @@ class Preparing:
             raise BudgetError(message) from error
 
 
-def _watched(exchange: Exchange) -> contextlib.AbstractContextManager[object]:
+def _watched(cycle: ResponseCycle) -> contextlib.AbstractContextManager[object]:
     """Cancels what takes long when the client leaves. Once the request is entered, somebody does."""
-    is_entered = exchange.request.ticket_id is not None
-    return contextlib.nullcontext() if is_entered else CancelOnDisconnect(exchange.scope)
+    is_entered = cycle.request.ticket_id is not None
+    return contextlib.nullcontext() if is_entered else CancelOnDisconnect(cycle.scope)
 
 
-def _is_unheard(exchange: Exchange, route: Route, body: Body) -> bool:
+def _is_unheard(cycle: ResponseCycle, route: Route, body: Body) -> bool:
     """Would the worker pass over a part of the request, or of what the configuration adds to it?"""
     assert route.endpoint is not None
-    settings = exchange.request.dialect.unheard_settings
+    settings = cycle.request.dialect.unheard_settings
     return any((raw := body.raw(name)) not in _NOTHING and part in raw for name, part in route.endpoint.unheard) or (
-        bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(exchange.profile.parameters))
+        bool(settings) and (route.rewrite.gives(settings) or not settings.isdisjoint(cycle.profile.parameters))
     )
 
 

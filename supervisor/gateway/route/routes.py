@@ -27,11 +27,11 @@ from supervisor.core.types import ModelId
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.disconnect import Scope
-from supervisor.gateway.exchange import Exchange
 from supervisor.gateway.filters.counting import CHAT, COUNT, by_answer, is_by_answer
 from supervisor.gateway.filters.model_name import Renaming, renaming
 from supervisor.gateway.filters.stream_end import END_OF
 from supervisor.gateway.filters.translation import TargetedTranslation, Translation
+from supervisor.gateway.response_cycle import ResponseCycle
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
@@ -133,11 +133,11 @@ class Routes:
         served = (path for path in fitting if route is not None and route.model.id in self._table[method, path])
         return next(served, fitting[0])
 
-    def find(self, exchange: Exchange) -> Route | Task:
+    def find(self, cycle: ResponseCycle) -> Route | Task:
         """The one that a request means. Raises InvalidRequestError, NotFoundError."""
-        request, body, method = exchange.request, exchange.body, exchange.scope["method"]
+        request, body, method = cycle.request, cycle.body, cycle.scope["method"]
         dialect, path = request.dialect, request.path
-        required = _required(exchange)
+        required = _required(cycle)
         name = body.name
         if name is not None and required is None:
             kept = self._kept.get((dialect, method, path, name))
@@ -145,9 +145,9 @@ class Routes:
                 request.name = name
                 return kept
         if name is None:
-            name = self._unnamed(exchange, required)
+            name = self._unnamed(cycle, required)
         if name is None:
-            raise body.nameless(exchange.scope)
+            raise body.nameless(cycle.scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
         public, asked = self._catalog.route(name), name
@@ -157,20 +157,20 @@ class Routes:
         request.name = name
         if isinstance(public, Task):
             return public
-        route = self.route(exchange, public, required)
+        route = self.route(cycle, public, required)
         if required is None and asked == name:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
             self._kept[dialect, method, path, name] = route
         return route
 
-    def candidate(self, exchange: Exchange, public: Public) -> Route:
+    def candidate(self, cycle: ResponseCycle, public: Public) -> Route:
         """The request's path at a candidate of the task that was asked."""
-        return self.route(exchange, public, _required(exchange))
+        return self.route(cycle, public, _required(cycle))
 
-    def route(self, exchange: Exchange, public: Public, required: TargetedTranslation | None) -> Route:
+    def route(self, cycle: ResponseCycle, public: Public, required: TargetedTranslation | None) -> Route:
         """The request's path at this model. `required`: see `Dialect.required_translation`."""
-        request, method = exchange.request, exchange.scope["method"]
+        request, method = cycle.request, cycle.scope["method"]
         dialect, name = request.dialect, request.name
         assert name is not None
         translation = dialect.translation(method, request.path) if required is None else None
@@ -216,16 +216,16 @@ class Routes:
             writes_prompts=has_prompt and facts.prompts is not None,
         )
 
-    def _unnamed(self, exchange: Exchange, required: TargetedTranslation | None) -> str | None:
+    def _unnamed(self, cycle: ResponseCycle, required: TargetedTranslation | None) -> str | None:
         """The model of a request whose body names none: its query's, its client's, or the only one that there is.
 
         Those come first that need no translation.
         """
-        query: bytes = exchange.scope["query_string"]
+        query: bytes = cycle.scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
         if named:
             return named[0]
-        method, request, default = exchange.scope["method"], exchange.request, exchange.profile.model
+        method, request, default = cycle.scope["method"], cycle.request, cycle.profile.model
         translation = request.dialect.translation(method, request.path) if required is None else None
         serving = self._serving(method, request.path, translation, required)
         if default is not None and self._catalog.resolve(default).model.id in serving:
@@ -244,9 +244,9 @@ class Routes:
         serving = self._table.get((method, path if required is None else required.path), _NONE)
         return serving if translation is None else {**self._table.get((method, translation.path), _NONE), **serving}
 
-    def not_served(self, exchange: Exchange, route: Route) -> InvalidRequestError:
+    def not_served(self, cycle: ResponseCycle, route: Route) -> InvalidRequestError:
         """The error for a model that can't be asked on the request's path."""
-        method, path = exchange.scope["method"], exchange.request.path
+        method, path = cycle.scope["method"], cycle.request.path
         serving = self._serving(method, path, route.translation, route.required)
         config = route.model.config
         others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
@@ -282,9 +282,9 @@ def endpoint_table(catalog: Catalog) -> Table:
     return table
 
 
-def _required(exchange: Exchange) -> TargetedTranslation | None:
+def _required(cycle: ResponseCycle) -> TargetedTranslation | None:
     """See `Dialect.required_translation`."""
-    request = exchange.request
+    request = cycle.request
     if not request.dialect.reads_fields:
         return None
-    return request.dialect.required_translation(exchange.scope["method"], request.path, exchange.body.fields)
+    return request.dialect.required_translation(cycle.scope["method"], request.path, cycle.body.fields)

@@ -14,7 +14,7 @@ CALLS = [
     {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
     {"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
 ]
-SAID = {"reasoning_content": "Hm.", "content": "Yes.", "tool_calls": CALLS}
+EXTENSION_FIELDS = {"reasoning_content": "Hm.", "content": "Yes.", "tool_calls": CALLS}
 BROKEN = [{"content": "Yes"}, {"error": {"code": 500, "message": "no memory is left", "type": "server_error"}}]
 
 
@@ -32,7 +32,7 @@ def site(tmp_path_factory):
         "virtual_models": {
             "caller": {
                 "model": "plain",
-                "force": {"fake": {"message": SAID, "deltas": [SAID], "finish": "tool_calls"}},
+                "force": {"fake": {"message": EXTENSION_FIELDS, "deltas": [EXTENSION_FIELDS], "finish": "tool_calls"}},
             },
             "broken": {"model": "plain", "force": {"fake": {"deltas": BROKEN}}},
         },

@@ -61,12 +61,16 @@ def user(*parts):
 TEXT = {"type": "text", "text": "What is it?"}
 OPENAI = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
 ANTHROPIC = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
-SAID = {"role": "assistant", "content": "A hat."}
+EXTENSION_FIELDS = {"role": "assistant", "content": "A hat."}
 CALL = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "Read", "input": {}}]}
 READ = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "a.png"}, ANTHROPIC]}
 TOOLS = [{"name": "Read", "input_schema": {"type": "object"}}]
 EARLIER = {
-    "chat": ("/v1/chat/completions", {"messages": [user(TEXT, OPENAI), SAID, user(TEXT)]}, "messages[0].content[1]"),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [user(TEXT, OPENAI), EXTENSION_FIELDS, user(TEXT)]},
+        "messages[0].content[1]",
+    ),
     "messages": (
         "/v1/messages",
         {"max_tokens": 9, "tools": TOOLS, "messages": [user(TEXT), CALL, user(READ)]},
@@ -90,7 +94,7 @@ EARLIER = {
     ),
     "count": (
         "/v1/messages/count_tokens",
-        {"messages": [user(TEXT, ANTHROPIC), SAID, user(TEXT)]},
+        {"messages": [user(TEXT, ANTHROPIC), EXTENSION_FIELDS, user(TEXT)]},
         "messages[0].content[1]",
     ),
     "responses": (
@@ -112,7 +116,11 @@ EARLIER = {
         "/api/chat",
         {
             "stream": False,
-            "messages": [{"role": "user", "content": "x", "images": [PNG]}, SAID, {"role": "user", "content": "y"}],
+            "messages": [
+                {"role": "user", "content": "x", "images": [PNG]},
+                EXTENSION_FIELDS,
+                {"role": "user", "content": "y"},
+            ],
         },
         "messages[0].images",
     ),
@@ -132,7 +140,7 @@ class TestPictures:
     def test_what_the_model_reads_of_it(self, site):
         """The tokens of that text, and nothing of the picture."""
         path, fields, _ = EARLIER["chat"]
-        instead = [user(TEXT, {"type": "text", "text": UNSEEN}), SAID, user(TEXT)]
+        instead = [user(TEXT, {"type": "text", "text": UNSEEN}), EXTENSION_FIELDS, user(TEXT)]
         counts = [
             site.post(path, json={"model": "blind", "messages": each, "max_tokens": 2}).json()["usage"]["prompt_tokens"]
             for each in (fields["messages"], instead)
@@ -143,7 +151,7 @@ class TestPictures:
         ("path", "fields"),
         [
             ("/v1/chat/completions", {"messages": [user(TEXT, OPENAI)]}),
-            ("/v1/messages", {"max_tokens": 9, "messages": [user(TEXT), SAID, user(ANTHROPIC, TEXT)]}),
+            ("/v1/messages", {"max_tokens": 9, "messages": [user(TEXT), EXTENSION_FIELDS, user(ANTHROPIC, TEXT)]}),
             ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": [PNG]}]}),
             ("/v1/chat/completions", {"messages": [user(OPENAI), user(TEXT)]}),
         ],
@@ -196,7 +204,7 @@ class TestPictures:
     def test_an_earlier_one_does_no_harm(self, site, data, ignored):
         part = {"type": "image_url", "image_url": {"url": f"data:image/webp;base64,{data}"}}
         told = site.post(
-            "/v1/chat/completions", json={"model": "eyes", "messages": [user(TEXT, part), SAID, user(TEXT)]}
+            "/v1/chat/completions", json={"model": "eyes", "messages": [user(TEXT, part), EXTENSION_FIELDS, user(TEXT)]}
         )
         assert (told.status_code, told.headers.get("x-llmux-ignored")) == (200, ignored), told.text
 
@@ -216,7 +224,7 @@ class TestPictures:
     def test_a_task_asks_who_sees(self, site):
         told = site.post(
             "/v1/chat/completions",
-            json={"model": "either", "max_tokens": 4, "messages": [user(TEXT, OPENAI), SAID, user(TEXT)]},
+            json={"model": "either", "max_tokens": 4, "messages": [user(TEXT, OPENAI), EXTENSION_FIELDS, user(TEXT)]},
         )
         assert (told.status_code, told.headers["x-llmux-model"]) == (200, "eyes"), told.text
 
@@ -282,7 +290,7 @@ class TestDocuments:
 def test_a_broken_document_in_an_earlier_turn_is_told(site):
     """Its conversation goes on."""
     part = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQ="}}
-    messages = [user(part, TEXT), SAID, user(TEXT)]
+    messages = [user(part, TEXT), EXTENSION_FIELDS, user(TEXT)]
     told = site.post("/v1/messages", json={"model": "blind", "max_tokens": 4, "messages": messages})
     assert told.status_code == 200, told.text
 

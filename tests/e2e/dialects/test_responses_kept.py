@@ -18,7 +18,7 @@ from tests.support.fake_worker import WORDS
 from tests.support.tiny import ANSWER
 
 CHAT = "/v1/chat/completions"
-SAID = "".join(WORDS)
+EXTENSION_FIELDS = "".join(WORDS)
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 CALL = [
     {"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": ""}}]},
@@ -171,7 +171,7 @@ class TestFields:
 class TestConversation:
     """A response goes on from an earlier one."""
 
-    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", SAID)])
+    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", EXTENSION_FIELDS)])
     @pytest.mark.parametrize("stream", [False, True])
     def test_a_chain(self, sdk, model, said, stream):
         def ask(text, **fields):
@@ -333,7 +333,7 @@ class TestKept:
 class TestBackground:
     """Nobody waits for it."""
 
-    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", SAID)])
+    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", EXTENSION_FIELDS)])
     def test_polled(self, sdk, model, said):
         first = sdk.responses.create(model=model, input="One")
         made = sdk.responses.create(model=model, input="Two", previous_response_id=first.id, background=True)
@@ -355,7 +355,7 @@ class TestBackground:
             "Three",
         ]
 
-    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", SAID)])
+    @pytest.mark.parametrize(("model", "said"), [("llama", ANSWER), ("speaks", ANSWER), ("chat", EXTENSION_FIELDS)])
     def test_streamed_and_streamed_again(self, sdk, model, said):
         events = [*sdk.responses.create(model=model, input="Hi", background=True, stream=True)]
         assert [event.sequence_number for event in events] == [*range(len(events))]
@@ -469,8 +469,8 @@ class TestRestart:
             site.process.wait(60)
             (tmp_path / "hang").unlink()
             site.start()
-            assert sdk.responses.retrieve(first.id).output_text == SAID
-            assert over(sdk, waits.id).output_text == SAID
+            assert sdk.responses.retrieve(first.id).output_text == EXTENSION_FIELDS
+            assert over(sdk, waits.id).output_text == EXTENSION_FIELDS
             assert len([*sdk.responses.input_items.list(waits.id)]) == 3
 
 
@@ -500,7 +500,7 @@ class TestTrouble:
         """What needs the disk says so; everything else is answered, and only not kept."""
         with running(tmp_path, config(tmp_path)) as site, sdk_of(site) as sdk:
             (site.state_dir / "responses").rename(tmp_path / "elsewhere")
-            assert sdk.responses.create(model="chat", input="Hi").output_text == SAID
+            assert sdk.responses.create(model="chat", input="Hi").output_text == EXTENSION_FIELDS
             told = site.post("/v1/responses", json={"model": "chat", "input": "Hi", "background": True})
             assert (told.status_code, told.json()["error"]["code"]) == (507, "state_not_saved")
             assert not site.get("/v1/jobs").json()["data"]
@@ -521,7 +521,7 @@ class TestWhose:
             for fields in ({}, {"background": True}):
                 made = ann.responses.create(model="chat", input="Hi", **fields)
                 over(ann, made.id)
-                assert op.responses.retrieve(made.id).output_text == SAID
+                assert op.responses.retrieve(made.id).output_text == EXTENSION_FIELDS
                 for forbidden in (bob.responses.retrieve, bob.responses.delete, bob.responses.cancel):
                     with pytest.raises(openai.NotFoundError):
                         forbidden(made.id)
@@ -530,7 +530,10 @@ class TestWhose:
                 with pytest.raises(openai.BadRequestError) as told:
                     bob.responses.create(model="chat", input="Two", previous_response_id=made.id)
                 assert told.value.code == "previous_response_not_found"
-                assert ann.responses.create(model="chat", input="Two", previous_response_id=made.id).output_text == SAID
+                assert (
+                    ann.responses.create(model="chat", input="Two", previous_response_id=made.id).output_text
+                    == EXTENSION_FIELDS
+                )
             assert httpx.get(f"{site.url}/v1/responses/{made.id}", trust_env=False).status_code == 401
             for client in (ann, bob, op):
                 client.close()

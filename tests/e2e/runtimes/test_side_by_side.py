@@ -81,7 +81,7 @@ def asks(sdk) -> dict[str, Callable[[], None]]:
     def transcribe() -> None:
         file = io.BytesIO((hearing.sounds() / "speech.mp3").read_bytes())
         file.name = "speech.mp3"
-        assert sdk.audio.transcriptions.create(model="ears", file=file).text == hearing.SAID
+        assert sdk.audio.transcriptions.create(model="ears", file=file).text == hearing.EXTENSION_FIELDS
 
     def speak() -> None:
         assert len(sdk.audio.speech.create(model="voice", voice="anna", input="Good morning.").content) > 1000

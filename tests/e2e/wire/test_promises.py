@@ -106,7 +106,7 @@ LEFT_AT = [
     "the middle",
     "the last piece",
 ]
-SAID = {
+EXTENSION_FIELDS = {
     ("the first byte", False): [],
     ("the first byte", True): [],
     ("the middle", False): [ok(WHOLE, JSON)[:-9]],
@@ -129,7 +129,7 @@ async def test_the_client_leaves(site: Site, at: str, stream: bool, way: Way) ->
             _, body = await conn.request()
             seen.append(body)
             if b"who leaves" in body:
-                for piece in SAID[at, stream]:
+                for piece in EXTENSION_FIELDS[at, stream]:
                     await conn.send(piece)
                 reached.set()
                 await conn.closed()
@@ -165,7 +165,7 @@ async def test_the_client_leaves(site: Site, at: str, stream: bool, way: Way) ->
                 await when(lambda: site.model("gated")["state"] == "starting")
             elif at != "its body arrives":
                 await reached.wait()
-                if stream and SAID[at, stream]:
+                if stream and EXTENSION_FIELDS[at, stream]:
                     await reader.readuntil(way.text)
             if resets:
                 writer.transport.abort()

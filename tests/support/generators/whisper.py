@@ -23,7 +23,7 @@ import numpy as np
 
 WIDTH, INNER, MELS, FRAMES, POSITIONS = 64, 64, 80, 1500, 448
 WORDS = ["Ġone", "Ġtwo", "Ġthree", "Ġfour", "Ġfive"]
-SAID = "one two three four five"
+EXTENSION_FIELDS = "one two three four five"
 BOUNDS = [0.0, 0.5, 1.0, 1.36, 1.7, 2.0, 30.0]
 LOOKS = {"<|notimestamps|>": 0, "<|0.00|>": 0, WORDS[0]: 1, WORDS[1]: 2, "<|1.00|>": 2, "<|1.02|>": 2}
 LOOKS |= {WORDS[2]: 3, WORDS[3]: 4, WORDS[4]: 5, "<|2.00|>": 5, "<|endoftext|>": 5}

@@ -438,7 +438,7 @@ class TestKnown:
 
 
 class TestPlaces:
-    """Apart as long as there are free devices, however many, also in parts."""
+    """SplitPlan as long as there are free devices, however many, also in parts."""
 
     @pytest.mark.parametrize("count", [8, 9, 16])
     def test_one_device_each(self, count):

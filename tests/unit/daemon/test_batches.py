@@ -19,7 +19,7 @@ from supervisor.daemon.files import File
 from supervisor.daemon.job import Answer, Job, JobFullError
 from supervisor.daemon.jobs import Jobs
 from supervisor.errors import NotFoundError
-from supervisor.io.held_body import BodyBudget, Bytes
+from supervisor.io.request_buffer import BodyBudget, Bytes
 from supervisor.io.store import NotSavedError, Store
 
 CHAT = "/v1/chat/completions"

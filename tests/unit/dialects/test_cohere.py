@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from supervisor.dialects import dialect_of, held
+from supervisor.dialects import buffered_response, dialect_of
 from supervisor.dialects.cohere import COHERE
 
 RESULTS = [{"index": 1, "relevance_score": 0.5}]
@@ -42,7 +42,7 @@ class TestCompletion:
         assert completed(body) == body
 
     def test_a_long_one(self, monkeypatch):
-        monkeypatch.setattr(held, "ANSWER_LIMIT", 10)
+        monkeypatch.setattr(buffered_response, "ANSWER_LIMIT", 10)
         body = b'{"results":[%b]}' % (b"1," * 20 + b"1")
         assert completed(*(body[start : start + 4] for start in range(0, len(body), 4))) == body
 

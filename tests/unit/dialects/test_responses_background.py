@@ -11,7 +11,7 @@ from supervisor.dialects.responses import background
 from supervisor.dialects.responses.kept import response_of
 from supervisor.dialects.responses.turn import event, log_of
 from supervisor.io import response_store
-from supervisor.io.response_store import Kept, Part, ResponseStore
+from supervisor.io.response_store import Part, ResponseStore, StoredResponse
 
 NAME = "resp_1"
 BEGUN = Part(b'{"id":"resp_1","status":"queued","output":[]}')
@@ -33,7 +33,7 @@ async def told_of(store: ResponseStore) -> list[dict]:
 
 async def test_a_stream_whose_end_could_not_be_kept_has_one_end(store):
     """What its worker said last was told to nobody."""
-    kept = Kept(None, BEGUN, Part(b"[]"), "queued", is_background=True, is_streamed=True)
+    kept = StoredResponse(None, BEGUN, Part(b"[]"), "queued", is_background=True, is_streamed=True)
     store.keep(NAME, kept)
     log = log_of(store.logs, NAME, await response_of(kept))
     log.add(event("response.output_text.delta", 2, delta="Hi"))
@@ -47,7 +47,7 @@ async def test_a_stream_whose_end_could_not_be_kept_has_one_end(store):
 
 @pytest.mark.parametrize("state", ["cancelled", "failed"])
 async def test_a_stream_that_nobody_has_read_since_a_restart_has_an_end(store, state):
-    store.keep(NAME, Kept(None, BEGUN, Part(b"[]"), "queued", is_background=True, is_streamed=True))
+    store.keep(NAME, StoredResponse(None, BEGUN, Part(b"[]"), "queued", is_background=True, is_streamed=True))
     job = SimpleNamespace(response=NAME, owner=None, state=state, error=None)
     await background.end(SimpleNamespace(responses=store), job, None)
     told = await told_of(store)

@@ -12,9 +12,9 @@ from supervisor.dialects.responses.turn import turn_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.filters.filters import filtered
-from supervisor.gateway.filters.turn import Memory
-from supervisor.io.held_body import BodyBudget, Gathered
-from supervisor.io.response_store import Kept, Part, ResponseStore
+from supervisor.gateway.filters.stored_conversation import ConversationStore
+from supervisor.io.request_buffer import BodyBudget, Gathered
+from supervisor.io.response_store import Part, ResponseStore, StoredResponse
 
 EVENTS = [(b"content-type", b"text/event-stream")]
 JSON = [(b"content-type", b"application/json"), (b"content-length", b"1")]
@@ -36,14 +36,14 @@ async def store(tmp_path):
     found.configure(most_bytes=1 << 24, most=100, keep_s=60.0)
     found.open(tmp_path)
     first = {"id": "resp_1", "status": "completed", "output": [OUTPUT]}
-    await found.keep("resp_1", Kept("ann", Part(json.dumps(first).encode()), Part(b'"One"'), "completed"))
+    await found.keep("resp_1", StoredResponse("ann", Part(json.dumps(first).encode()), Part(b'"One"'), "completed"))
     return found
 
 
 async def asked(store, /, owner="ann", is_counted=False, **fields):
     """A request: its body as it came, and as it goes on, and what becomes of its answer."""
     body = await JsonBody.open(json.dumps({"model": "m", **fields}).encode())
-    return body, *await turn_of(body, Memory(store, BodyBudget(), owner, False), is_counted=is_counted)
+    return body, *await turn_of(body, ConversationStore(store, BodyBudget(), owner, False), is_counted=is_counted)
 
 
 async def got(body):
@@ -119,7 +119,7 @@ class TestRequest:
     async def test_one_that_is_not_kept_costs_nothing(self, store):
         assert (await asked(store, input="Hi", store=False))[2] is None
         other = await JsonBody.open(b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}')
-        memory = Memory(store, BodyBudget(), "ann", False)
+        memory = ConversationStore(store, BodyBudget(), "ann", False)
         assert (await RESPONSES.turn("/v1/responses", other, memory))[1] is None
 
     async def test_only_the_tokens_of_one_that_goes_on(self, store):
@@ -205,7 +205,7 @@ class TestAnswer:
     @pytest.mark.parametrize("stream", [False, True])
     async def test_metrics_stand_beside_a_workers_own_fields(self, store, stream):
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
+        memory = ConversationStore(store, BodyBudget(), "ann", False, times=Times())
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = ANSWER | {"usage": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}}
         begun = {"type": "response.created", "response": answer}
@@ -236,7 +236,7 @@ class TestAnswer:
     @pytest.mark.parametrize("usage", [None, {"input_tokens": None}, {"input_tokens": 1.5}, []])
     async def test_an_odd_usage_loses_nothing_else(self, store, usage):
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), "ann", False, times=Times())
+        memory = ConversationStore(store, BodyBudget(), "ann", False, times=Times())
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = ANSWER | {"usage": usage}
         _, got = await told(turn, JSON, json.dumps(answer).encode())
@@ -270,10 +270,10 @@ class TestAnswer:
     @pytest.mark.parametrize("stream", [False, True])
     async def test_one_in_the_background_that_does_not_say_how_it_ended_is_still_to_come(self, store, stream):
         begun = Part(b'{"id":"resp_2","status":"queued","output":[]}')
-        kept = Kept("ann", begun, Part(b"[]"), "queued", is_background=True, is_streamed=stream)
+        kept = StoredResponse("ann", begun, Part(b"[]"), "queued", is_background=True, is_streamed=stream)
         await store.keep("resp_2", kept)
         body = await JsonBody.open(b'{"model":"m","input":"Hi"}')
-        memory = Memory(store, BodyBudget(), "ann", False, response="resp_2")
+        memory = ConversationStore(store, BodyBudget(), "ann", False, response="resp_2")
         _, turn = await turn_of(body, memory, is_counted=False)
         answer = {"object": "response", "output": []}
         pieces = framed({"type": "response.completed", "response": answer})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.types import ModelId, TicketId
-from supervisor.core.waiting import Awaited, WaitKind
+from supervisor.core.waiting import WaitKind, WaitReason
 from supervisor.engine.waits import MOST_PARTS, Wait, Waits
 from supervisor.gateway.record import BODY
 from tests.support.simulation import rivals
@@ -81,7 +81,7 @@ class TestParts:
         world.request("a")
         wait = waits.begin(A, 0.0)
         for at in range(1, 200):
-            waits._current[A].next = type(waits._current[A])(Awaited(WaitKind.TURN, f"turn {at % 2}"), float(at))
+            waits._current[A].next = type(waits._current[A])(WaitReason(WaitKind.TURN, f"turn {at % 2}"), float(at))
             waits._current[A] = waits._current[A].next
         wait.end(200.0)
         assert len(wait.parts(0)) <= MOST_PARTS

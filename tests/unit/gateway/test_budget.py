@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.identity.budget import budget_s
-from supervisor.gateway.upstream_error import is_overflow, worker_error
+from supervisor.gateway.upstream_error import is_overflow, upstream_error
 from tests.support.cases import cases
 
 
@@ -50,7 +50,7 @@ class TestOverflow:
         ],
     )
     def test_known_kinds(self, status, body):
-        assert is_overflow(worker_error(status, b"application/json", body))
+        assert is_overflow(upstream_error(status, b"application/json", body))
 
     @pytest.mark.parametrize(
         ("status", "body"),
@@ -61,4 +61,4 @@ class TestOverflow:
         ],
     )
     def test_others(self, status, body):
-        assert not is_overflow(worker_error(status, b"application/json", body))
+        assert not is_overflow(upstream_error(status, b"application/json", body))

@@ -10,7 +10,7 @@ from runtimes.prompt_cache import NO_CACHE, PromptCache
 from supervisor.core.types import ModelId
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.route import caching
-from supervisor.gateway.route.caching import CacheWish, Salts, wish_of
+from supervisor.gateway.route.caching import CacheDirective, Salts, wish_of
 from supervisor.io.store import Store
 from tests.support.cases import cases
 
@@ -32,12 +32,12 @@ class TestHeaders:
 
     @pytest.mark.parametrize("name", [b"x-tenant-id", b"x-priority"])
     def test_a_runners_other_headers_ask_for_an_answer(self, name):
-        assert wish_of([(name, b"a")]) == CacheWish()
+        assert wish_of([(name, b"a")]) == CacheDirective()
 
     def test_both(self):
-        assert wish_of([(b"x-cache-mode", b" None "), (b"x-cache-tag", b"a")]) == CacheWish("none", "a")
-        assert wish_of([(b"x-cache-tag", b"a" * 64)]) == CacheWish("auto", "a" * 64)
-        assert wish_of([(b"x-cache-mode", b"")]) == CacheWish()
+        assert wish_of([(b"x-cache-mode", b" None "), (b"x-cache-tag", b"a")]) == CacheDirective("none", "a")
+        assert wish_of([(b"x-cache-tag", b"a" * 64)]) == CacheDirective("auto", "a" * 64)
+        assert wish_of([(b"x-cache-mode", b"")]) == CacheDirective()
 
     @pytest.mark.parametrize(
         "headers",
@@ -66,7 +66,7 @@ class TestFields:
         path=st.sampled_from([CHAT, "/v1/embeddings"]),
     )
     def test_each_header_has_an_effect_or_is_named(self, mode, tag, cache, path):
-        found = told(Salts(), CacheWish(mode, tag), cache, path)
+        found = told(Salts(), CacheDirective(mode, tag), cache, path)
         separates = "cache_salt" in found.fields
         off = separates or found.fields.get("cache_prompt") is False or cache is NO_CACHE
         if mode == "none":
@@ -142,5 +142,5 @@ class TestReuse:
         ],
     )
     def test_by_runtime(self, mode, cache, reuses):
-        found = Salts().fields(CacheWish(mode), cache, "/v1/chat/completions", "m", "", None)
+        found = Salts().fields(CacheDirective(mode), cache, "/v1/chat/completions", "m", "", None)
         assert found.reuses is reuses

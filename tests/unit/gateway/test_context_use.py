@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.types import ModelId
 from supervisor.gateway.attempt import NO_USAGE, Usage
 from supervisor.gateway.route.context_use import KEPT, PICTURE, UNKNOWN, USUAL, ContextUse, measured
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 from tests.support.cases import cases
 
 M, SHARED = ModelId("m"), 8192
@@ -82,4 +82,4 @@ class TestMeasured:
         ],
     )
     def test_of_a_body(self, data, text_bytes, pictures):
-        assert measured(HeldBody(data=data)) == (text_bytes, pictures)
+        assert measured(RequestBuffer(data=data)) == (text_bytes, pictures)

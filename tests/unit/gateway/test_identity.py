@@ -91,25 +91,31 @@ class TestPriority:
 class TestTenant:
     """The key's; the request names it only where anybody may, or where the key speaks for others."""
 
-    SAID = ([(b"x-tenant-id", b"them")], '{"x_client_id": "others"}')
+    EXTENSION_FIELDS = ([(b"x-tenant-id", b"them")], '{"x_client_id": "others"}')
 
     def test_of_a_key(self):
-        assert who(*self.SAID, its_key=key()).demand.tenant == "webui"
-        assert who(*self.SAID, its_key=key(tenant="chat")).demand.tenant == "chat"
+        assert who(*self.EXTENSION_FIELDS, its_key=key()).demand.tenant == "webui"
+        assert who(*self.EXTENSION_FIELDS, its_key=key(tenant="chat")).demand.tenant == "chat"
 
     def test_of_a_key_that_speaks_for_others(self):
         gateway = key(for_others=True, tenant="gateway")
-        assert who(*self.SAID, its_key=gateway).demand.tenant == "them"
-        assert who([], self.SAID[1], its_key=gateway).demand.tenant == "others"
+        assert who(*self.EXTENSION_FIELDS, its_key=gateway).demand.tenant == "them"
+        assert who([], self.EXTENSION_FIELDS[1], its_key=gateway).demand.tenant == "others"
         assert who([(b"x-tenant-id", b" ")], '{"x_client_id": " "}', its_key=gateway).demand.tenant == "gateway"
 
     def test_where_nobody_may_name_any(self):
         alone = SimpleNamespace(client=CATALOG.client, server=SimpleNamespace(multi_tenant=False))
-        assert who(*self.SAID, known=alone).demand.tenant == ""
-        assert who(*self.SAID, its_key=key(for_others=True, tenant="gateway"), known=alone).demand.tenant == "gateway"
+        assert who(*self.EXTENSION_FIELDS, known=alone).demand.tenant == ""
+        assert (
+            who(*self.EXTENSION_FIELDS, its_key=key(for_others=True, tenant="gateway"), known=alone).demand.tenant
+            == "gateway"
+        )
 
     def test_without_keys(self):
-        assert [who(*self.SAID).demand.tenant, who([], self.SAID[1]).demand.tenant] == ["them", "others"]
+        assert [who(*self.EXTENSION_FIELDS).demand.tenant, who([], self.EXTENSION_FIELDS[1]).demand.tenant] == [
+            "them",
+            "others",
+        ]
         assert who([(b"x-tenant-id", "müller".encode())]).demand.tenant == "müller"
 
     @pytest.mark.parametrize("said", ["x" * 65, "a\tb", "\u202e", "\x1b[2J"])

@@ -20,7 +20,7 @@ from supervisor.errors import InvalidRequestError, UnavailableError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.media.media import Reference
 from supervisor.gateway.media.media_loading import MediaLoader
-from supervisor.io.held_body import BodyBudget
+from supervisor.io.request_buffer import BodyBudget
 from tests.support.fake_http import serving
 from tests.support.fake_remote import Authority
 from tests.support.limits import LIMIT_S

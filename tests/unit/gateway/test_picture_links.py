@@ -12,8 +12,8 @@ import pytest
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.filters.filters import filtered
 from supervisor.gateway.filters.picture_links import PictureLinks, base_url, refuse_links
-from supervisor.io.held_body import Gathered
 from supervisor.io.picture_store import PictureStore
+from supervisor.io.request_buffer import Gathered
 from supervisor.io.store import NotSavedError
 
 PNG = b"\x89PNG and so on"

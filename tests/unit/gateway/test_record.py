@@ -19,7 +19,7 @@ from msgspec import structs
 from supervisor.catalog.keys import Key
 from supervisor.core.demand import Demand
 from supervisor.core.types import Generation, ModelId, TicketId
-from supervisor.core.waiting import Awaited, WaitKind
+from supervisor.core.waiting import WaitKind, WaitReason
 from supervisor.daemon.history import History
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.events import Hub
@@ -181,7 +181,7 @@ class TestBound:
         try:
             request = context(1, asyncio.get_running_loop().time(), extra=big)
             request.attempt.ticket = Ticket(TicketId("1"), ModelId("a"), 0.0, Generation(1))
-            request.waits.append(Wait(ModelId("a"), 0.0, _Phase(Awaited(WaitKind.LOAD, "the model to load"), 0.0)))
+            request.waits.append(Wait(ModelId("a"), 0.0, _Phase(WaitReason(WaitKind.LOAD, "the model to load"), 0.0)))
             request.waits[0].end(1.0)
             try:
                 raise UnavailableError("No memory.")
@@ -212,7 +212,7 @@ class TestView:
         request.attempt.outcome.status = 200
         request.attempt.outcome.first_byte_at = now - 4.0
         request.attempt.outcome.keep(b'{"usage":{"prompt_tokens":5,"completion_tokens":100}}')
-        request.waits.append(Wait(ModelId("a"), now - 9.0, _Phase(Awaited(WaitKind.LOAD, "the model to load"), 0.0)))
+        request.waits.append(Wait(ModelId("a"), now - 9.0, _Phase(WaitReason(WaitKind.LOAD, "the model to load"), 0.0)))
         request.waits[0].end(now - 5.0)
         requests.finished(request)
         await settled()
@@ -263,8 +263,8 @@ def unusual() -> Request:
     request.attempt.ticket = Ticket(
         TicketId("2"), ModelId("a"), 1000.124, Generation(3), admitted=1004.2, cut_reason="unloaded"
     )
-    load = _Phase(Awaited(WaitKind.LOAD, "the model to load."), 1001.33333)
-    turn = _Phase(Awaited(WaitKind.TURN, "its turn, after b", (ModelId("b"),)), 1000.0, load)
+    load = _Phase(WaitReason(WaitKind.LOAD, "the model to load."), 1001.33333)
+    turn = _Phase(WaitReason(WaitKind.TURN, "its turn, after b", (ModelId("b"),)), 1000.0, load)
     request.waits.append(Wait(ModelId("a"), 1000.124, turn))
     request.waits[0].end(1004.2)
     outcome = request.attempt.outcome

@@ -11,7 +11,7 @@ from supervisor.daemon.job import Job
 from supervisor.errors import LlmuxError
 from supervisor.gateway.disconnect import ResponseBrokenError
 from supervisor.http.jobs import send
-from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.request_buffer import BodyBudget, RequestBuffer
 from supervisor.io.response_store import ResponseStore
 
 MIB = 1 << 20
@@ -61,7 +61,7 @@ class TestAnswer:
 
     async def test_where_others_take_all_it_is_sent_again(self):
         daemon = Scripted(3, limit_mib=4)
-        others = HeldBody(daemon.bodies, b"")
+        others = RequestBuffer(daemon.bodies, b"")
         others.grow(2 * MIB)
         answer = await send(daemon, job(), b"{}")
         assert (answer.status, answer.error["code"], answer.retry_after_s > 0) == (503, "busy", True)

@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.http.relay import relay
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 from supervisor.io.upstream import UpstreamPool
 from tests.support.wire import front, ok, talk, worker
 
@@ -24,7 +24,7 @@ async def test_there_is_always_a_host(fields, host):
         pool = UpstreamPool("127.0.0.1", behind.port, names_host=False)
 
         async def app(scope, _receive, send):
-            await relay(scope, send, HeldBody(data=b""), pool, b"id", OPENAI, is_started=False)
+            await relay(scope, send, RequestBuffer(data=b""), pool, b"id", OPENAI, is_started=False)
 
         async with front(app) as running:
             assert (await talk(running.port, b"GET /health HTTP/1.0\r\n" + fields + b"\r\n")).endswith(b"hi")

@@ -1,4 +1,4 @@
-"""Kept responses: bounded by bytes, count and age, found by whom they are for, and by other processes."""
+"""StoredResponse responses: bounded by bytes, count and age, found by whom they are for, and by other processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from supervisor.errors import UnavailableError
 from supervisor.io import response_store
-from supervisor.io.response_store import PIECE, EventLog, Kept, Part, ResponseStore
+from supervisor.io.response_store import PIECE, EventLog, Part, ResponseStore, StoredResponse
 
 RESPONSE = b'{"id":"r",\n"status":"completed"}'
 
 
 def kept(size=10, owner="ann", **keys):
-    return Kept(owner, Part(RESPONSE), Part(b'"' + b"x" * size + b'"'), **keys)
+    return StoredResponse(owner, Part(RESPONSE), Part(b'"' + b"x" * size + b'"'), **keys)
 
 
 async def read(found):

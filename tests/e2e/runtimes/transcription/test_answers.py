@@ -19,7 +19,7 @@ class TestFormats:
     def test_json_is_the_default(self, ears):
         answer = ears.hear()
         assert answer.headers["content-type"] == "application/json"
-        assert answer.json()["text"] == hearing.SAID
+        assert answer.json()["text"] == hearing.EXTENSION_FIELDS
         assert answer.json()["usage"]["type"] == "duration"
         again = ears.hear(response_format="json").json()
         assert (again["text"], again["usage"]) == (answer.json()["text"], answer.json()["usage"])
@@ -27,7 +27,7 @@ class TestFormats:
     def test_text(self, ears):
         answer = ears.hear(response_format="text")
         assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-        assert answer.text == f"{hearing.SAID}\n"
+        assert answer.text == f"{hearing.EXTENSION_FIELDS}\n"
 
     def test_srt(self, ears):
         answer = ears.hear(response_format="srt")
@@ -45,7 +45,11 @@ class TestFormats:
 
     def test_verbose_json(self, ears):
         answer = ears.hear(response_format="verbose_json").json()
-        assert (answer["task"], answer["language"], answer["text"]) == ("transcribe", "english", hearing.SAID)
+        assert (answer["task"], answer["language"], answer["text"]) == (
+            "transcribe",
+            "english",
+            hearing.EXTENSION_FIELDS,
+        )
         assert "words" not in answer
         first, second = answer["segments"]
         assert (first["id"], first["start"], first["end"], first["text"]) == (0, 0.0, 1.0, " one two")
@@ -62,7 +66,7 @@ class TestFormats:
     def test_words(self, ears):
         answer = ears.hear(response_format="verbose_json", timestamp_granularities="word").json()
         assert "segments" not in answer
-        assert [word["word"] for word in answer["words"]] == hearing.SAID.split()
+        assert [word["word"] for word in answer["words"]] == hearing.EXTENSION_FIELDS.split()
         for word, (_, start, end) in zip(answer["words"], hearing.WORDS, strict=True):
             assert word["start"] == pytest.approx(start, abs=0.06)
             assert word["end"] == pytest.approx(end, abs=0.06)
@@ -73,7 +77,7 @@ class TestFormats:
 
     def test_translation(self, ears):
         answer = ears.hear(path=TRANSLATED, response_format="verbose_json", language="de").json()
-        assert (answer["task"], answer["language"], answer["text"]) == ("translate", "german", hearing.SAID)
+        assert (answer["task"], answer["language"], answer["text"]) == ("translate", "german", hearing.EXTENSION_FIELDS)
 
 
 class TestMetrics:
@@ -163,7 +167,7 @@ class TestParameters:
     def test_taken(self, ears, fields):
         answer = ears.hear(**fields)
         assert answer.status_code == 200, answer.text
-        assert answer.json()["text"] == hearing.SAID
+        assert answer.json()["text"] == hearing.EXTENSION_FIELDS
 
     @pytest.mark.parametrize(
         ("fields", "param", "clue"),
@@ -216,7 +220,7 @@ class TestForms:
             "/v1/audio/transcriptions", content=pieces, headers={"Content-Type": "multipart/form-data; boundary=x"}
         )
         assert answer.request.headers["transfer-encoding"] == "chunked"
-        assert answer.json()["text"] == hearing.SAID
+        assert answer.json()["text"] == hearing.EXTENSION_FIELDS
 
     @pytest.mark.parametrize(
         ("keys", "code", "clue"),

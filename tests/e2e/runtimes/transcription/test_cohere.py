@@ -119,7 +119,7 @@ class TestEnglishOnly:
         )
         ears = begin(runtime=engine, type="asr", path=str(path), threads=1, default_language="de")
         answer = ears.hear(response_format="verbose_json", timestamp_granularities=["word", "segment"]).json()
-        assert (answer["text"], answer["language"], len(answer["words"])) == (hearing.SAID, "english", 5)
+        assert (answer["text"], answer["language"], len(answer["words"])) == (hearing.EXTENSION_FIELDS, "english", 5)
         assert ears.hear(language="de").status_code == 400
         assert ears.hear(path="/v1/audio/translations").json()["error"]["code"] == "endpoint_not_supported"
 

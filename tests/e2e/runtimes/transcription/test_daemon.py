@@ -47,7 +47,8 @@ class TestOpenAI:
     """What their client sends and understands."""
 
     @pytest.mark.parametrize(
-        ("model", "said"), [("quick", hearing.SAID), ("exact", hearing.SAID), ("cohere", hearing.COHERE_SAID)]
+        ("model", "said"),
+        [("quick", hearing.EXTENSION_FIELDS), ("exact", hearing.EXTENSION_FIELDS), ("cohere", hearing.COHERE_SAID)],
     )
     def test_transcription(self, sdk, model, said):
         answer = sdk.audio.transcriptions.create(model=model, file=sound())
@@ -62,7 +63,7 @@ class TestOpenAI:
             response_format="verbose_json",
             timestamp_granularities=["word", "segment"],
         )
-        assert (answer.language, [word.word for word in answer.words]) == ("german", hearing.SAID.split())
+        assert (answer.language, [word.word for word in answer.words]) == ("german", hearing.EXTENSION_FIELDS.split())
         assert [segment.text for segment in answer.segments] == [" one two", " three four five"]
 
     @pytest.mark.parametrize("model", ["quick", "exact"])
@@ -80,7 +81,7 @@ class TestOpenAI:
 
     @pytest.mark.parametrize("model", ["quick", "exact"])
     def test_translation(self, sdk, model):
-        assert sdk.audio.translations.create(model=model, file=sound("speech.flac")).text == hearing.SAID
+        assert sdk.audio.translations.create(model=model, file=sound("speech.flac")).text == hearing.EXTENSION_FIELDS
 
     @pytest.mark.parametrize("model", ["quick", "exact"])
     def test_errors(self, sdk, model):
@@ -114,7 +115,7 @@ class TestDaemon:
         )
         pieces = (form[start : start + 4096] for start in range(0, len(form), 4096))
         answer = site.post(HEARD, content=pieces, headers={"Content-Type": "multipart/form-data; boundary=b"})
-        assert answer.json()["text"] == hearing.SAID
+        assert answer.json()["text"] == hearing.EXTENSION_FIELDS
 
     def test_capabilities(self, site):
         for name in MODELS:
@@ -142,7 +143,7 @@ class TestKilled:
         self._kill(site, name)
         with pytest.raises((openai.APIError, httpx.TransportError)):
             list(events)
-        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
+        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.EXTENSION_FIELDS
 
     @pytest.mark.parametrize("name", ["quick", "exact"])
     def test_before_the_answer(self, site, sdk, name):
@@ -153,14 +154,14 @@ class TestKilled:
                 sdk.audio.transcriptions.create(model=name, file=("long.wav", hours(LONG_H)))
             failures.append(told.value)
 
-        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
+        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.EXTENSION_FIELDS
         asking = threading.Thread(target=ask)
         asking.start()
         wait_until(lambda: site.model(name)["in_flight"] == 1)
         self._kill(site, name)
         asking.join()
         assert failures[0].status_code in {502, 503}
-        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
+        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.EXTENSION_FIELDS
 
     @staticmethod
     def _kill(site, name: str) -> None:

@@ -82,14 +82,14 @@ class TestTurns:
             wait_until(lambda: counted(ears, "llmux_worker_waiting") == 1)
             assert (ears.running(), answers) == (1, [])
         asking.join()
-        assert set(answers[0].split()) == set(hearing.SAID.split())
+        assert set(answers[0].split()) == set(hearing.EXTENSION_FIELDS.split())
 
     def test_two_at_once(self, pair):
         with listening(pair):
             answer = pair.hear(hours(0.02), response_format="verbose_json").json()
             assert pair.running() == 1  # the long one, still
         assert answer["duration"] == 72.0
-        assert set(answer["text"].split()) == set(hearing.SAID.split())
+        assert set(answer["text"].split()) == set(hearing.EXTENSION_FIELDS.split())
 
     def test_words_of_two_at_once(self, pair):
         fields = {"response_format": "verbose_json", "timestamp_granularities": "word"}

@@ -64,14 +64,14 @@ class TestServer:
         answer = ears.hear(noise(number))
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "worker_failed")
         assert why in answer.json()["error"]["message"]
-        assert ears.hear().json()["text"] == hearing.SAID
+        assert ears.hear().json()["text"] == hearing.EXTENSION_FIELDS
 
     def test_it_stops_for_a_client_that_leaves(self, ears):
         files = {"file": ("noise.wav", noise(4))}
         with pytest.raises(httpx.ReadTimeout):
             ears.http.post(HEARD, files=files, timeout=httpx.Timeout(LIMIT_S, read=1.0))
         wait_until(lambda: "client disconnected" in ears.log.read_text(), what="it stops")
-        assert ears.hear().json()["text"] == hearing.SAID
+        assert ears.hear().json()["text"] == hearing.EXTENSION_FIELDS
 
 
 class TestAsked:
@@ -95,7 +95,7 @@ class TestAsked:
 
     def test_pieces_of_tokens_are_words(self, ears):
         answer = ears.hear(response_format="verbose_json", timestamp_granularities="word").json()
-        assert [word["word"] for word in answer["words"]] == hearing.SAID.split()
+        assert [word["word"] for word in answer["words"]] == hearing.EXTENSION_FIELDS.split()
         assert (answer["words"][3]["start"], answer["words"][3]["end"]) == (1.38, 1.68)
 
     def test_the_next_piece_knows_the_text_before(self, ears):

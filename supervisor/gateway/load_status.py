@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from supervisor.core.waiting import Awaited, WaitKind
+from supervisor.core.waiting import WaitKind, WaitReason
 
 if TYPE_CHECKING:
     from supervisor.engine.engine import Engine
@@ -28,7 +28,7 @@ class LoadNews:
         self._request = request
         self._event = event
         self._created = int(time.time())
-        self._told: Awaited | None = None  # the last that was told
+        self._told: WaitReason | None = None  # the last that was told
         self._told_at = 0.0
 
     def __call__(self) -> bytes | None:
@@ -46,7 +46,7 @@ class LoadNews:
         name, request_id = self._request.name or "", self._request.request_id.decode("latin-1")
         return self._event(f"{text}\n", name, request_id, self._created)
 
-    def _line(self, current: Awaited, now: float) -> str:
+    def _line(self, current: WaitReason, now: float) -> str:
         name, wait = self._request.name, self._request.waits[-1]
         if current.kind in _LOADED:
             return f"{name} waits for {current.what}."

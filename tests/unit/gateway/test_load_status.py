@@ -7,13 +7,13 @@ import json
 import pytest
 
 from supervisor.core.types import ModelId
-from supervisor.core.waiting import Awaited, Forecast, WaitKind
+from supervisor.core.waiting import Forecast, WaitKind, WaitReason
 from supervisor.dialects.openai import OPENAI
 from supervisor.engine.waits import Wait, _Phase
-from supervisor.gateway.load_news import PROGRESS_S, LoadNews
+from supervisor.gateway.load_status import PROGRESS_S, LoadNews
 from supervisor.gateway.request import Request
 
-LOAD = Awaited(WaitKind.LOAD, "the model to load")
+LOAD = WaitReason(WaitKind.LOAD, "the model to load")
 
 
 class Engine:
@@ -37,7 +37,7 @@ def engine():
 
 @pytest.fixture
 def phase():
-    return _Phase(Awaited(WaitKind.DRAIN, "b to end its requests"), 100.0)
+    return _Phase(WaitReason(WaitKind.DRAIN, "b to end its requests"), 100.0)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ class TestLines:
         assert tell() is None
 
     def test_a_loaded_model_does_not_load(self, phase, tell):
-        phase.next = _Phase(Awaited(WaitKind.PLACE, "a free place: the model answers 4 at once"), 100.0)
+        phase.next = _Phase(WaitReason(WaitKind.PLACE, "a free place: the model answers 4 at once"), 100.0)
         assert tell() == "a waits for a free place: the model answers 4 at once.\n"
 
     def test_nothing_once_the_wait_is_over(self, tell):

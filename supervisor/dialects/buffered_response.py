@@ -14,7 +14,7 @@ ANSWER_LIMIT: Final = 4 * 1024 * 1024  # a longer answer passes as it is
 _fields: Final = msgspec.json.Decoder(Fields).decode
 
 
-class HeldAnswer(abc.ABC):
+class BufferedResponse(abc.ABC):
     """A `StreamTranslation` of one answer in JSON, which is held back until it is whole. What is no object passes as it is."""
 
     def __init__(self) -> None:

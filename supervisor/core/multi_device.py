@@ -18,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
+from supervisor.core.device_set_fit import DeviceSet
 from supervisor.core.device_sets import MOST_PARTS, Spread
 from supervisor.core.messages import devices_listed
-from supervisor.core.places import DeviceSet
 from supervisor.core.plans import DeviceView, Option, Resident
 from supervisor.core.types import DeviceId, Devices
 
@@ -28,7 +28,7 @@ Room = dict[DeviceId, int]
 """What can be had of each device."""
 
 
-class Apart:
+class SplitPlan:
     """One such model, against the devices that it may go over."""
 
     def __init__(self, spread: Spread, views: Sequence[DeviceView]) -> None:

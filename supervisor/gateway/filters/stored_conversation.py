@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from supervisor.gateway.filters.filters import Filter
 from supervisor.gateway.filters.translation import Times
-from supervisor.io.held_body import BodyBudget
+from supervisor.io.request_buffer import BodyBudget
 from supervisor.io.response_store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ConversationStore:
     """Where responses are kept, and whose may be found for one request."""
 
     store: ResponseStore
@@ -26,7 +26,7 @@ class Memory:
     times: Times | None = None  # of the request
 
 
-class Turn(Filter):
+class StoredConversation(Filter):
     """Keeps one request's answer when it is complete, and tells in it what the worker can't know. `release` it when it ends."""
 
     @abc.abstractmethod

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from supervisor.core.model_state import ModelState
-from supervisor.core.plans import Option, Outline, Room, Standing
+from supervisor.core.plans import DeviceSummary, Option, Room, Standing
 from supervisor.core.snapshots import outline
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
@@ -94,7 +94,7 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
     return in_the_way, highest, count, value
 
 
-def room(state: SchedulerState, key: Key, device: DeviceId, there: Outline) -> Room:
+def room(state: SchedulerState, key: Key, device: DeviceId, there: DeviceSummary) -> Room:
     """What those before `key` leave there: free now, in the end, and whom they claim."""
     placed = state.wanted.placed_on(device)
     claimed = {  # also by those who wait elsewhere

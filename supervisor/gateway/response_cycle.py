@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from supervisor.gateway.body.body import Body
 from supervisor.gateway.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.gateway.head import RequestHead, head_of
-from supervisor.io.held_body import HeldBody
+from supervisor.io.request_buffer import RequestBuffer
 
 if TYPE_CHECKING:
     from supervisor.catalog.clients import ClientConfig
     from supervisor.gateway.filters.body_log import Capture
-    from supervisor.gateway.filters.turn import Turn
+    from supervisor.gateway.filters.stored_conversation import StoredConversation
     from supervisor.gateway.keepalive import Keepalive
     from supervisor.gateway.media.media_loading import Loading
     from supervisor.gateway.request import Request
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from supervisor.gateway.route.mending import Mending
 
 
-class Exchange:
+class ResponseCycle:
     """One for each request. Unlike the `Request`, which is shown and recorded, it ends with the last stage."""
 
     __slots__ = (
@@ -48,14 +48,14 @@ class Exchange:
     profile: ClientConfig  # of the client; from `identity` on
     client: CancelOnDisconnect  # whoever waits for the answer; once it is entered
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request: Request, held: HeldBody) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request: Request, held: RequestBuffer) -> None:
         self.scope = scope
         self.receive = receive
         self.send = send
         self.request = request
         self.head: RequestHead = head_of(scope)
         self.held = held  # the body: as it came, and what a worker gets once that is made of it
-        self.turn: Turn | None = None  # set iff the answer is kept, or has to say what only llmux knows
+        self.turn: StoredConversation | None = None  # set iff the answer is kept, or has to say what only llmux knows
         self.capture: Capture | None = None  # set iff a copy of both bodies is kept
         self.ladder: Ladder | None = None  # set iff a task was asked: who is asked next
         self.is_permitted = False  # by its body, to leave this machine
@@ -83,7 +83,7 @@ class Exchange:
         attempt.translation = self.ladder = None
 
 
-Stage = Callable[[Exchange], Awaitable[None]]
+Stage = Callable[[ResponseCycle], Awaitable[None]]
 """A step of each request's way. Raises LlmuxError, which ends it."""
 
 Stages = Sequence[Stage]

@@ -39,7 +39,7 @@ class TakeoverError(LlmuxError):
 
 
 @dataclass(slots=True)
-class Inheritance:
+class HandoverState:
     """What a successor has got so far."""
 
     lock: InstanceLock
@@ -105,7 +105,7 @@ def general_message(
     return {"general": {"pins": dict(pins), "dismissed": [*dismissed], "overrides": values, "workers": workers}}
 
 
-def read_general(message: Message) -> tuple[Inheritance, int]:
+def read_general(message: Message) -> tuple[HandoverState, int]:
     """Also says how many workers follow."""
     listener, lock, *extra = message.descriptors
     general = message.content["general"]
@@ -113,7 +113,7 @@ def read_general(message: Message) -> tuple[Inheritance, int]:
     for each in inherited:
         each.setblocking(False)
     return (
-        Inheritance(
+        HandoverState(
             InstanceLock.inherited(lock),
             inherited[0],
             general["pins"],

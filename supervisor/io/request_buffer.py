@@ -92,7 +92,7 @@ class _File:
             raise UnavailableError(f"The request's body can't be read back from disk ({error.strerror}).") from error
 
 
-class HeldBody:
+class RequestBuffer:
     """One request's body. `release` it when its request ends, however it ends."""
 
     # Of most requests' bodies none of these is ever set.
@@ -101,7 +101,7 @@ class HeldBody:
     _waits = False
     _file: _File | None = None
     _timer: asyncio.TimerHandle | None = None
-    source: HeldBody | None = None  # what it was made of, as it came; kept as long
+    source: RequestBuffer | None = None  # what it was made of, as it came; kept as long
 
     def __init__(self, budget: BodyBudget = _UNBOUNDED, data: Bytes = b"") -> None:
         self._budget = budget
@@ -127,11 +127,11 @@ class HeldBody:
         if size > ALWAYS_TAKEN or self._counted:
             self._count(size)
 
-    def changed(self, data: Bytes) -> HeldBody:
+    def changed(self, data: Bytes) -> RequestBuffer:
         """What `data`, made of this body, is held in."""
         if data is self.data:
             return self
-        held = HeldBody(self._budget)
+        held = RequestBuffer(self._budget)
         held.keep(data)
         held.source = self
         return held
@@ -263,7 +263,7 @@ class HeldBody:
         return file
 
 
-class Gathered(HeldBody):
+class Gathered(RequestBuffer):
     """What somebody keeps of one answer until it is complete: counted as bodies are, and no more than a body may have."""
 
     def __init__(self, budget: BodyBudget = _UNBOUNDED, most: int = _UNBOUNDED.limit) -> None:

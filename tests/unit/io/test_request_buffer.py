@@ -12,8 +12,8 @@ import pytest
 import structlog
 
 from supervisor.errors import UnavailableError, UpstreamError
-from supervisor.io import held_body
-from supervisor.io.held_body import ALWAYS_TAKEN, SPILL_ABOVE, BodyBudget, Gathered, HeldBody
+from supervisor.io import request_buffer
+from supervisor.io.request_buffer import ALWAYS_TAKEN, SPILL_ABOVE, BodyBudget, Gathered, RequestBuffer
 from tests.support.wire import open_fds, until
 
 LARGE = SPILL_ABOVE + 700_000
@@ -21,7 +21,7 @@ LARGE = SPILL_ABOVE + 700_000
 
 @pytest.fixture
 def budget(tmp_path, monkeypatch):
-    monkeypatch.setattr(held_body, "SPILL_AFTER_S", 0.01)
+    monkeypatch.setattr(request_buffer, "SPILL_AFTER_S", 0.01)
     made = BodyBudget()
     made.configure(limit=10 * LARGE, disk_limit=10 * LARGE, folder=tmp_path)
     yield made
@@ -29,14 +29,14 @@ def budget(tmp_path, monkeypatch):
     assert (made.used, made.disk_used) == (0, 0)
 
 
-def held(budget: BodyBudget, data: bytes) -> HeldBody:
-    made = HeldBody(budget)
+def held(budget: BodyBudget, data: bytes) -> RequestBuffer:
+    made = RequestBuffer(budget)
     made.grow(len(data))
     made.keep(data)
     return made
 
 
-async def whole(body: HeldBody) -> bytes:
+async def whole(body: RequestBuffer) -> bytes:
     return b"".join([bytes(piece) async for piece in body.pieces()])
 
 
@@ -45,7 +45,7 @@ class TestBudget:
 
     def test_refuses_what_is_too_much(self, budget):
         first = held(budget, bytes(9 * LARGE))
-        second = HeldBody(budget)
+        second = RequestBuffer(budget)
         with pytest.raises(UnavailableError) as refused:
             second.expect(2 * LARGE)
         assert refused.value.code == "busy"
@@ -66,7 +66,7 @@ class TestBudget:
         second.release()
 
     def test_counts_what_is_sent_and_not_what_came(self, budget):
-        body = HeldBody(budget)
+        body = RequestBuffer(budget)
         body.grow(LARGE)
         body.keep(bytes(LARGE + 30))
         assert budget.used == LARGE + 30
@@ -145,13 +145,13 @@ class TestSpilling:
         data = random.Random(2).randbytes(LARGE)
         bodies = [held(budget, data) for _ in range(3)]
         with structlog.testing.capture_logs() as logged:
-            monkeypatch.setattr(held_body.os, "write", full)
+            monkeypatch.setattr(request_buffer.os, "write", full)
             for body in bodies[:2]:
                 body.wait()
             await until(lambda: len(logged) == 1)
             await until(lambda: not budget.spilling)
             assert budget.used == 3 * LARGE
-            monkeypatch.setattr(held_body.os, "write", real)
+            monkeypatch.setattr(request_buffer.os, "write", real)
             bodies[2].wait()
             await until(lambda: budget.used == 2 * LARGE)
         assert [line["event"] for line in logged] == ["bodies.kept_in_memory", "bodies.spilled_again"]
@@ -167,7 +167,7 @@ class TestSpilling:
                 raise OSError(errno.EOPNOTSUPP, "no such thing")
             return real(path, flags, *more)
 
-        monkeypatch.setattr(held_body.os, "open", refusing)
+        monkeypatch.setattr(request_buffer.os, "open", refusing)
         body = held(budget, bytes(LARGE))
         body.wait()
         await until(lambda: budget.used == 0)

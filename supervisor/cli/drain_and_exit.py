@@ -14,7 +14,7 @@ from supervisor.http.response_cycle import ResponseCycle
 LOOK_S = 0.1
 
 
-async def see_out(server: uvicorn.Server, stopping: asyncio.Event, takeover: Takeover | None) -> None:
+async def drain_and_exit(server: uvicorn.Server, stopping: asyncio.Event, takeover: Takeover | None) -> None:
     """Until every connection here has ended, and our own predecessor's requests, or a signal comes.
 
     The successor accepts new connections. Idle ones stay until their time is over: whoever closes must not be us, while a

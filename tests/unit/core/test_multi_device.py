@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.device_sets import Spread
+from supervisor.core.multi_device import in_proportion
 from supervisor.core.planner import plan
 from supervisor.core.plans import (
     Admit,
@@ -25,7 +26,6 @@ from supervisor.core.plans import (
     Snapshot,
     Wait,
 )
-from supervisor.core.spreading import in_proportion
 from supervisor.core.types import DeviceId, Eviction, ModelId, Policy, RejectCode
 from tests.support.counts import examples
 
