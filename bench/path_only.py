@@ -37,11 +37,11 @@ class PathOnly:
             body = await read_body(scope, receive, BODY_LIMIT)
             with CancelOnDisconnect(scope):
                 request = Request(b"bench", pool.loop.time(), OPENAI)
-                exchange = ResponseCycle(scope, receive, send, request, RequestBuffer())
+                cycle = ResponseCycle(scope, receive, send, request, RequestBuffer())
                 request.attempt = Attempt(
-                    path=scope["raw_path"], headers=exchange.head.for_worker, body=RequestBuffer(data=body)
+                    path=scope["raw_path"], headers=cycle.head.for_worker, body=RequestBuffer(data=body)
                 )
-                await forward(exchange, pool)
+                await forward(cycle, pool)
         except LlmuxError as error:
             data = error_body(error, OPENAI)
             await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, data)})

@@ -1,0 +1,67 @@
+"""Names have the field's words: none of these stands in a name of ours, since the field has another for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.daemon import REPOSITORY
+
+FOLDERS = ("supervisor", "runtimes", "bench", "tools")
+INSTEAD = {
+    "accompany": "supervise",
+    "assembling": "wiring",
+    "books": "device ledger",
+    "departure": "disconnect",
+    "endings": "termination",
+    "envelope": "template",
+    "estate": "handover messages",
+    "exchange": "response cycle",
+    "happenings": "event view",
+    "helper": "what it does",
+    "kit": "worker SDK",
+    "lane": "worker pool",
+    "manager": "what it does",
+    "mourn": "watch the exit",
+    "promising": "shortlist",
+    "retract": "mark unready",
+    "spreading": "multi-device",
+    "surroundings": "worker deps",
+    "util": "what it does",
+    "utils": "what it does",
+    "wording": "messages",
+    "young": "residency",
+}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def named(path: Path) -> Iterator[str]:
+    """The names that a module gives: its own, and those of classes, functions, arguments, variables and attributes."""
+    yield path.stem
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                yield name
+
+
+def words(name: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(name)}
+
+
+def test_words_of_a_name():
+    assert words("_HeldBody_ofURL2") == {"held", "body", "of", "url"}
+
+
+def test_no_name_has_such_a_word():
+    found = {
+        f"{path.relative_to(REPOSITORY)}: {name} ({word}: {INSTEAD[word]})"
+        for folder in FOLDERS
+        for path in (REPOSITORY / folder).rglob("*.py")
+        for name in named(path)
+        for word in words(name) & INSTEAD.keys()
+    }
+    assert found == set()
