@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from runtimes.adapters.options import Options
 
 ModelType = Literal["llm", "asr", "tts", "image", "vision", "embedding"]
 Modality = Literal["text", "image", "audio"]
@@ -58,6 +60,8 @@ class ModelConfig(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+    former_keys: ClassVar[Options] = {}  # keys that there were, and the options that stand in `extra_args` instead
 
     @classmethod
     def options(cls) -> Mapping[str, str]:

@@ -136,6 +136,20 @@ def runtime_settings(registry: Registry, name: str) -> str:
     return section(config.__name__, registry, without=same)
 
 
+def former_keys(registry: Registry) -> str:
+    """The keys that became options, of each runtime."""
+    rows = [
+        (
+            f"`{key}`",
+            name,
+            ", ".join(f"`{words}`" for words in ((option,) if isinstance(option, str) else option) if words),
+        )
+        for name in registry.names()
+        for key, option in sorted(registry.get(name).config.former_keys.items())
+    ]
+    return table(("Key", "Runtime", "In `extra_args`"), rows)
+
+
 def settings(schema: Schema, part: Schema, *, without: Container[str] = ()) -> str:
     """One part of a schema as a table."""
     required = {*part.get("required", ())} - {"runtime"}  # which mostly follows from the other keys
@@ -380,6 +394,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "exit codes": exit_codes,
         "transitions": transitions,
         "rooms": rooms,
+        "former keys": partial(former_keys, registry),
         "endpoints": partial(endpoints, registry),
         **{name: partial(api_blocks().__getitem__, name) for name in api_blocks()},
         "costs of tests": costs_of_tests,

@@ -147,7 +147,8 @@ def _voices() -> Mapping[str, object]:
 
 
 _SPEECH: Final = {"input": "Hello.", "response_format": "wav"}
-_VLLM: Final = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_bytes": 64 << 20, "enforce_eager": True}
+_VLLM: Final = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_memory_bytes": 64 << 20}
+_EAGER: Final = {**_VLLM, "enforce_eager": True}
 
 SUBJECTS: Final[Mapping[str, Subject]] = {
     "llama_server": Subject("llama_server", tiny.model, {"program": "binary", "n_ctx": 2048}),
@@ -156,10 +157,10 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
     "transformers-fp8": Subject("transformers", _language(quantised="fp8"), {"n_ctx": 1024}),
     "transformers-mxfp4": Subject("transformers", _language("gpt_oss", quantised="mxfp4"), {"n_ctx": 1024}),
     "transformers-bnb4": Subject("transformers", _language(), {"n_ctx": 1024, "quantization": "bitsandbytes-4bit"}),
-    "vllm": Subject("vllm", _language(), _VLLM),
-    "vllm-fp8": Subject("vllm", _language(quantised="fp8"), _VLLM),
-    "vllm-mxfp4": Subject("vllm", _language("gpt_oss", quantised="mxfp4"), _VLLM),
-    "vllm_serve": Subject("vllm_serve", _language(), _VLLM),
+    "vllm": Subject("vllm", _language(), _EAGER),
+    "vllm-fp8": Subject("vllm", _language(quantised="fp8"), _EAGER),
+    "vllm-mxfp4": Subject("vllm", _language("gpt_oss", quantised="mxfp4"), _EAGER),
+    "vllm_serve": Subject("vllm_serve", _language(), {**_VLLM, "extra_args": ["--enforce-eager"]}),
     "sglang": Subject("sglang", _language()),
     "tgi": Subject("tgi", _language(), found=_tgi),
     "exllamav3": Subject("exllamav3", _exl3, {"cache_size": 4096}),

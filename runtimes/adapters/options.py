@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pydantic import JsonValue
 
 Options = Mapping[str, str | tuple[str, str | None]]
-"""Key → option; a pair is (option when true, option when false)."""
+"""Key → option; a pair is (option when true, option when false), each a word or several, or none."""
 
 
 def of_key(key: str) -> str:
@@ -39,12 +39,19 @@ def command_line(options: Options, values: Mapping[str, JsonValue]) -> list[str]
         if value is None:
             continue
         if isinstance(value, bool):
-            words += filter(None, [option if value else off])
+            words += ((option if value else off) or "").split()
         elif isinstance(value, list):
             words += [option, *map(str, value)]
         else:
             words += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
     return words
+
+
+def extra_args(former: Options, given: Mapping[str, JsonValue]) -> list[JsonValue]:
+    """`extra_args` for these keys of a model: its own, then the options of former keys, as far as they say anything."""
+    own = given.get("extra_args")
+    said = {key: given[key] for key in given if key in former and given[key] != "auto"}
+    return [*(own if isinstance(own, list) else ()), *command_line(former, said)]
 
 
 def refused_options(words: Iterable[str], own: Collection[str], keys: Mapping[str, str]) -> Iterator[str]:

@@ -16,11 +16,13 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import Config
+from runtimes.adapters.options import of_keys
 from runtimes.adapters.server_program import FilePath, FolderServerAdapter, FolderServerConfig, endpoints
 from runtimes.base import Endpoint, HealthCheck, LaunchContext, ModelUnusableError
 from runtimes.estimate import MIB
 
 STEP: Final = 1024  # tokens
+STEP_TOKENS: Final = 2048  # of prompts, computed at once
 
 _TOKENS = endpoints("/tokenize", "/detokenize")
 _TEXT = endpoints("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/generate")
@@ -36,6 +38,10 @@ class SglangConfig(FolderServerConfig):
     --ssl-keyfile --ssl-certfile --ssl-ca-certs --grpc-mode --smg-grpc-mode --grpc-port --use-ray --fastapi-root-path
     --file-storage-path --log-requests --crash-dump-folder --dp-size --data-parallel-size
     """
+    former_keys: ClassVar = {
+        **of_keys(("mem_fraction_static", "chunked_prefill_size", "attention_backend", "disable_cuda_graph")),
+        **of_keys(("reasoning_parser", "tool_call_parser", "trust_remote_code")),
+    }
     spellings: ClassVar = {"--tp-size": "gpus", "--tensor-parallel-size": "gpus", "--is-embedding": "type"}
 
     python: FilePath | None = Field(
@@ -51,15 +57,6 @@ class SglangConfig(FolderServerConfig):
         description="Tokens in the KV cache, of all requests together. Default: what vram_mib leaves, else context_length.",
     )
     max_running_requests: int = Field(default=8, ge=1, le=4096, description="Requests generated at once.")
-    mem_fraction_static: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="Most that weights and cache may take of what is free. Default: as SGLang does.",
-    )
-    chunked_prefill_size: int = Field(
-        default=2048, ge=-1, description="Tokens of a prompt computed in one step; -1: all of them."
-    )
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
         default="auto", description="Type of weights and activations; auto: the model's, float32 is halved."
     )
@@ -67,18 +64,7 @@ class SglangConfig(FolderServerConfig):
     kv_cache_dtype: Literal["auto", "fp8_e5m2", "fp8_e4m3"] = Field(
         default="auto", description="Type of the KV cache's values; auto: the model's."
     )
-    attention_backend: str | None = Field(
-        default=None, description="How attention is computed (flashinfer, triton …). Default: as SGLang chooses."
-    )
-    disable_cuda_graph: bool = Field(default=False, description="Starts sooner, runs slower, takes less.")
-    reasoning_parser: str | None = Field(
-        default=None, description="Takes thoughts out of the answer (qwen3, deepseek-r1, gpt-oss …)."
-    )
-    tool_call_parser: str | None = Field(
-        default=None, description="Understands the model's tool calls (qwen25, qwen3_coder, gpt-oss …)."
-    )
     chat_template: FilePath | None = Field(default=None, description="File with a chat template.")
-    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
 
 
 class SglangAdapter(FolderServerAdapter[SglangConfig]):
@@ -101,7 +87,7 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
     context_key = "context_length"
     requests_key = "max_running_requests"
     program_mib = 2500  # context, workspaces and graphs of a GPU
-    overridable_keys = ("context_length", "max_total_tokens", "max_running_requests", "chunked_prefill_size")
+    overridable_keys = ("context_length", "max_total_tokens", "max_running_requests")
 
     def settings(self, config: SglangConfig, context: LaunchContext) -> dict[str, JsonValue]:
         """Raises ModelUnusableError where vram_mib leaves no room for a request."""
@@ -110,6 +96,7 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
             "model_path": str(config.path),
             "served_model_name": self.served_name,
             "context_length": self.context(config),
+            "chunked_prefill_size": STEP_TOKENS,
             "max_total_tokens": self._cached(config),
             "dtype": config.dtype if config.dtype != "auto" else None,
             "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else None,

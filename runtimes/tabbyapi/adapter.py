@@ -14,10 +14,12 @@ from typing import ClassVar, Final
 from pydantic import Field, JsonValue
 
 from runtimes.adapters.checkpoints import Config
+from runtimes.adapters.options import of_keys
 from runtimes.adapters.server_program import FilePath, FolderServerAdapter, FolderServerConfig, endpoints
 from runtimes.base import LaunchContext, ModelUnusableError
 from runtimes.model_config import DividedConfig
 
+STEP_TOKENS: Final = 2048  # of prompts, computed at once
 CACHE_STEP: Final = 256  # the cache's size is a multiple of it
 GIB: Final = 1024  # MiB
 BITS: Final[Mapping[str, float]] = {"FP16": 16, "Q8": 8, "Q6": 6, "Q4": 4}
@@ -30,6 +32,11 @@ class TabbyConfig(DividedConfig, FolderServerConfig):
     --host --port --disable-auth --model-dir --model-name --inline-model-loading --tensor-parallel --gpu-split --gpu-split-auto
     --disable-fetch-requests --use-dummy-models --dummy-model-names --config --send-tracebacks --seqlog --seqlog-api-key
     """
+    former_keys: ClassVar = {
+        **of_keys(("chunk_size", "tool_format", "prompt_template")),
+        "vision": ("--vision true", None),  # its switches have values
+        "reasoning": ("--reasoning true", None),
+    }
     spellings: ClassVar = {"--tensor-parallel": "gpus"}
 
     folder: FilePath = Field(description="TabbyAPI's checkout, with its main.py.", examples=["/opt/tabbyAPI"])
@@ -50,16 +57,7 @@ class TabbyConfig(DividedConfig, FolderServerConfig):
         description="Type of the KV cache's values: FP16, Q8, Q6, Q4, or bits of keys and values, as 8,4.",
         examples=["8,4"],
     )
-    chunk_size: int = Field(default=2048, ge=1, description="Tokens of a prompt computed in one step.")
     max_batch_size: int = Field(default=4, ge=1, le=256, description="Requests generated at once.")
-    vision: bool = Field(default=False, description="Load the model's eyes as well.")
-    reasoning: bool = Field(default=False, description="Take thoughts in <think> tags out of the answer.")
-    tool_format: str | None = Field(
-        default=None, description="Understands the model's tool calls (qwen3_coder …). Default: it leaves them as text."
-    )
-    prompt_template: str | None = Field(
-        default=None, description="Another chat template, by its name. Default: the model's."
-    )
 
 
 class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
@@ -80,7 +78,7 @@ class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
     context_key = "max_seq_len"
     requests_key = "max_batch_size"
     program_mib = 1200  # CUDA context and workspaces
-    overridable_keys = ("max_seq_len", "cache_size", "cache_mode", "chunk_size", "max_batch_size", "vision")
+    overridable_keys = ("max_seq_len", "cache_size", "cache_mode", "max_batch_size")
 
     def words(self, config: TabbyConfig, program: Path) -> tuple[str, ...]:
         """With the checkout, whose main.py is started."""
@@ -98,8 +96,7 @@ class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
             "model_name": config.path.name,
             "max_seq_len": self.context(config),
             "cache_size": self.tokens(config),
-            "vision": "true" if config.vision else None,
-            "reasoning": "true" if config.reasoning else None,
+            "chunk_size": STEP_TOKENS,
             "disable_fetch_requests": "true",  # a prompt makes it fetch nothing
             **({"gpu_split_auto": "false", "gpu_split": parts} if several and parts else {}),
             **({"tensor_parallel": "true"} if several and not parts else {}),

@@ -17,6 +17,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, JsonValue
 
+from runtimes.adapters.options import of_keys
 from runtimes.adapters.server_program import FilePath, FolderServerAdapter, FolderServerConfig, endpoints
 from runtimes.adapters.worker_adapter import BOOTSTRAP
 from runtimes.base import LaunchContext, TextReferences, Thinking
@@ -33,6 +34,16 @@ class TgiConfig(FolderServerConfig):
     --model-id --revision --hostname --port -p --prometheus-port --shard-uds-path --master-addr --master-port --num-shard
     --sharded --api-key --ngrok --ngrok-authtoken --ngrok-edge --cors-allow-origin --env -e --huggingface-hub-cache --usage-stats
     """
+    former_keys = of_keys(
+        (
+            "max_batch_prefill_tokens",
+            "max_batch_total_tokens",
+            "quantize",
+            "kv_cache_dtype",
+            "speculate",
+            "trust_remote_code",
+        )
+    )
     renamed: ClassVar = {"host": "--hostname"}
     spellings: ClassVar = {"--num-shard": "gpus"}
 
@@ -43,27 +54,13 @@ class TgiConfig(FolderServerConfig):
     max_input_tokens: int | None = Field(
         default=None, ge=1, description="Longest prompt, in tokens. Default: one less than max_total_tokens."
     )
-    max_batch_prefill_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens of prompts computed in one step. Default: as TGI chooses."
-    )
-    max_batch_total_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens of all requests together. Default: as the GPU's share has room."
-    )
     max_concurrent_requests: int = Field(default=128, ge=1, description="Requests at once; TGI refuses more.")
-    quantize: str | None = Field(
-        default=None, description="How weights are quantised (awq, gptq, fp8, bitsandbytes-nf4 …). Default: as stored."
-    )
     dtype: Literal["float16", "bfloat16"] | None = Field(
         default=None, description="Type of weights and activations. Default: as TGI chooses."
-    )
-    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = Field(
-        default=None, description="Type of the KV cache's values. Default: that of the weights."
     )
     cuda_memory_fraction: float = Field(
         default=1.0, gt=0, le=1, description="Share of its GPU that TGI takes; vram_mib says how much that is."
     )
-    speculate: int | None = Field(default=None, ge=0, description="Tokens drafted at once. Default: as TGI chooses.")
-    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
 
 
 class TgiAdapter(FolderServerAdapter[TgiConfig]):
@@ -86,7 +83,7 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
     served_name = "tgi"  # any other name is one of an adapter (LoRA)
     context_key = "max_total_tokens"
     requests_key = "max_concurrent_requests"
-    overridable_keys = ("max_total_tokens", "max_input_tokens", "max_batch_prefill_tokens", "max_concurrent_requests")
+    overridable_keys = ("max_total_tokens", "max_input_tokens", "max_concurrent_requests")
 
     def words(self, config: TgiConfig, program: Path) -> tuple[str, ...]:
         """The lines that give it a folder, and the launcher."""

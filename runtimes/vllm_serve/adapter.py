@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
+from runtimes.adapters.options import of_keys
 from runtimes.adapters.server_program import FilePath, ServerAdapter, ServerConfig, endpoints
 from runtimes.adapters.vllm import memory
 from runtimes.adapters.vllm.adapter import OWN_VARIABLES, VllmAdapter, description, engine_environment, template_of
@@ -50,6 +51,9 @@ class VllmServeConfig(VllmConfig, ServerConfig):
     no_options = ("max_pixels", "speculative_models", *SPECULATIVE)
     renamed: ClassVar = {
         "enable_prefix_caching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+    }
+    former_keys: ClassVar = {
+        **of_keys(("tokenizer", "enforce_eager")),
         "enable_chunked_prefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
     }
     spellings: ClassVar = {
@@ -61,7 +65,6 @@ class VllmServeConfig(VllmConfig, ServerConfig):
         "--device-memory-utilization": "gpu_memory_utilization",
         "--num-gpu-blocks-override": "kv_cache_memory_bytes",
         "--no-trust-remote-code": "trust_remote_code",
-        "--no-enforce-eager": "enforce_eager",
         **dict.fromkeys(("--enable-auto-tool-choice", "--no-enable-auto-tool-choice"), "tool_call_parser"),
     }
 

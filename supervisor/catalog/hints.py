@@ -23,7 +23,6 @@ _KEYS: Final[Mapping[str, str]] = {
     "batch_size max_num_batched_tokens": "b n_batch num_batch max_num_batched_tokens",
     "mmproj": "mm mmproj_path mmproj_file projector",
     "draft_model speculative_model": "md model_draft draft_model_path",
-    "load_mode": "mlock mmap no_mmap use_mmap use_mlock",
     "lora": "adapter adapters lora_adapters",
     "path model": "m model model_path model_file file gguf weights",
     "runtime": "backend engine",
@@ -106,6 +105,9 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "write limits.max_loaded: {llm: N}": "max_loaded_models models_max",
     "llmux takes it from the model and its files": "supports_vision supports_tools capabilities template",
     "see modalities": "vision multimodal",
+    'how llama.cpp reads the file is an option: extra_args: ["--load-mode", "mlock"], or none, mmap, mmap+mlock, dio': (
+        "mlock mmap no_mmap use_mmap use_mlock"
+    ),
 }
 """What llmux does instead, and the words for it."""
 

@@ -10,12 +10,13 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeGuard, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from runtimes.adapters.options import extra_args
 from runtimes.model_config import ModelConfig
 from supervisor.catalog.document import Key, Node, Problem, Table, Trail, find, plain, whole_number
 from supervisor.catalog.hints import hint
@@ -129,8 +130,9 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
         return Problem(parent.place, (*trail, *walked), f'the key "{field}" is missing')
     at, walked = find(node, first["loc"])
     if first["type"] == "extra_forbidden":
-        instead = _unknown_key(str(walked[-1]), find(node, walked[:-1])[0], types_at(model, walked[:-1]))
-        return Problem(at.place, (*trail, *walked), f"unknown key{instead}")
+        where, models = find(node, walked[:-1])[0], [*filter(_is_model, types_at(model, walked[:-1]))]
+        said = _former_key(str(walked[-1]), where, models) or _unknown_key(str(walked[-1]), where, models)
+        return Problem(at.place, (*trail, *walked), said)
     value = plain(at)
     own = [error for error in group if error["type"] in {"value_error", "assertion_error"}]
     if own:
@@ -145,16 +147,31 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
     return Problem(at.place, (*trail, *walked), f"expected {expected}{got}{meant or _hint(group, value)}")
 
 
-def _unknown_key(word: str, present: Node, kinds: Iterable[object]) -> str:
-    """What to write instead, as the end of a sentence."""
-    models = [kind for kind in kinds if _is_model(kind)]
+def _former_key(word: str, present: Node, models: Iterable[type[BaseModel]]) -> str | None:
+    """The line to write where the key, or one that is spelt as the option is, became an option in `extra_args`; else None."""
+    former = {key: it for kind in models if issubclass(kind, ModelConfig) for key, it in kind.former_keys.items()}
+    given = plain(present)
+    if _as_key(word) not in former or not isinstance(given, dict):
+        return None
+    words = extra_args(former, {_as_key(key): value for key, value in given.items()})
+    write = f"write extra_args: {json.dumps(words, ensure_ascii=False)}" if words else "remove it"
+    return f"llmux has no key for this option; {write}"
+
+
+def _as_key(word: str) -> str:
+    return word.lstrip("-").replace("-", "_")
+
+
+def _unknown_key(word: str, present: Node, models: Collection[type[BaseModel]]) -> str:
+    """That it is unknown, and what to write instead."""
     known = {name for kind in models for name in kind.model_fields}
     absent = known - set(present.entries) if isinstance(present, Table) else known
     options = {
         option: key for kind in models if issubclass(kind, ModelConfig) for option, key in kind.options().items()
     }
     found = hint(word, known, options) or suggestion(word, sorted(absent if nearest(word, absent) else known))
-    return found or ("; options without a key go into extra_args" if "extra_args" in known else "")
+    elsewhere = "; options without a key go into extra_args" if "extra_args" in known else ""
+    return f"unknown key{found or elsewhere}"
 
 
 def _expected(error: ErrorDetails) -> str:

@@ -52,7 +52,8 @@ class TestMapping:
 
     def test_every_key_has_an_option(self):
         own = set(LlamaServerConfig.model_fields) - set(LlamaServerConfig.__bases__[0].model_fields) - NOT_A_SETTING
-        assert {NAMES.get(key, key) for key in own} == set(FLAGS) - {"host", "port", "metrics"}
+        there = {NAMES.get(key, key) for key in own} | set(LlamaServerConfig.former_keys)
+        assert there == set(FLAGS) - {"host", "port", "metrics"}
 
     @pytest.mark.binary
     def test_the_program_knows_every_option_we_speak_of(self):
@@ -188,18 +189,15 @@ class TestAnswers:
             "flash_attn": True,
             "cache_type_k": "q8_0",
             "cache_type_v": "q4_0",
-            "load_mode": "none",
-            "threads_batch": 1,
-            "rope_scaling": "yarn",
-            "rope_freq_base": 10000.0,
-            "rope_freq_scale": 0.5,
-            "yarn_orig_ctx": 1024,
             "spec_type": ["ngram-simple", "ngram-mod"],
             "reasoning": "on",
-            "reasoning_budget": 8,
             "n_gpu_layers": 0,
             "cache_ram_mib": 8,
             "alias": "other",
+            "extra_args": (
+                "--load-mode none -tb 1 --rope-scaling yarn --rope-freq-base 10000.0 --rope-freq-scale 0.5 --yarn-orig-ctx 1024"
+                " --reasoning-budget 8 --image-min-tokens 4 --no-mmproj-offload"
+            ).split(),
         }
         worker = start(llama_server, **keys).wait_ready()
         assert message(worker)["content"]

@@ -44,7 +44,7 @@ class Test17NoOvercommit:
     def test_alternating(self, tmp_path, measured):
         """Each request is answered by its own model; one is killed for the other, its memory comes back, none is over-committed."""
         path = {name: tiny.model(name=name, size_mib=200) for name in ("left", "right")}
-        models = {name: gguf(file, load_mode="none") for name, file in path.items()}
+        models = {name: gguf(file, extra_args=["--load-mode", "none"]) for name, file in path.items()}
         devices = [{"kind": "host", "budget_mib": BUDGET_MIB, "margin_mib": 0}]
         with running(tmp_path, {"models": models, "devices": devices}) as daemon:
             free = lambda: daemon.get("/v1/admin/gpu-memory").json()["devices"][0]["free_mib"]

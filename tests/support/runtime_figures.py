@@ -41,7 +41,6 @@ VLLM: dict[str, object] = {
     "max_model_len": 512,
     "max_num_seqs": 4,
     "kv_cache_memory_bytes": 64 << 20,
-    "enforce_eager": True,
 }
 
 Json = dict[str, Any]
@@ -63,7 +62,7 @@ def vllm(folders: pytest.TempPathFactory) -> conftest.Subject:
     program = build_vllm.find()
     if program is None:
         pytest.skip("make test-vllm installs it")
-    keys = {"path": str(tiny_language.model()), "binary": str(program), **VLLM}
+    keys = {"path": str(tiny_language.model()), "binary": str(program), **VLLM, "extra_args": ["--enforce-eager"]}
     return conftest.Subject("vllm_serve", REGISTRY.get("vllm_serve"), keys, {}, "")
 
 
@@ -71,7 +70,7 @@ def vllm_worker(_folders: pytest.TempPathFactory) -> conftest.Subject:
     """Its engine in our worker, where `make test-vllm` has installed that. Raises pytest's Skipped."""
     if not build_vllm.python().exists():
         pytest.skip("make test-vllm installs it")
-    return conftest.Subject("vllm", REGISTRY.get("vllm"), {"path": str(tiny_language.model()), **VLLM}, {}, "")
+    return conftest.Subject("vllm", REGISTRY.get("vllm"), {"path": str(tiny_language.model()), **VLLM, "enforce_eager": True}, {}, "")
 
 
 def long_prompt() -> conftest.Question:

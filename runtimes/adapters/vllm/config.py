@@ -49,7 +49,6 @@ class VllmConfig(ModelConfig):
         examples=["Qwen/Qwen3-8B"],
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
-    tokenizer: str | None = Field(default=None, description="Folder or name of another tokenizer.")
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = Field(
         default="auto", description="Type of weights and activations; auto: the model's, float32 is halved."
     )
@@ -78,14 +77,8 @@ class VllmConfig(ModelConfig):
         description="Share of the device that must be free at the start. Sizes nothing: the KV cache is given in bytes.",
     )
     cpu_offload_gb: float = Field(default=0, ge=0, description="Weights kept in host memory, in GiB.")
-    enforce_eager: bool = Field(
-        default=False, description="No compilation, no CUDA graphs: starts sooner, runs slower, takes less."
-    )
     enable_prefix_caching: bool | None = Field(
         default=None, description="Keep beginnings of prompts in the KV cache. Default: where the model allows it."
-    )
-    enable_chunked_prefill: bool | None = Field(
-        default=None, description="Compute long prompts in pieces. Default: where the model allows it."
     )
     tensor_parallel_size: int | None = Field(
         default=None,

@@ -38,12 +38,12 @@ from runtimes.estimate import Estimate
 from runtimes.llama_server.adapter import choice, estimate, gguf_meta, size
 from runtimes.llama_server.adapter.builds import gpu_builds
 from runtimes.llama_server.adapter.config import (
-    KEY_OF_OPTION,
     OWN_OPTIONS,
     SLOTS,
     LlamaServerConfig,
     SpecType,
     command_line,
+    embedded,
     serves,
     settings,
 )
@@ -167,15 +167,12 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         "batch_size",
         "ubatch_size",
         "threads",
-        "threads_batch",
-        "image_min_tokens",
         "image_max_tokens",
         "spec_type",
         "spec_draft_n_max",
         "spec_draft_p_min",
         "spec_draft_ngl",
         "reasoning",
-        "reasoning_budget",
         "cache_ram_mib",
     )
 
@@ -203,7 +200,11 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         made = made or installed.Program()
         parts = context.parts_mib if config.gpus == "auto" else (1,) * len(context.devices)
         if kind == "embedded":
-            words = ["-I", str(HERE / "worker" / "launcher.py"), json.dumps(values)]
+            words = [
+                "-I",
+                str(HERE / "worker" / "launcher.py"),
+                json.dumps({**values, **embedded(config.extra_args)[0]}),
+            ]
         else:
             split = ["--tensor-split", ",".join(map(str, parts))] if len(context.devices) > 1 else []
             words = [*command_line(values), *split, *_devices(config, context, made, on_gpu=on_gpu), *config.extra_args]
@@ -501,17 +502,16 @@ def _key_problems(config: LlamaServerConfig) -> Iterator[str]:
 
 
 def _extra_args_problems(config: LlamaServerConfig, environment: Path) -> Iterator[str]:
-    if not config.extra_args:
-        return
+    options = config.options()
     for word in config.extra_args:
         option = word.partition("=")[0]
         if option in OWN_OPTIONS:
             yield Contradiction(f"extra_args: {option} is set by llmux")
-        elif option in KEY_OF_OPTION:
-            yield Contradiction(f"extra_args: {option} has a key of its own, {KEY_OF_OPTION[option]}")
-    embedded = config.program == "embedded" or (
+        elif option in options:
+            yield Contradiction(f"extra_args: {option} has a key of its own, {options[option]}")
+    is_embedded = config.program == "embedded" or (
         config.program == "auto" and config.binary is None and config.build is None and _program_of(environment) is None
     )
-    if embedded:
-        named = " ".join(word for word in config.extra_args if word.startswith("-")) or " ".join(config.extra_args)
+    if is_embedded and (others := embedded(config.extra_args)[1]):
+        named = " ".join(word for word in others if word.startswith("-")) or " ".join(others)
         yield f"extra_args: the embedded server can't do {named}; set binary to a {PROGRAM} program"

@@ -1,15 +1,17 @@
 """The configuration keys of a llama_server model, and the option of each key.
 
 `settings()` derives one dictionary from the configuration. The binary gets it as command line options (`FLAGS`), the embedded
-server as one JSON object for worker/launcher.py. So both understand the same keys; only `extra_args` needs the binary.
+server as one JSON object for worker/launcher.py. So both understand the same keys. Of `extra_args`, the embedded one understands
+those options that once were keys; all others need the binary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
@@ -51,10 +53,16 @@ SpecType = Literal[
 class LlamaServerConfig(DividedConfig):
     """A GGUF model served by llama.cpp's own HTTP server."""
 
+    former_keys: ClassVar = {
+        **of_keys(("image_min_tokens", "reasoning_budget", "threads_batch", "load_mode")),
+        **of_keys(("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")),
+        "mmproj_offload": ("--mmproj-offload", "--no-mmproj-offload"),
+    }
+
     @classmethod
     def options(cls) -> Mapping[str, str]:
         """Every spelling of an option that has a key of its own."""
-        return KEY_OF_OPTION
+        return {option: key for option, key in KEY_OF_OPTION.items() if key not in cls.former_keys}
 
     def says_where(self) -> bool:
         """By options of llama.cpp that have no key."""
@@ -93,8 +101,6 @@ class LlamaServerConfig(DividedConfig):
         default="f16", description="Type of the KV cache's values; a quantised one needs flash attention."
     )
     mmproj: FilePath | None = Field(default=None, description="Multimodal projector; gives the model images or audio.")
-    mmproj_offload: bool = Field(default=True, description="Put the projector on the GPU.")
-    image_min_tokens: int | None = Field(default=None, ge=1, description="Least tokens an image takes.")
     image_max_tokens: int | None = Field(default=None, ge=1, description="Maximum tokens of an image.")
     draft_model: FilePath | None = Field(default=None, description="Draft model for speculative decoding.")
     spec_type: SpecType | Annotated[list[SpecType], Field(min_length=1)] | None = Field(
@@ -110,9 +116,7 @@ class LlamaServerConfig(DividedConfig):
     reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] = Field(
         default="auto", description="Where thoughts go; none: they stay in the content."
     )
-    reasoning_budget: int | None = Field(default=None, ge=-1, description="Maximum tokens of thinking; -1: no limit.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads for generation.")
-    threads_batch: int | None = Field(default=None, ge=1, description="CPU threads for prompts.")
     parallel: int | None = Field(
         default=None,
         ge=1,
@@ -131,13 +135,6 @@ class LlamaServerConfig(DividedConfig):
         ge=1,
         description="Physical batch size; decides buffer sizes. Default: 512; the context, where a text must be read in one piece.",
     )
-    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] = Field(
-        default="auto", description="How the file gets into memory."
-    )
-    rope_scaling: Literal["none", "linear", "yarn"] | None = Field(default=None, description="RoPE scaling method.")
-    rope_freq_base: float | None = Field(default=None, gt=0, description="RoPE base frequency.")
-    rope_freq_scale: float | None = Field(default=None, gt=0, description="RoPE frequency scale.")
-    yarn_orig_ctx: int | None = Field(default=None, ge=0, description="YaRN: the model's original context.")
     embeddings: bool | None = Field(
         default=None, description="Serve embeddings instead of text. Default: yes for type embedding."
     )
@@ -154,7 +151,8 @@ class LlamaServerConfig(DividedConfig):
         default=0, ge=0, description="Host memory for the prompts of earlier requests; counts into the footprint there."
     )
     extra_args: list[str] = Field(
-        default_factory=list, description="Further command line options; for a binary only, the embedded one has none."
+        default_factory=list,
+        description=f"Further command line options. The embedded server takes {', '.join(keys_of(former_keys))}; all others need a binary.",
     )
 
 
@@ -165,10 +163,10 @@ _KEYS = LlamaServerConfig.model_fields.keys() - ModelConfig.model_fields.keys() 
 FLAGS: Options = MappingProxyType(
     {
         **of_keys(sorted(_KEYS | {"model", "host", "port"})),
+        **LlamaServerConfig.former_keys,
         "n_ctx": "--ctx-size",
         "draft_model": "--model-draft",
         "cache_ram_mib": "--cache-ram",
-        "mmproj_offload": ("--mmproj-offload", "--no-mmproj-offload"),
         "kv_unified": ("--kv-unified", "--no-kv-unified"),
         "jinja": ("--jinja", "--no-jinja"),
         "embeddings": ("--embeddings", None),
@@ -216,6 +214,7 @@ OWN_OPTIONS = frozenset(_OWN_OPTIONS.split())
 """Options that decide who reaches the worker, what it loads, or what files a request can read: llmux's alone."""
 
 KEY_OF_OPTION = MappingProxyType(keys_of(FLAGS) | _OTHER_SPELLINGS)
+"""Every spelling of an option that has a key of its own, or had one."""
 
 
 def serves(config: LlamaServerConfig) -> Literal["text", "embeddings", "rerank"]:
@@ -244,16 +243,37 @@ def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) ->
         "model": str(config.path),
         "n_gpu_layers": layers(config.n_gpu_layers) if on_gpu else 0,
         "metrics": True,
-        "mmproj_offload": (config.mmproj_offload and on_gpu) if config.mmproj else None,
+        "mmproj_offload": on_gpu if config.mmproj else None,
         "spec_type": given["spec_type"] or ("draft-simple" if config.draft_model else None),
         "spec_draft_ngl": (draft_layers if on_gpu else 0) if config.draft_model else None,
         "embeddings": True if kind == "embeddings" else None,
         "rerank": True if kind == "rerank" else None,
         "pooling": pooling if kind == "embeddings" else None,
     }
-    for key in ("reasoning", "reasoning_format", "load_mode"):
+    for key in ("reasoning", "reasoning_format"):
         values[key] = None if values[key] == "auto" else values[key]
     return {key: value for key, value in values.items() if value not in (None, [])}
+
+
+def embedded(words: Sequence[str]) -> tuple[dict[str, JsonValue], list[str]]:
+    """The settings of `extra_args` that the embedded server can be given, and the words that it can't."""
+    values: dict[str, JsonValue] = {}
+    others: list[str] = []
+    rest = list(words)
+    while rest:
+        option = rest.pop(0)
+        key = KEY_OF_OPTION.get(option, "")
+        if key not in LlamaServerConfig.former_keys:
+            others.append(option)
+        elif isinstance(FLAGS[key], tuple):
+            values[key] = not option.startswith("--no-")
+        elif rest:
+            word = rest.pop(0)
+            try:
+                values[key] = word if key in ("load_mode", "rope_scaling") else json.loads(word)
+            except ValueError:
+                others += [option, word]
+    return values, others
 
 
 def command_line(values: Mapping[str, JsonValue]) -> list[str]:

@@ -26,7 +26,7 @@ from runtimes.base import (
     in_order,
 )
 from runtimes.prompt_cache import NO_CACHE, PromptCache
-from runtimes.vllm.adapter.config import VllmWorkerConfig
+from runtimes.vllm.adapter.config import ENGINE, VllmWorkerConfig
 
 PROGRAM: Final = "runtimes.vllm.worker"
 GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -45,6 +45,7 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
     all_endpoints = chat_workers.ENDPOINTS
     requirements = Path(__file__).parents[1] / "requirements.lock"
     config = VllmWorkerConfig
+    overridable_keys = (*VllmAdapter.overridable_keys, "enforce_eager")
 
     def check(self, config: VllmWorkerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or unreadable, contradicting keys, a model that doesn't generate text."""
@@ -58,6 +59,7 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
         plan = memory.plan(config)
         engine: dict[str, JsonValue] = {
             **engine_settings(config, context=plan.context, cache_bytes=plan.cache_bytes),
+            **config.model_dump(mode="json", include={*ENGINE}, exclude_none=True),
             "model": str(config.path or config.model),
             "served_model_name": context.model,  # in the engine's metrics
         }

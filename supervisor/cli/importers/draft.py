@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 
 from pydantic import BaseModel, JsonValue
 
+from runtimes.adapters.options import extra_args
 from runtimes.registry import REGISTRY
 from supervisor.catalog import sources
 from supervisor.catalog.document import Layer, Place, Problem, Source, Table, Trail, dotted, plain, tree_of
@@ -142,6 +143,11 @@ class Draft:
                 **{key: placed[key] for key in placed if key in adapter.config.model_fields},
             }
             trail: Trail = ("models", name)
+            former = adapter.config.former_keys
+            if words := extra_args(former, values):
+                values["extra_args"] = words
+            for key in former:
+                values.pop(key, None)
             for key in _FILES:
                 if isinstance(path := values.get(key), str) and not path.startswith(("/", "~", "$")):
                     self.look(f"models.{name}.{key}", f"{path} starts from the folder of the written file", model=name)

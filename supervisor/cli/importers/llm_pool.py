@@ -197,7 +197,7 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
             model[key] = "draft-simple"
         elif key == "reasoning" and value not in ("on", "off", "auto"):
             model["reasoning_format"] = value
-        elif key in LlamaServerConfig.model_fields:
+        elif key in LlamaServerConfig.model_fields or key in LlamaServerConfig.former_keys:
             model[key] = value
         else:
             draft.lose(at, _FOR_ALL.get(key, "llama_server has no such key; try extra_args"), model=name)
@@ -292,7 +292,7 @@ def _on_vllm(draft: Draft, name: str, where: str, values: Values, keys: type[Vll
     for field, value in fields.items():
         if field.startswith("serve_"):
             continue
-        if field in keys.model_fields:
+        if field in keys.model_fields or field in keys.former_keys:
             model[field] = value
         else:
             hint = "; try extra_args" if runtime == "vllm_serve" else ""

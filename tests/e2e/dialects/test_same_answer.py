@@ -244,7 +244,7 @@ def _vllm_serve(folder) -> tuple[dict, dict]:
         "max_model_len": 2048,
         "max_num_seqs": 4,
         "kv_cache_memory_bytes": 256 << 20,
-        "enforce_eager": True,
+        "extra_args": ["--enforce-eager"],
         "reasoning_parser": "qwen3",
         "tool_call_parser": "hermes",
     }

@@ -82,7 +82,7 @@ class TestMeasured:
         ("parameters", "keys"),
         [
             ({"size_mib": 50}, {"n_ctx": 2048}),
-            ({"size_mib": 200}, {"n_ctx": 16384, "load_mode": "none"}),
+            ({"size_mib": 200}, {"n_ctx": 16384, "extra_args": ["--load-mode", "none"]}),
             ({"size_mib": 400, "dim": 512, "heads": 8}, {"n_ctx": 2048}),
             ({"layers": 40}, {"n_ctx": 8192, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}),
             ({"size_mib": 100, "dim": 1024, "heads": 16, "kv_heads": 16}, {"n_ctx": 4096, "kv_unified": False}),

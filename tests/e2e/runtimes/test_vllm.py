@@ -45,7 +45,7 @@ def daemon(tmp_path_factory):
         "max_model_len": 512,
         "max_num_seqs": 4,
         "kv_cache_memory_bytes": CACHE_BYTES,
-        "enforce_eager": True,
+        "extra_args": ["--enforce-eager"],
         "reasoning_parser": "qwen3",
         "tool_call_parser": "hermes",
     }

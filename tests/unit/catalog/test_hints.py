@@ -41,7 +41,7 @@ class TestForeignKeys:
                 (
                     "ctx_size ctx-size c num_ctx max_model_len=n_ctx ngl n-gpu-layers num_gpu=n_gpu_layers np num_parallel=parallel"
                     " fa=flash_attn ctk=cache_type_k ctv=cache_type_v t num_thread=threads ub=ubatch_size md=draft_model"
-                    " no-mmap=load_mode ttl keep_alive=keep_alive_s useModelName=alias model_path=path --jnja=jinja"
+                    " ttl keep_alive=keep_alive_s useModelName=alias model_path=path --jnja=jinja"
                 ),
             ),
             (

@@ -213,11 +213,10 @@ class TestLlmPool:
             "max_num_batched_tokens": 2048,
             "quantization": "modelopt",
             "tool_call_parser": "hermes",
-            "enforce_eager": False,
             "default_chat_template_kwargs": {"enable_thinking": False},
             "speculative_method": "mtp",
             "num_speculative_tokens": 2,
-            "extra_args": ["--attention-backend", "triton_attn", "-O3"],
+            "extra_args": ["--no-enforce-eager", "--attention-backend", "triton_attn", "-O3"],
         }
         assert notes(draft) == [
             "engine.models.a.vllm_unheard_of: vllm_serve has no such key; try extra_args",

@@ -33,8 +33,7 @@ class TestPresets:
         assert draft.models["a"] == {
             "path": "/a.gguf",
             "n_ctx": 0,
-            "extra_args": ["--no-warmup"],
-            "load_mode": "mmap",
+            "extra_args": ["--no-warmup", "--load-mode", "mmap"],
             "flash_attn": "on",
         }
 

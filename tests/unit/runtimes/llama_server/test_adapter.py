@@ -258,7 +258,6 @@ class TestCheck:
             ("cache_type_k", "q3"),
             ("parallel", 0),
             ("image_max_tokens", 0),
-            ("reasoning_budget", -2),
             ("n_ctx", "4096"),
             ("ctx", 4096),
         ],

@@ -156,7 +156,6 @@ class TestLaunch:
             ({"quantization": "modelopt"}, ["--quantization", "modelopt"]),
             ({"load_format": "fastsafetensors"}, ["--load-format", "fastsafetensors"]),
             ({"revision": "v1"}, ["--revision", "v1"]),
-            ({"tokenizer": "/t"}, ["--tokenizer", "/t"]),
             ({"trust_remote_code": True}, ["--trust-remote-code"]),
             ({"runner": "generate"}, ["--runner", "generate"]),
             ({"max_model_len": 1024}, ["--max-model-len", "1024"]),
@@ -169,9 +168,7 @@ class TestLaunch:
                 ["--gpu-memory-utilization", "0.02"],
             ),
             ({"cpu_offload_gb": 2.0}, ["--cpu-offload-gb", "2.0"]),
-            ({"enforce_eager": True}, ["--enforce-eager"]),
             ({"enable_prefix_caching": False}, ["--no-enable-prefix-caching"]),
-            ({"enable_chunked_prefill": True}, ["--enable-chunked-prefill"]),
             ({"limit_mm_per_prompt": {"image": 1}}, ["--limit-mm-per-prompt", '{"image": 1}']),
             (
                 {"mm_processor_kwargs": {"fps": 1, "max_pixels": 1}, "max_pixels": 4014080},

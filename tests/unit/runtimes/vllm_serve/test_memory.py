@@ -112,7 +112,7 @@ class TestEstimate:
         assert many - few == pytest.approx((4096**2 - 256**2) / 256 * 2 * (2 * 1152 + 3 * 4304), rel=0.01)
 
     def test_in_words(self, config):
-        estimate = ADAPTER.estimate(config(enforce_eager=True))
+        estimate = ADAPTER.estimate(config())
         assert estimate.source == "computed"
         assert "weights 300 + KV cache 19 + activations" in estimate.detail
         assert estimate.detail.endswith("(2048 tokens of context, 8 requests at once)")
