@@ -194,10 +194,11 @@ class TestAnswers:
             "n_gpu_layers": 0,
             "cache_ram_mib": 8,
             "alias": "other",
-            "extra_args": (
-                "--load-mode none -tb 1 --rope-scaling yarn --rope-freq-base 10000.0 --rope-freq-scale 0.5 --yarn-orig-ctx 1024"
-                " --reasoning-budget 8 --image-min-tokens 4 --no-mmproj-offload"
-            ).split(),
+            "extra_args": [
+                *("--load-mode", "none", "-tb", "1", "--rope-scaling", "yarn", "--rope-freq-base", "10000.0"),
+                *("--rope-freq-scale", "0.5", "--yarn-orig-ctx", "1024", "--reasoning-budget", "8"),
+                *("--image-min-tokens", "4", "--no-mmproj-offload"),
+            ],
         }
         worker = start(llama_server, **keys).wait_ready()
         assert message(worker)["content"]

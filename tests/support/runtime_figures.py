@@ -70,7 +70,9 @@ def vllm_worker(_folders: pytest.TempPathFactory) -> conftest.Subject:
     """Its engine in our worker, where `make test-vllm` has installed that. Raises pytest's Skipped."""
     if not build_vllm.python().exists():
         pytest.skip("make test-vllm installs it")
-    return conftest.Subject("vllm", REGISTRY.get("vllm"), {"path": str(tiny_language.model()), **VLLM, "enforce_eager": True}, {}, "")
+    return conftest.Subject(
+        "vllm", REGISTRY.get("vllm"), {"path": str(tiny_language.model()), **VLLM, "enforce_eager": True}, {}, ""
+    )
 
 
 def long_prompt() -> conftest.Question:

@@ -120,6 +120,9 @@ class TestSettings:
     def test_a_mistake_names_its_key(self, daemon):
         (mark,) = check(daemon, model="worker", keys={"priority": 5000})["marks"]
         assert (mark["key"], mark["message"]) == ("models.worker.priority", "expected at most 1000, got 5000")
+        text = daemon.config_path.read_text().replace("  chat:\n", "  chat:\n    load_mode: none\n")
+        (mark,) = check(daemon, text=text)["marks"]
+        assert mark["message"] == 'llmux has no key for this option; write extra_args: ["--load-mode", "none"]'
         refused = save(daemon, model="worker", keys={"priority": 5000})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_configuration")
 

@@ -13,6 +13,7 @@ from runtimes import device_kind
 from runtimes.base import Endpoint, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import DeviceAssignment
 from runtimes.llama_server.adapter import LlamaServerAdapter
+from runtimes.llama_server.adapter.config import LlamaServerConfig
 from tests.support import tiny
 from tests.support.cases import cases
 
@@ -228,6 +229,33 @@ class TestCheck:
         path_with("llama-server")
         assert check(extra_args=["--numa", "distribute"]) == ()
         assert check(extra_args=["--numa", "distribute"], program="embedded") == expected
+        assert check(extra_args=["-tb", "four"], program="embedded")[0].startswith(
+            "extra_args: the embedded server can't"
+        )
+
+    def test_the_embedded_server_takes_options_that_were_keys(self, path_with, installed):
+        words = [
+            "--load-mode",
+            "none",
+            "-tb",
+            "2",
+            "--no-mmproj-offload",
+            "--rope-freq-base",
+            "10000.0",
+            "--reasoning-budget",
+            "-1",
+        ]
+        assert check(extra_args=words) == ()
+        settings = json.loads(launch(installed, extra_args=words).argv[-1])
+        assert {key: settings.get(key) for key in LlamaServerConfig.former_keys if key in settings} == {
+            "load_mode": "none",
+            "threads_batch": 2,
+            "mmproj_offload": False,
+            "rope_freq_base": 10000.0,
+            "reasoning_budget": -1,
+        }
+        path_with("llama-server")
+        assert launch(installed, extra_args=words).argv[-len(words) :] == tuple(words)
 
     @cases(
         ("keys", "named"),
