@@ -56,7 +56,7 @@ class LlamaServerConfig(DividedConfig):
     former_keys: ClassVar = {
         **of_keys(("image_min_tokens", "reasoning_budget", "threads_batch", "load_mode")),
         **of_keys(("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")),
-        "mmproj_offload": ("--mmproj-offload", "--no-mmproj-offload"),
+        "mmproj_offload": ("", "--no-mmproj-offload"),  # true: as the device is
     }
 
     @classmethod
@@ -152,7 +152,7 @@ class LlamaServerConfig(DividedConfig):
     )
     extra_args: list[str] = Field(
         default_factory=list,
-        description=f"Further command line options. The embedded server takes {', '.join(keys_of(former_keys))}; all others need a binary.",
+        description=f"Further command line options. The embedded server takes {', '.join(filter(None, keys_of(former_keys)))}; all others need a binary.",
     )
 
 
@@ -164,6 +164,7 @@ FLAGS: Options = MappingProxyType(
     {
         **of_keys(sorted(_KEYS | {"model", "host", "port"})),
         **LlamaServerConfig.former_keys,
+        "mmproj_offload": ("--mmproj-offload", "--no-mmproj-offload"),
         "n_ctx": "--ctx-size",
         "draft_model": "--model-draft",
         "cache_ram_mib": "--cache-ram",

@@ -75,8 +75,8 @@ class TestMessage:
     @pytest.mark.parametrize(("runtime", "key"), FORMER)
     def test_what_it_says_to_write_is_taken(self, told, runtime, key):
         adapter = REGISTRY.get(runtime)
-        is_switch = isinstance(adapter.config.former_keys[key], tuple)
-        (said,) = told(runtime, **{key: True if is_switch else 7}).values()
+        option = adapter.config.former_keys[key]
+        (said,) = told(runtime, **{key: bool(option[0]) if isinstance(option, tuple) else 7}).values()
         line = yaml.safe_load(said.removeprefix(f"{SAID}write "))
         place = {field: PLACE[field] for field in PLACE if field in adapter.config.model_fields}
         config = adapter.config(runtime=runtime, **place, **line)
