@@ -136,7 +136,7 @@ class MessageFields(Sent):
     output_format: Annotated[OutputFormatParam, doc("An older name of `output_config.format`.")] | None = None
     metadata: MetadataParam | None = None
     context_management: ContextManagementParam | None = None
-    container: Annotated[None, doc("No model here runs code in one.")] = None
+    container: Annotated[list[Raw], doc("No model here runs code in one.", max_length=0)] | None = None
     mcp_servers: Annotated[list[Raw], doc("No model here connects to them.", max_length=0)] | None = None
 
 

@@ -42,7 +42,7 @@ Json = dict[str, Any]
 _ABSENT: Final = msgspec.Raw()
 _T = TypeVar("_T")
 _EMPTY: Final = re.compile(rb'""|\[\s*\]|\{\s*\}')
-_PART: Final = re.compile(r"([0-9.]+)(\D+)")
+_PART: Final = re.compile(r"([0-9.]+)([^0-9.]+)")
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _REMEDIES: Final = (
     Remedy(r"(messages\[\]\.)?images.*", 'Each of "images" must be a JPEG, PNG, WebP, GIF or BMP in base64.'),
@@ -287,7 +287,11 @@ def _message(message: types.OllamaMessage, calls: _Calls) -> Json:
 def _call(call: types.OllamaCall, calls: _Calls) -> Json:
     name, arguments = call.function.name, call.function.arguments
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
-    return {"id": calls.add(name, call.id), "type": "function", "function": {"name": name, "arguments": text}}
+    return {
+        "id": calls.add(name, call.id if isinstance(call.id, str) else None),
+        "type": "function",
+        "function": {"name": name, "arguments": text},
+    }
 
 
 def _content(text: str, images: list[str] | None) -> str | list[Json]:

@@ -25,7 +25,7 @@ _Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "user", "assis
 _Picture = Annotated[str, doc("Base64, of a JPEG, PNG, WebP, GIF or BMP.", pattern=f"^(data:|{'|'.join(PICTURES)})")]
 _Stream = Annotated[bool, doc("Send lines as they come, which is the default.")]
 _KeepAlive = Annotated[
-    float | Annotated[str, Meta(pattern=rf"^([+-]?(({_TIME})+|[0-9]+(\.[0-9]*)?))?$")],
+    float | Annotated[str, Meta(max_length=100, pattern=rf"^([+-]?(({_TIME})+|[0-9]+(\.[0-9]*)?))?$")],
     doc(
         "For how long the model stays: seconds, or a duration such as `5m`. 0 with nothing to answer unloads it after its "
         "running requests, which needs the scope `admin`."
@@ -75,7 +75,7 @@ class OllamaFunction(Sent):
 
 class OllamaCall(Sent):
     function: OllamaFunction
-    id: Annotated[str, doc("What `tool_call_id` of its result says.")] | None = None
+    id: Annotated[str, doc("What `tool_call_id` of its result says.")] | float | None = None  # a number is no id
     type: Raw = unparsed()  # of the canonical form
     index: Raw = unparsed()
 

@@ -51,7 +51,7 @@ class ModelsQuery(Struct):
     loaded: Annotated[
         bool | None,
         doc(
-            "`1`: only models that are loaded, and remote ones. Default: `0`, unless `server.responses` is `llm-pool`."
+            "Only models that are loaded, and remote ones. Default: `false`, unless `server.responses` is `llm-pool`. `1` and `0` do as well."
         ),
     ] = None
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.body import read_body
-from supervisor.gateway.body.typed import expected, fields_of, kinds_of, mistake_of, top, unknown_field
+from supervisor.gateway.body.typed import UNREADABLE, expected, fields_of, kinds_of, mistake_of, top, unknown_field
 from supervisor.schema.operation import Schema, plain
 
 BODY_LIMIT: Final = 64 * 1024
@@ -69,13 +69,11 @@ async def _decoded(request: Request, kind: type[_D], limit: int) -> _D:
     if not body.strip():
         body = b"{}"
     try:
-        found = msgspec.json.decode(body, type=kind)
-        json.loads(body, object_pairs_hook=_once_each)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        msgspec.json.decode(body)  # all of it is JSON, also what the type doesn't have
+        json.loads(body, object_pairs_hook=_once_each, parse_int=str, parse_float=str)
+    except (*UNREADABLE, ValueError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
-    return found
+    return msgspec.json.decode(body, type=kind)
 
 
 def _once_each(pairs: list[tuple[str, JsonValue]]) -> None:
@@ -104,5 +102,5 @@ def _invalid(
         about = f", got {given[name][:50]!r}."
     elif schema.get("type") != "boolean":
         about = f"{':' if 'pattern' in schema else '.'} {plain(schema.get('description', ''))}"
-    missing = "missing; " if mistake.verdict == "missing" else ""
+    missing = "missing; " if mistake.verdict == "missing" and mistake.place == name else ""
     return InvalidRequestError(f"{name}: {missing}expected {expected(schema)}{about.rstrip() or '.'}", param=name)

@@ -30,11 +30,19 @@ _KINDS: Final[Mapping[str, str]] = {
     "array": "a list",
     "object": "an object",
 }
+_LIMITS: Final[Mapping[str, str]] = {
+    "minimum": " from {:.15g}",
+    "maximum": " to {:.15g}",
+    "minLength": " of at least {} characters",
+    "maxLength": " of at most {} characters",
+    "minItems": " of at least {} items",
+    "maxItems": " of at most {} items",
+}
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")  # the last one: a value may look like one
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _GOT: Final = re.compile(r"Invalid (?:enum )?value '(.*)'", re.DOTALL)
-_STEP: Final = re.compile(r"(\w+)|\[(?:\d+|\.\.\.)\]")
+_STEP: Final = re.compile(r"(\w+)|\[(\d+)\]")
 _INDEX: Final = re.compile(r"\[\d+\]")
 _SHOWN: Final = 100  # characters of a client's own words in a message
 
@@ -71,7 +79,7 @@ class Mistake:
     verdict: Literal["unknown", "missing", "wrong"]
     place: str  # messages[0].content; empty: all of it
     schemas: Sequence[Schema] = ()  # what may stand there
-    got: str = ""  # a word that is none of those expected, or the name of an unknown field
+    got: str | None = None  # a word that is none of those expected, or the name of an unknown field
 
     @property
     def about(self) -> str:
@@ -79,21 +87,21 @@ class Mistake:
         return plain(self.schemas[0].get("description", "")) if self.schemas else ""
 
 
-def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Mistake:
-    """What msgspec found in a request of this kind."""
+def mistake_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], request: object = None) -> Mistake:
+    """What msgspec found in a request of this kind. `request`: decoded, so that of a union that member counts which it names."""
     said = str(error)
     found = _PLACE.search(said)
     place, said = ("", said) if found is None else (found[1], said[: found.start()])
     if (unknown := _UNKNOWN.fullmatch(said)) is not None:
-        return Mistake("unknown", place, tuple(_at(_schema(kind), place)), unknown[1])
+        return Mistake("unknown", place, _at(_schema(kind), place, request), unknown[1])
     if (missing := _MISSING.fullmatch(said)) is not None:
         place = f"{place}.{missing[1]}".removeprefix(".")
     got = _GOT.fullmatch(said)
     return Mistake(
         "wrong" if missing is None else "missing",
         place,
-        tuple(_at(_schema(kind), place)),
-        "" if got is None else got[1][:_SHOWN],
+        _at(_schema(kind), place, request),
+        None if got is None else got[1][:_SHOWN],
     )
 
 
@@ -108,24 +116,35 @@ def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, Schema]:
     return fields
 
 
-def _at(schema: Schema, place: str) -> Iterator[Schema]:
-    """What may stand at a place, of all the alternatives that there are."""
+def _at(schema: Schema, place: str, value: object) -> tuple[Schema, ...]:
+    """What may stand at a place, of all the alternatives that the value leaves open."""
     found = [schema]
     for step in _STEP.finditer(place):
-        found = [inner for one in found for inner in _inside(one, step[1])]
-    seen: list[Schema] = []
-    for one in found:
-        if one not in seen:
-            seen.append(one)
-            yield one
+        found = [inner for one in found for inner in _inside(one, step[1], value)]
+        value = _part(value, step[1] or int(step[2]))
+    return tuple(one for at, one in enumerate(found) if one not in found[:at])
 
 
-def _inside(schema: Schema, name: str | None) -> Iterator[Schema]:
+def _part(value: object, step: str | int) -> object:
+    if isinstance(value, dict):
+        return value.get(step)
+    return value[step] if isinstance(value, list) and isinstance(step, int) and step < len(value) else None
+
+
+def _inside(schema: Schema, name: str | None, value: object) -> Iterator[Schema]:
     for one in schema.get("anyOf", (schema,)):
+        fields = one.get("properties", {})
         if name is None and isinstance(one.get("items"), Mapping):
             yield one["items"]
-        elif name is not None and name in one.get("properties", ()):
-            yield one["properties"][name]
+        elif name in fields and (
+            name in _tags(fields) or all(_part(value, tag) in (None, word) for tag, word in _tags(fields).items())
+        ):
+            yield fields[name]
+
+
+def _tags(fields: Mapping[str, Schema]) -> Mapping[str, object]:
+    """The fields that say which member of a union an object is, with their words."""
+    return {name: field["const"] for name, field in fields.items() if "const" in field}
 
 
 def kinds_of(schema: Schema) -> list[str]:
@@ -136,11 +155,10 @@ def kinds_of(schema: Schema) -> list[str]:
 
 def expected(*schemas: Schema) -> str:
     """The kinds of values that any of them allows, in words, such as "a whole number from 1 to 9"."""
-    words = [value for schema in schemas for value in _words(schema)]
-    choices = [value for schema in schemas if _words(schema) and "const" in schema for value in (schema["const"],)]
-    if choices and len(choices) == len(schemas):
-        return f"one of {', '.join(dict.fromkeys(map(str, choices)))}"
-    return " or ".join(dict.fromkeys(words)) or "something else"
+    if schemas and all("const" in schema for schema in schemas):
+        return f"one of {', '.join(dict.fromkeys(str(schema['const']) for schema in schemas))}"
+    words = (word for schema in schemas for word in _words(schema))
+    return " or ".join(dict.fromkeys(words)) or "another value"
 
 
 def _words(schema: Schema) -> list[str]:
@@ -153,14 +171,15 @@ def _words(schema: Schema) -> list[str]:
     if "enum" in schema:
         kinds = [f"one of {', '.join(value for value in schema['enum'] if value is not None)}"]
     elif "pattern" in schema:
-        kinds = ["a text of this form"]
+        kinds = ["a text of this form" if "description" in schema else "another text"]
     elif schema.get("items") == {"type": "string"}:
         kinds = ["a list of texts"]
-    words = " or ".join(kinds)
-    least, most = (schema.get(name) for name in ("minimum", "maximum"))
-    words += "" if least is None else f" from {least:.15g}"
-    words += "" if most is None else f" to {most:.15g}"
+    words = " or ".join(kinds) + "".join(_limit(name, schema[name]) for name in _LIMITS if name in schema)
     return [*filter(None, (words, "null" if "null" in schema.get("type", ()) else ""))]
+
+
+def _limit(name: str, value: float) -> str:
+    return " that isn't empty" if value == 1 and name in ("minLength", "minItems") else _LIMITS[name].format(value)
 
 
 class Reader(Generic[T]):
@@ -172,7 +191,6 @@ class Reader(Generic[T]):
         *remedies: Remedy,
         index: str = "[{}]",
         param: Callable[[str], str] = str,
-        mistake: Callable[[Mistake], str] | None = None,
     ) -> None:
         """`index` is what a place in a list is called in the names of fields without effect, `param` what an error's field is
         called by its place.
@@ -183,7 +201,6 @@ class Reader(Generic[T]):
         self._remedies = [(re.compile(remedy.place), remedy) for remedy in remedies]
         self._index = index
         self._param = param
-        self._words = mistake or _told
 
     def __call__(self, fields: Fields) -> tuple[T, list[str]]:
         """The request, and the places of what it doesn't have, each once. Raises InvalidRequestError."""
@@ -198,9 +215,9 @@ class Reader(Generic[T]):
             known = self._known(self._type, msgspec.Raw(_encode(given)), "", unknown)
             return self._decode(known), [*unknown]
         except msgspec.ValidationError as error:
-            raise self._refused(mistake_of(error, self._kind)) from error
+            raise self._refused(mistake_of(error, self._kind, _decoded(given))) from error
         except UNREADABLE as error:
-            raise _unreadable(given, error) from error
+            raise _unreadable({name: given[name] for name in given if name in _members(self._kind)}, error) from error
 
     def _known(self, kind: inspect.Type, raw: msgspec.Raw, place: str, unknown: dict[str, None]) -> msgspec.Raw:
         """The value without the fields that its type doesn't have; what is of another type stays as it is."""
@@ -219,8 +236,7 @@ class Reader(Generic[T]):
                 )
             if isinstance(one, inspect.StructType) and begin == b"{":
                 fields = _fields(raw)
-                tag = fields.get(one.tag_field) if one.tag_field is not None else None
-                if tag is not None and msgspec.json.decode(tag) != one.tag:
+                if one.tag_field in fields and _decoded(fields[one.tag_field]) != one.tag:
                     continue
                 return _raw(dict(self._of(one, fields, place, unknown)))
         return raw
@@ -249,11 +265,13 @@ class Reader(Generic[T]):
         place = _INDEX.sub("[]", mistake.place)
         param = self._param(mistake.place) or None
         for pattern, remedy in self._remedies:
-            fits = remedy.verdict in (None, mistake.verdict) and (mistake.got or "{got" not in remedy.message)
+            fits = remedy.verdict in (None, mistake.verdict) and (
+                mistake.got is not None or "{got" not in remedy.message
+            )
             if fits and pattern.fullmatch(place) is not None:
                 message = remedy.message.format(place=mistake.place, got=mistake.got)
                 return InvalidRequestError(message, code=remedy.code, param=param)
-        return InvalidRequestError(self._words(mistake), param=param)
+        return InvalidRequestError(_refusal(mistake), param=param)
 
 
 def unknown_field(mistake: Mistake) -> InvalidRequestError:
@@ -295,9 +313,11 @@ def top(place: str) -> str:
     return place.partition(".")[0].partition("[")[0]
 
 
-def _told(mistake: Mistake) -> str:
+def _refusal(mistake: Mistake) -> str:
     missing = "missing; " if mistake.verdict == "missing" else ""
-    return f"{mistake.place or 'The request'}: {missing}expected {expected(*mistake.schemas)}. {mistake.about}".rstrip()
+    end = ":" if any("pattern" in schema for schema in mistake.schemas) and mistake.about else "."
+    words = f"{missing}expected {expected(*mistake.schemas)}{end} {mistake.about}"
+    return f"{mistake.place or 'The request'}: {words}".rstrip()
 
 
 def _structured(kind: inspect.Type) -> Iterator[inspect.Type]:
@@ -320,6 +340,14 @@ def _unreadable(given: Fields, error: Exception) -> InvalidRequestError:
         except UNREADABLE as cause:
             return InvalidRequestError(f"{name} can't be read: {cause}.", code="invalid_json", param=name)
     return InvalidRequestError(f"The request can't be read: {error}.", code="invalid_json")
+
+
+def _decoded(value: Fields | msgspec.Raw) -> object:
+    """As plain values; None where it can't be read."""
+    try:
+        return msgspec.json.decode(_encode(value))
+    except UNREADABLE:
+        return None
 
 
 def is_null(raw: msgspec.Raw) -> bool:

@@ -107,8 +107,8 @@ class TestMistakes:
     @cases(
         ("body", "param", "message"),
         [
-            ('{"turns": 1}', "turns", "turns: expected a list. What was said."),
-            ('{"turns": []}', "turns", "turns: expected a list. What was said."),
+            ('{"turns": 1}', "turns", "turns: expected a list that isn't empty. What was said."),
+            ('{"turns": []}', "turns", "turns: expected a list that isn't empty. What was said."),
             (
                 '{"turns": [{"role": "x", "content": ""}]}',
                 "turns[0].role",
