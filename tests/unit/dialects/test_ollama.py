@@ -141,6 +141,7 @@ class TestRequests:
             ("5m", 300),
             ("1h30m", 5400),
             ("1.5s", 1.5),
+            ("1h.5m", 3630),
             ("90", 90),
             (-1, 86_400),
             ("-1", 86_400),
@@ -158,7 +159,7 @@ class TestRequests:
         told, answers = chat(keep_alive=said)
         assert (KEEP_ALIVE in told, answers.ignored) == (False, ())
 
-    @cases("said", ["soon", "5 m", "m", True, [], {}])
+    @cases("said", ["soon", "5 m", "m", True, [], {}, "9" * 101])
     def test_a_keep_alive_that_is_none_has_its_code(self, said):
         with pytest.raises(InvalidRequestError, match="-1: for ever") as refused:
             chat(keep_alive=said)

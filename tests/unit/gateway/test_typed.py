@@ -212,3 +212,40 @@ class TestClosed:
         schema = schema_of(Partly, is_answer=False)
         closed = schema["properties"]["more"]["anyOf"][0]
         assert (schema["additionalProperties"], closed["additionalProperties"]) == (True, False)
+
+
+class Question(Sent, tag_field="role", tag="user"):
+    content: list[Text]
+
+
+class Reply(Sent, tag_field="role", tag="assistant"):
+    content: list[Text | Call]
+
+
+class Talk(Sent):
+    turns: list[Question | Reply]
+
+
+class TestWhatIsMeant:
+    """Words are about what the client meant, and of a length that fits a message."""
+
+    @cases(("role", "words"), [("user", ["text"]), ("assistant", ["call", "text"])])
+    def test_of_a_union_the_member_that_the_request_names(self, role, words):
+        with pytest.raises(InvalidRequestError) as caught:
+            Reader(Talk)(fields(f'{{"turns": [{{"role": "{role}", "content": [{{"type": "film"}}]}}]}}'))
+        place, _, choices = caught.value.message.partition(": expected one of ")
+        assert (place, sorted(choices.strip(".").split(", "))) == ("turns[0].content[0].type", words)
+
+    def test_a_tag_that_can_not_be_read_is_none(self):
+        with pytest.raises(InvalidRequestError) as caught:
+            Reader(Talk)(fields('{"other": 1, "turns": [{"role": 1e999, "content": []}]}'))
+        assert caught.value.param == "turns[0].role"
+
+    def test_a_long_name_that_is_not_utf_8_is_not_repeated(self):
+        raw = {
+            "k" * 100_000: Raw(b'"\xff"'),
+            "turns": Raw(b'[{"role":"user","content":[{"type":"text","text":"\xff"}]}]'),
+        }
+        with pytest.raises(InvalidRequestError) as caught:
+            Reader(Talk)(raw)
+        assert (caught.value.param, len(caught.value.message) < 200) == ("turns", True)
