@@ -18,7 +18,7 @@ class ModelStatus(Struct):
     """A model's state, with the cause of a failure."""
 
     value: Status
-    failed: Literal[True] | UnsetType = UNSET
+    failed: bool | UnsetType = UNSET
     exit_code: int | UnsetType | None = UNSET
     reason: str | UnsetType = UNSET
 

@@ -26,7 +26,7 @@ class ModelQuery(Struct):
 class Accepted(Struct):
     """A load or an unload has begun."""
 
-    success: Literal[True] = True
+    success: bool = True
 
 
 class RoutedModel(Struct):
@@ -52,7 +52,7 @@ class RouterProps(Open, kw_only=True):
 
     role: Literal["router"] = "router"  # by which its clients know that models are named, listed and loaded
     max_instances: Annotated[int, doc("`limits.max_loaded` of language models; 0: as many as fit.")]
-    models_autoload: Literal[True] = True
+    models_autoload: bool = True
     model_alias: str = "llmux"
     model_path: str = "none"
     default_generation_settings: dict[str, Any]
