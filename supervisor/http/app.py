@@ -41,8 +41,8 @@ from supervisor.gateway.head import head_of
 from supervisor.gateway.request import Request
 from supervisor.gateway.tunnel import client_of
 from supervisor.gateway.tunnel import refuse as refuse_tunnel
-from supervisor.http import extra_ports, jobs, ui
-from supervisor.http.auth import Auth, scope_for
+from supervisor.http import jobs, ui
+from supervisor.http.auth import Auth, restrict_to_port, scope_for
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
@@ -76,7 +76,7 @@ class Application:
         handover: Handover | None = None,
         extra_ports: Mapping[int, str] | None = None,
     ) -> None:
-        """`extra_ports`: those that answer a part alone, and the keys of `server` that name them."""
+        """`extra_ports`: ports that serve only a part of the paths, each with the key of `server` that names it."""
         self._daemon = daemon
         self._extra_ports = extra_ports
         self._auth: Auth
@@ -122,7 +122,7 @@ class Application:
         request = Request(request_id, asyncio.get_running_loop().time(), dialect, extra=own)
         try:
             if self._extra_ports and (key := self._extra_ports.get(scope["server"][1])) is not None:
-                extra_ports.restrict(key, scope, dialect)
+                restrict_to_port(key, scope, dialect)
             if self._daemon.successor is not None:
                 await self._relay(scope, receive, send, request)
                 return

@@ -18,8 +18,10 @@ from starlette.types import Scope
 
 from supervisor.api.routing import scope_of
 from supervisor.catalog.keys import Key, Keyring
+from supervisor.catalog.listeners import METRICS, OLLAMA
 from supervisor.catalog.sections import ServerConfig
-from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
+from supervisor.dialects.ollama import AT_OWN_PORT, Ollama
+from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError, NotFoundError
 from supervisor.gateway.dialect import Dialect
 from supervisor.gateway.head import RequestHead, head_of
 from supervisor.gateway.identity.rate_headers import NAMES as RATE_HEADERS
@@ -31,7 +33,8 @@ MOST_HOSTS = 64
 """Good Host fields that are remembered."""
 LONGEST_HOST = 300
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
-"""What containers call their host."""
+"""The names by which containers reach their host."""
+_HEALTH = frozenset({"/health", "/v1/health", "/livez"})
 
 
 def own_names() -> frozenset[str]:
@@ -47,6 +50,25 @@ def scope_for(path: str, dialect: Dialect) -> str | None:
     """The key scope that `path` requires; None if it is open to all. The dialect decides about paths that aren't the daemon's."""
     declared = scope_of(path)
     return dialect.scope_for(path) if declared is None else declared[0]
+
+
+def restrict_to_port(key: str, scope: Scope, dialect: Dialect) -> None:
+    """Refuse what an extra port doesn't serve: it serves a part of the main port's paths, under the same rules for keys.
+
+    `key` of the section `server` names the port. Raises NotFoundError.
+    """
+    path = scope["path"]
+    if key == OLLAMA:
+        scope["state"][AT_OWN_PORT] = True
+        if isinstance(dialect, Ollama) or path == "/" or path in _HEALTH or scope_for(path, dialect) == "inference":
+            return
+        answers = "Ollama's API and inference"
+    else:
+        assert key == METRICS
+        if path == "/metrics" or path in _HEALTH:
+            return
+        answers = "/metrics, /health and /livez"
+    raise NotFoundError(f"This port (server.{key}) answers {answers} alone: ask for {path[:200]} at the main port.")
 
 
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

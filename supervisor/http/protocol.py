@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import unquote
@@ -28,25 +28,49 @@ from uvicorn.server import ServerState
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
-from supervisor.errors import InvalidRequestError, LlmuxError
+from supervisor.errors import InvalidRequestError, LlmuxError, RateLimitError
 from supervisor.gateway.disconnect import EXTENSION, Disconnect, ResponseOverError, Scope
 from supervisor.gateway.error_response import error_body, error_headers
 from supervisor.gateway.head import STATE_KEY as HEAD
 from supervisor.gateway.head import RequestHead
 from supervisor.gateway.tunnel import EXTENSION as TUNNEL
-from supervisor.http import connections
-from supervisor.http.crowd import LEAVING
-from supervisor.http.half_closed import HalfClosed
-from supervisor.http.hang_ups import HANG_UPS
+from supervisor.http.hang_ups import HANG_UPS, LEAVING, HalfClosed
 from supervisor.http.request_head import headers_too_large, refused_head, split_url, without_upgrade
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
 from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, read_while_held_up, resume_reading
-from supervisor.http.tunnelled import TunnelledClient
 
 log = structlog.get_logger("llmux.http")
 
 PIPELINE_LIMIT: Final = 16
+TUNNEL_SILENT_S: Final = 30.0
+_TUNNEL_BUFFER: Final = 64 * 1024  # bytes from the client; the server stops reading at twice as many
+_connections: Counter[str] = Counter()  # open ones, by the client's address
+
+
+class TooManyConnectionsError(RateLimitError):
+    """The client's address has as many connections as it may."""
+
+    code = "too_many_connections"
+
+
+class TunnelledClient:
+    """A client that has a WebSocket: what it sends, and when anything last passed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        self.received = asyncio.StreamReader(_TUNNEL_BUFFER, loop)
+        self.received.set_transport(transport)
+        self.last_at = loop.time()  # when something passed, in either direction
+        self._loop = loop
+
+    def feed(self, data: bytes) -> None:
+        """Take what the client sent."""
+        self.last_at = self._loop.time()
+        self.received.feed_data(data)
+
+    def is_silent(self) -> bool:
+        """Has nothing passed for so long that the client counts as one that has stopped reading?"""
+        return self._loop.time() - self.last_at >= TUNNEL_SILENT_S
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -82,9 +106,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._slow_sender: SlowSender | None = None
         self._slow_reader: SlowReader | None = None
         self._half_closed: HalfClosed | None = None
-        self._waits: int | None = None  # its descriptor, while its end alone is watched for
+        self._waits: int | None = None  # the connection's descriptor, while the server watches for its end alone
         self._has_ended = False  # the client's side of it
-        self._address: str | None = None  # counted in `connections`
+        self._address: str | None = None  # counted in `_connections`
         self._serving: ResponseCycle | None = None
         self._refusal: LlmuxError | None = None
         self._upgrading = False
@@ -114,8 +138,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
         if self.client is not None:
             self._address = self.client[0]
-            if (refusal := connections.opened(self._address, self.most_connections)) is not None:
-                self._refuse(refusal)
+            _connections[self._address] += 1
+            if 0 < self.most_connections < _connections[self._address]:
+                others = _connections[self._address] - 1
+                message = f"Your address has {others} connections (limits.connections_per_client)."
+                self._refuse(TooManyConnectionsError(message, retry_after_s=5.0))
 
     def _read_while_held_up(self) -> int | None:
         """See `Disconnect`."""
@@ -124,7 +151,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return read_while_held_up(self.flow, self.transport)
 
     def _wait_long(self) -> None:
-        """Read nothing until the answer is sent. `hang_ups` tells of the connection's end."""
+        """Read nothing until the answer is sent. `HANG_UPS` tells of the connection's end."""
         if self._waits is None and not (self._has_ended or self._in_message or self.transport.is_closing()):
             self._waits = self.transport.get_extra_info("socket").fileno()
             self.flow.pause_reading()
@@ -150,12 +177,14 @@ class GuardedProtocol(HttpToolsProtocol):
                 watch.close()
         self._forget_waiting()
         if self._address is not None:
-            connections.closed(self._address)
+            _connections[self._address] -= 1
+            if not _connections[self._address]:
+                del _connections[self._address]
         self._refusal = None  # it keeps the frames that it passed, and they this object
         LEAVING.call(self._disconnect.happened)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        """True keeps the connection: for the answer that is still to come, see `half_closed`, or until its turn to be closed."""
+        """True keeps the connection: for the answer that is still to come, see `HalfClosed`, or until its turn to be closed."""
         serving, self._has_ended = self._serving, True
         self._forget_waiting()
         if self._tunnelled is not None:
@@ -180,7 +209,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._tunnelled is not None:
-            self._tunnelled.came(data)
+            self._tunnelled.feed(data)
             return
         if self._linger_left is not None:
             self._linger_left -= len(data)

@@ -15,7 +15,7 @@ from supervisor.gateway.attempt import Outcome
 from supervisor.gateway.disconnect import ResponseOverError
 from supervisor.gateway.head import RequestHead
 from supervisor.gateway.upstream_error import error_answer
-from supervisor.http import half_closed
+from supervisor.http import hang_ups
 from supervisor.http.protocol import GuardedProtocol
 from tests.support.cases import cases
 from tests.support.garbage import no_cycles_of
@@ -447,7 +447,7 @@ class TestLeaving:
 
     @pytest.mark.parametrize("wire", [b"", SSE_HEAD, SSE_HEAD + chunk(EVENT)], ids=["silent", "head", "streaming"])
     async def test_half_closed_client_that_leaves_later(self, wire, monkeypatch):
-        monkeypatch.setattr(half_closed, "AGAIN_S", 0.1)
+        monkeypatch.setattr(hang_ups, "PROBE_EVERY_S", 0.1)
 
         async def script(conn: Conn) -> None:
             await conn.request()

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.gateway.disconnect import CancelOnDisconnect, Disconnect
-from supervisor.http import half_closed
-from supervisor.http.crowd import MOST_IN_A_TURN
-from supervisor.http.hang_ups import HANG_UPS, HangUps
+from supervisor.http import hang_ups
+from supervisor.http.hang_ups import HANG_UPS, MOST_IN_A_TURN, Crowd, HangUps
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.response_cycle import ResponseCycle
 from tests.support.garbage import no_cycles_of
@@ -135,7 +134,7 @@ async def test_one_that_has_waited_is_read_again(waiting):
 async def test_one_that_half_closes_waits_on(waiting, monkeypatch):
     """It is probed once, and told apart from one that has left."""
     running, sockets, ends = waiting
-    monkeypatch.setattr(half_closed, "AGAIN_S", 0.05)
+    monkeypatch.setattr(hang_ups, "PROBE_EVERY_S", 0.05)
     sockets[0].shutdown(socket.SHUT_WR)
     await until(lambda: ends)
     sockets[0].setblocking(False)
@@ -203,3 +202,38 @@ async def test_a_connection_leaves_no_reference_cycle(path):
         with no_cycles_of(GuardedProtocol, Disconnect, ResponseCycle):
             for _ in range(COUNT):
                 await leave(running.port)
+
+
+class TestCrowd:
+    """Makes many calls: a few in each turn of the loop, all of them, in their order."""
+
+    async def test_a_few_in_each_turn(self):
+        crowd, called, turns = Crowd(most=3), [], []
+        for number in range(10):
+            crowd.call(lambda number=number: called.append(number))
+        while len(called) < 10:
+            turns.append(len(called))
+            await asyncio.sleep(0)
+        assert called == list(range(10))
+        assert turns == [3, 6, 9]
+
+    async def test_one_that_comes_alone_is_called_at_once(self):
+        crowd, called = Crowd(most=1), []
+        for number in range(3):
+            crowd.call(lambda number=number: called.append(number))
+            assert called[-1] == number
+            for _ in range(2):
+                await asyncio.sleep(0)
+
+    def test_another_loop_begins_anew(self):
+        crowd, called = Crowd(most=1), []
+
+        async def leave() -> None:
+            crowd.call(lambda: called.append(1))
+            crowd.call(lambda: called.append(2))
+
+        for _ in range(2):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(leave())
+            loop.close()
+        assert called.count(1) == 2

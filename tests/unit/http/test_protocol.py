@@ -12,8 +12,8 @@ from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.error_response import error_body
-from supervisor.http import connections
-from supervisor.http.protocol import GuardedProtocol
+from supervisor.http import protocol
+from supervisor.http.protocol import TUNNEL_SILENT_S, GuardedProtocol, TunnelledClient
 from tests.support.cases import cases
 from tests.support.wire import PATIENCE_S, front, post, talk, until
 
@@ -247,7 +247,7 @@ class TestManyConnections:
             for _, writer in open_ones:
                 writer.close()
             await until(lambda: not running.state.connections)
-            assert not connections._open
+            assert not protocol._connections
 
 
 class TestOrdinary:
@@ -316,3 +316,28 @@ class TestOrdinary:
 
         async with front(app) as running:
             assert (await talk(running.port, GET)).startswith(b"HTTP/1.1 500")
+
+
+class Clock:
+    """A loop's time, and nothing else of it."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.get_debug = asyncio.get_running_loop().get_debug
+
+    def time(self):
+        return self.now
+
+
+async def test_a_websocket_through_which_nothing_passes():
+    """Its client counts as one that has stopped reading."""
+    clock = Clock()
+    client = TunnelledClient(clock, asyncio.Transport())
+    clock.now = TUNNEL_SILENT_S - 1
+    assert not client.is_silent()
+    client.feed(b"x")
+    clock.now += TUNNEL_SILENT_S - 1
+    assert not client.is_silent()
+    clock.now += 1
+    assert client.is_silent()
+    assert await client.received.read(9) == b"x"
