@@ -15,8 +15,7 @@ from supervisor.gateway.filters.cache_report import NOTHING_TOLD
 from supervisor.gateway.forward import processing_ms
 from supervisor.gateway.identity.rate_headers import PREFIX as RATE_PREFIX
 from supervisor.gateway.identity.rate_headers import rate_headers
-from supervisor.gateway.keepalive import NEWS_AFTER_S, SSE, Keepalive
-from supervisor.gateway.load_status import LoadNews
+from supervisor.gateway.keepalive import NEWS_AFTER_S, SSE, Keepalive, LoadNews
 from supervisor.gateway.request import Request
 from supervisor.gateway.response_cycle import ResponseCycle
 

@@ -39,8 +39,7 @@ from supervisor.gateway.disconnect import CancelOnDisconnect, ClientDisconnected
 from supervisor.gateway.filters.body_log import BodyLog, Capture
 from supervisor.gateway.filters.stored_conversation import ConversationStore
 from supervisor.gateway.forward import break_off, send_refusal
-from supervisor.gateway.identity import load_feedback
-from supervisor.gateway.identity.identity import Identifying
+from supervisor.gateway.identity.identity import Identifying, wants_load_feedback
 from supervisor.gateway.in_flight import InFlight
 from supervisor.gateway.request import Request
 from supervisor.gateway.response_cycle import ResponseCycle, Stages
@@ -180,7 +179,7 @@ class Gateway:
             self._admit.tell_limits(request, taking=1)
         may_wait = request.stream and request.attempt.is_known and cycle.head.own
         if may_wait and request.dialect.reasoning(request.path) is not None:
-            cycle.wants_news = load_feedback.wish_of(cycle.head.own)
+            cycle.wants_news = wants_load_feedback(cycle.head.own)
         return cycle.client
 
     async def _answer(self, cycle: ResponseCycle) -> None:

@@ -1,19 +1,30 @@
-"""Keeping a streaming client's connection alive while the request waits for its model."""
+"""What a streaming client gets while its request waits for a model: its dialect's keep-alive bytes, and the load's status.
+
+The status is events of the dialect, each with a line of text. There is a new line when the request waits for something else,
+and every few seconds while the model loads. The words are those of `core.waiting`; the estimate is how long the model's last
+load took, and there is none before the first load.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from supervisor.gateway.dialect import Dialect
+from supervisor.core.waiting import WaitKind, WaitReason
+from supervisor.engine.engine import Engine
+from supervisor.gateway.dialect import Dialect, ReasoningEvent
 from supervisor.gateway.disconnect import Send
+from supervisor.gateway.request import Request
 from supervisor.io.upstream import Headers
 
 INTERVAL_S: Final = 10.0
 NEWS_AFTER_S: Final = 1.0  # a loaded model has answered by then
 NEWS_INTERVAL_S: Final = 0.25
+PROGRESS_S: Final = 5.0  # between two lines of status while the model loads
+_LOADED: Final = frozenset({WaitKind.PLACE, WaitKind.HEALTH})  # the model has a worker, which is busy
 SSE: Final = b"text/event-stream; charset=utf-8"
 
 
@@ -23,7 +34,8 @@ class Keepalive:
     After `interval_s` in the block the response starts (200, `content_type` and `headers`), and the bytes go out
     every `interval_s`. From then on `started` is True: the headers are sent, and a failure is the stream's last event.
 
-    `news` is asked for more to send, events or None, from `NEWS_AFTER_S` on; the first event starts the response as well.
+    From `NEWS_AFTER_S` on, `news` is called every `NEWS_INTERVAL_S`. It returns an event to send, or None; the first event
+    starts the response as well.
     """
 
     __slots__ = (
@@ -76,7 +88,7 @@ class Keepalive:
         self._beat_task = asyncio.get_running_loop().create_task(self._beat(interval_s, waited_s))
 
     async def _beat(self, interval_s: float, waited_s: float) -> None:
-        """Send what is due, for as long as the block waits; it has for `waited_s`."""
+        """Send what is due for as long as the block waits. It has waited for `waited_s` already."""
         clock = asyncio.get_running_loop().time
         next_at = clock() + interval_s - waited_s
         while True:
@@ -98,3 +110,40 @@ class Keepalive:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.started = True  # after the send: a cancelled send may have written nothing
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+class LoadNews:
+    """Status events for one request that waits. A call returns the next event; None: nothing changed since the last one."""
+
+    def __init__(self, engine: Engine, request: Request, event: ReasoningEvent) -> None:
+        self._engine = engine
+        self._request = request
+        self._event = event
+        self._created = int(time.time())
+        self._told: WaitReason | None = None  # of the last line
+        self._told_at = 0.0
+
+    def __call__(self) -> bytes | None:
+        """The next event, or None."""
+        waits = self._request.waits
+        current = waits[-1].current if waits else None
+        if current is None:
+            return None
+        now = self._engine.clock()
+        loads_on = current.kind is WaitKind.LOAD and now - self._told_at >= PROGRESS_S
+        if current == self._told and not loads_on:
+            return None
+        text = self._line(current, now)
+        self._told, self._told_at = current, now
+        name, request_id = self._request.name or "", self._request.request_id.decode("latin-1")
+        return self._event(f"{text}\n", name, request_id, self._created)
+
+    def _line(self, current: WaitReason, now: float) -> str:
+        name, wait = self._request.name, self._request.waits[-1]
+        if current.kind in _LOADED:
+            return f"{name} waits for {current.what}."
+        told = self._engine.forecast(wait.model).told
+        if current.kind is not WaitKind.LOAD:
+            return f"Loading {name}: waits for {current.what}, {told}."
+        so_far = f"; {wait.parts(now)[-1][1]:.0f} s so far" if current == self._told else ""
+        return f"Loading {name}: {told}{so_far}."

@@ -1,15 +1,20 @@
-"""For whom a request comes, how urgent it is, and how long its model is to stay: what its header and body say, its key, and
-its client's profile.
+"""The stage that finds out a request's tenant and priority, how long its model stays loaded, and its own limit of time.
 
-The tenant is that of the key. Only where there are no keys, or the key may speak for others, the request may name it, unless
-`server.multi_tenant` is off. The priority is the request's, else the key's, else the client's, else normal; but never more urgent than the key's ceiling.
+The sources are the request's headers and body, its key, and its client's profile. The tenant is the key's. The request may
+name another one only where there are no keys or the key may speak for others, and only while `server.multi_tenant` is on. The
+priority is the request's, else the key's, else the client's, else normal, but never more urgent than the key's ceiling.
+
+Two of the headers and fields say something else. `x_timeout_s` in the body, or `X-Timeout`, limits the time that the request
+may take, in seconds. `X-Llmux-Load-Feedback` asks for status lines in the stream while the model loads. All of these headers
+and fields are llmux's own and are never forwarded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -20,39 +25,43 @@ from supervisor.catalog.sections import TENANT_LIMIT
 from supervisor.core.demand import ANY, NORMAL, Demand, priority_of
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import BUDGET, CLIENT, KEEP_ALIVE, PRIORITY, Body
+from supervisor.gateway.head import LOAD_FEEDBACK, TIMEOUT, TRACE
 from supervisor.gateway.head import PRIORITY as PRIORITY_HEADER
 from supervisor.gateway.head import TENANT as TENANT_HEADER
-from supervisor.gateway.head import TRACE
 from supervisor.gateway.identity.accounts import accounts_of
-from supervisor.gateway.identity.budget import budget_s
 from supervisor.gateway.identity.trace_context import begun, trace_of
 from supervisor.gateway.response_cycle import ResponseCycle
 from supervisor.gateway.route.caching import CacheDirective, wish_of
 from supervisor.io.upstream import Headers
 
 LONGEST_KEEP_ALIVE_S: Final = 86_400
+LONGEST_BUDGET_S: Final = 86_400.0
+_SWITCH: Final = {
+    **dict.fromkeys((b"true", b"1", b"yes", b"on"), True),
+    **dict.fromkeys((b"false", b"0", b"no", b"off"), False),
+}
 
 
 class Identity(NamedTuple):
-    """What is known of who asks."""
+    """Whom a request comes from: how it is queued and charged, and its client's profile."""
 
     demand: Demand
     profile: ClientConfig
-    is_lowered: bool = False  # it asked for a more urgent priority than its key has
+    is_lowered: bool = False  # the request asked for a more urgent priority than its key has
 
 
 class Identifying:
-    """The stage that finds out who asks, how urgently, and what else a request's headers say to llmux."""
+    """The stage for one catalog. Requests that say nothing of their own share one identity for each key."""
 
     def __init__(self, catalog: Catalog, arrived: Callable[[str], None]) -> None:
-        """`arrived` counts a tenant's request, and raises RateLimitError in a pause."""
+        """`arrived` counts a tenant's request, and raises RateLimitError while the tenant has to pause."""
         self._catalog = catalog
         self._arrived = arrived
-        self._known: dict[bytes | None, Identity] = {}  # of keys, for requests that say nothing else
+        self._known: dict[bytes | None, Identity] = {}  # by the key's digest, for requests that say nothing else
         self._cache_wish = CacheDirective() if catalog.server.tells_of_caches else None
 
     async def __call__(self, cycle: ResponseCycle) -> None:
-        """Raises InvalidRequestError, and RateLimitError in a pause."""
+        """Set the request's demand, trace and budget. Raises InvalidRequestError, and RateLimitError in a pause."""
         request, body, own = cycle.request, cycle.body, cycle.head.own
         key = request.key
         if own or not body.is_silent:
@@ -78,7 +87,7 @@ class Identifying:
 
 
 def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) -> Identity:
-    """Who asks. A header counts before the body's field. Raises InvalidRequestError."""
+    """A request's identity. A header counts before the body's field. Raises InvalidRequestError."""
     priority: object = None
     tenant: object = None
     for name, value in headers:
@@ -109,15 +118,55 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
 
 
 def staying(demand: Demand, body: Body) -> Demand:
-    """`demand`, with how long its model is to stay by a translated body. Raises InvalidRequestError."""
+    """`demand` with the longer keep-alive, where a translated body has one, too. Raises InvalidRequestError."""
     keep_alive_s = _keep_alive_s(body.said(KEEP_ALIVE))
     if keep_alive_s is None:
         return demand
     return replace(demand, keep_alive_s=max(keep_alive_s, demand.keep_alive_s or 0.0))
 
 
+def budget_s(headers: Iterable[tuple[bytes, bytes]], said: object) -> float | None:
+    """The shortest time, in seconds, to which headers and body limit the request; None without a limit.
+
+    `said` is the body's. Raises InvalidRequestError for anything but a number of seconds.
+    """
+    times = []
+    for name, value in headers:  # each request comes here: a comprehension is a call
+        if name == TIMEOUT:
+            times.append(_seconds(value.decode("latin-1"), "X-Timeout"))
+    if said is not None:
+        times.append(_seconds(said, BUDGET))
+    return min(times) if times else None
+
+
+def wants_load_feedback(headers: Iterable[tuple[bytes, bytes]]) -> bool | None:
+    """Does the client want status lines while its model loads? None: the headers don't say.
+
+    Raises InvalidRequestError for a header that is neither yes nor no.
+    """
+    for name, value in headers:
+        if name == LOAD_FEEDBACK:
+            said = _SWITCH.get(value.strip().lower())
+            if said is None:
+                raise InvalidRequestError("X-Llmux-Load-Feedback must be true or false.", param="X-Llmux-Load-Feedback")
+            return said
+    return None
+
+
+def _seconds(said: object, where: str) -> float:
+    try:
+        value = float(said) if isinstance(said, str | float) or type(said) is int else math.nan
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not 0 < value <= LONGEST_BUDGET_S:
+        raise InvalidRequestError(
+            f"{where} must be a number of seconds, above 0 and at most {LONGEST_BUDGET_S:.0f}.", param=BUDGET
+        )
+    return value
+
+
 def _text(value: bytes, header: str, before: object) -> object:
-    """The header's text; of a blank one, what was there `before`."""
+    """The text of a header; for a blank one the text `before` it. Raises InvalidRequestError for a second one."""
     value = value.strip()
     if not value:
         return before

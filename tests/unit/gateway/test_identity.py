@@ -12,7 +12,8 @@ from supervisor.core.demand import ANY, HIGH, LOW, NORMAL, Demand
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import Body
 from supervisor.gateway.body.json_body import JsonBody, open_object
-from supervisor.gateway.identity.identity import identify
+from supervisor.gateway.head import LOAD_FEEDBACK, RequestHead
+from supervisor.gateway.identity.identity import budget_s, identify, wants_load_feedback
 from tests.support.cases import cases
 
 SERVER = SimpleNamespace(multi_tenant=True)
@@ -136,3 +137,46 @@ class TestTenant:
 
     def test_a_bad_one_of_a_key_that_may_not_name_any_is_not_looked_at(self):
         assert who([], '{"x_client_id": 5}', its_key=key()).demand.tenant == "webui"
+
+
+class TestBudget:
+    """The least of what header and body say, in seconds."""
+
+    @cases(
+        ("headers", "said", "expected"),
+        [
+            ([], None, None),
+            ([b"30"], None, 30.0),
+            ([], 2.5, 2.5),
+            ([], "7", 7.0),
+            ([b"30", b"0.5"], 20, 0.5),
+            ([b"86400"], None, 86400.0),
+        ],
+    )
+    def test_the_least_counts(self, headers, said, expected):
+        assert expected == budget_s([(b"x-timeout", value) for value in headers], said)
+
+    @cases("said", [0, -1, 86401, True, [], {}, "soon", "nan", "inf", "", 10**400])
+    def test_what_is_no_such_time(self, said):
+        with pytest.raises(InvalidRequestError, match="x_timeout_s must be a number of seconds") as caught:
+            budget_s([], said)
+        assert caught.value.param == "x_timeout_s"
+
+
+class TestLoadFeedback:
+    """The header overrules the key and the server, and stays here."""
+
+    @cases(("value", "wanted"), [(b"true", True), (b" Yes ", True), (b"1", True), (b"FALSE", False), (b"0", False)])
+    def test_says_it(self, value, wanted):
+        assert wants_load_feedback([(b"accept", b"*/*"), (LOAD_FEEDBACK, value)]) is wanted
+
+    def test_without_it_nothing_is_said(self):
+        assert wants_load_feedback([(b"accept", b"*/*")]) is None
+
+    @pytest.mark.parametrize("value", [b"perhaps", b"", b"\xff"])
+    def test_anything_else_is_refused(self, value):
+        with pytest.raises(InvalidRequestError, match="must be true or false"):
+            wants_load_feedback([(LOAD_FEEDBACK, value)])
+
+    def test_no_worker_gets_it(self):
+        assert RequestHead([(LOAD_FEEDBACK, b"true"), (b"accept", b"*/*")]).for_worker == [(b"accept", b"*/*")]

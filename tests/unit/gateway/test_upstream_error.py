@@ -7,7 +7,7 @@ import json
 import pytest
 
 from supervisor.dialects.openai import OPENAI
-from supervisor.gateway.upstream_error import error_answer, restated
+from supervisor.gateway.upstream_error import error_answer, is_overflow, restated, upstream_error
 from tests.support.cases import cases
 
 
@@ -96,3 +96,33 @@ class TestParam:
         names = {"temperature": "decoding.temperature"}
         said = error_answer(400, b"application/json", json.dumps({"error": error}).encode(), OPENAI, names)
         assert json.loads(said) == {"error": error | {"param": told}}
+
+
+class TestOverflow:
+    """A worker's error that the prompt is too long, whatever it calls that."""
+
+    @pytest.mark.parametrize(
+        ("status", "body"),
+        [
+            (400, b'{"error": {"code": 400, "message": "the request exceeds the available context size, try less"}}'),
+            (400, b'{"error": {"code": "context_length_exceeded", "message": "too many"}}'),
+            (400, b'{"error": {"message": "This model\'s maximum context length is 4096 tokens.", "code": 400}}'),
+            (
+                400,
+                b'{"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 9 > 8"}}',
+            ),
+        ],
+    )
+    def test_known_kinds(self, status, body):
+        assert is_overflow(upstream_error(status, b"application/json", body))
+
+    @pytest.mark.parametrize(
+        ("status", "body"),
+        [
+            (400, b'{"error": {"message": "no such field"}}'),
+            (500, b'{"error": {"code": "context_length_exceeded", "message": "maximum context length"}}'),
+            (429, b'{"error": {"message": "too many requests"}}'),
+        ],
+    )
+    def test_others(self, status, body):
+        assert not is_overflow(upstream_error(status, b"application/json", body))
