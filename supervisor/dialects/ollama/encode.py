@@ -16,7 +16,7 @@ import msgspec
 
 from supervisor.dialects.chat import Answer, ChatStream, Choice, Measured, Message, ToolCall, Usage, whole
 from supervisor.dialects.ollama.types import NAMES, OllamaVector, OllamaVectors
-from supervisor.dialects.openai.embeddings import cut
+from supervisor.dialects.openai.completed import cut
 from supervisor.errors import UpstreamError
 from supervisor.gateway.body.typed import UNREADABLE, worker_said
 from supervisor.gateway.filters.translation import StreamTranslation

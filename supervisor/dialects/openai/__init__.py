@@ -13,9 +13,8 @@ from runtimes.endpoints import aliases_of
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import media_operations, operations
-from supervisor.dialects.openai.embeddings import Embeddings
+from supervisor.dialects.openai.completed import Embeddings, Reranking
 from supervisor.dialects.openai.infill import Infill
-from supervisor.dialects.openai.reranking import Reranking
 from supervisor.gateway.body.body import Bytes
 from supervisor.gateway.dialect import Dialect, ReasoningEvent
 from supervisor.gateway.disconnect import Scope

@@ -27,10 +27,9 @@ from supervisor.gateway.body.outline import SMALL, Outline
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.translation import AnswerTranslation, Translation
-from supervisor.gateway.media.media import Texts, references
+from supervisor.gateway.media.media import Texts, references, refuse_media
 from supervisor.gateway.media.media_address import LONGEST
 from supervisor.gateway.media.media_loading import NOTHING, Loading, Wanted
-from supervisor.gateway.media.modality import refuse_media
 
 _LARGE: Final = 256 * 1024  # parsed as a whole unless it is mainly pictures, or has many values
 _FEW_STRINGS: Final = 100

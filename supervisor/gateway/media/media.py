@@ -4,15 +4,19 @@ Runtimes fetch the `http:` URLs and open the `file:` URLs and paths in a prompt.
 machine can reach, or read its files. A prompt's references are therefore found before a worker sees it: `media_loading`
 rejects them, or puts the content in their place where the configuration allows that.
 
-Text may contain URLs, unless the runtime says which texts are references (`TextReferences`). Else a reference is the value of a key whose name means loading, in any part of a prompt, whatever the
-part's `type`: some workers look at nothing but the key. What only speaks of addresses may contain them: tools and their
-calls, citations, search results, and names such as `callback_url`.
+Text may contain URLs, unless the runtime says which texts are references (`TextReferences`). Else a reference is the value of
+a key whose name means loading, in any part of a prompt, whatever the part's `type`: some workers look at nothing but the key.
+Fields that only mention addresses may contain them: tools and their calls, citations, search results, and names such as
+`callback_url`.
+
+Media that come as content may still be of a kind that a model doesn't take. A part says by its `type` what it is, wherever it
+stands: in a message, in a tool's result, in a document. `refuse_media` refuses these before the model is loaded for them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from runtimes.base import TextReferences
+from runtimes.model_config import Modality
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.typed import UNREADABLE
@@ -55,6 +60,13 @@ _INERT_FIELDS: Final = frozenset(
         "chat_template_kwargs",
     }
 )
+_MEDIA: Final[Mapping[str, tuple[str, Modality | None]]] = {
+    **dict.fromkeys(("image_url", "input_image", "image"), ("images", "image")),
+    **dict.fromkeys(("video_url", "input_video", "video"), ("video", "image")),  # without images, no video
+    **dict.fromkeys(("audio_url", "input_audio", "audio"), ("audio", "audio")),
+    **dict.fromkeys(("document", "file", "input_file"), ("documents", None)),  # no runtime opens them
+}
+"""Types of parts → the media that they are, and the modality that a model needs for them."""
 _INERT_TYPE: Final = re.compile(
     r"(?:input_|output_)?text|refusal|(?:redacted_)?thinking|reasoning|web_(?:search|fetch)_result|.*(?:_call|tool_use)",
     re.DOTALL,
@@ -367,3 +379,17 @@ def refusal(key: str, text: str, otherwise: str = "") -> InvalidRequestError:
         code="remote_media_refused",
         param=key[:50],
     )
+
+
+def refuse_media(types: Collection[str], name: str, inputs: frozenset[Modality] | None, param: str) -> None:
+    """Raises InvalidRequestError where the model called `name` doesn't take a part of one of these `types`.
+
+    `inputs`: the modalities that it takes; None: unknown.
+    """
+    if inputs is None:
+        return
+    for kind in types:
+        word, modality = _MEDIA.get(kind, ("", "text"))
+        if word and modality not in inputs:
+            takes = ", ".join(sorted(inputs))
+            raise InvalidRequestError(f"{name} takes {takes}, no {word}.", code="modality_unsupported", param=param)

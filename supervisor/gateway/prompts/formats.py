@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from runtimes.model_config import PromptFormatName
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.prompts.conversation import Turn, system_of
-from supervisor.gateway.prompts.languages import NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,27 @@ _ALPACA: Final = (
 )
 _UNKNOWN: Final = frozenset({"", "auto", "mixed"})  # source languages that are to be found out
 _SOURCES: Final = ("en", "de")  # that stand for them: the first that isn't the target
+_LANGUAGE_LIST: Final = """
+aa Afar, ab Abkhazian, af Afrikaans, ak Akan, am Amharic, an Aragonese, ar Arabic, as Assamese, az Azerbaijani, ba Bashkir,
+be Belarusian, bg Bulgarian, bm Bambara, bn Bengali, bo Tibetan, br Breton, bs Bosnian, ca Catalan, ce Chechen, co Corsican,
+cs Czech, cv Chuvash, cy Welsh, da Danish, de German, dv Divehi, dz Dzongkha, ee Ewe, el Greek, en English, eo Esperanto,
+es Spanish, et Estonian, eu Basque, fa Persian, ff Fulah, fi Finnish, fil Filipino, fo Faroese, fr French,
+fy Western Frisian, ga Irish, gd Scottish Gaelic, gl Galician, gn Guarani, gu Gujarati, gv Manx, ha Hausa, he Hebrew,
+hi Hindi, hr Croatian, ht Haitian, hu Hungarian, hy Armenian, ia Interlingua, id Indonesian, ie Interlingue, ig Igbo,
+ii Sichuan Yi, ik Inupiaq, io Ido, is Icelandic, it Italian, iu Inuktitut, ja Japanese, jv Javanese, ka Georgian, ki Kikuyu,
+kk Kazakh, kl Kalaallisut, km Central Khmer, kn Kannada, ko Korean, ks Kashmiri, ku Kurdish, kw Cornish, ky Kyrgyz, la Latin,
+lb Luxembourgish, lg Ganda, ln Lingala, lo Lao, lt Lithuanian, lu Luba-Katanga, lv Latvian, mg Malagasy, mi Maori,
+mk Macedonian, ml Malayalam, mn Mongolian, mr Marathi, ms Malay, mt Maltese, my Burmese, nb Norwegian Bokmål,
+nd North Ndebele, ne Nepali, nl Dutch, nn Norwegian Nynorsk, no Norwegian, nr South Ndebele, nv Navajo, ny Chichewa,
+oc Occitan, om Oromo, or Oriya, os Ossetian, pa Punjabi, pl Polish, ps Pashto, pt Portuguese, qu Quechua, rm Romansh,
+rn Rundi, ro Romanian, ru Russian, rw Kinyarwanda, sa Sanskrit, sc Sardinian, sd Sindhi, se Northern Sami, sg Sango,
+si Sinhala, sk Slovak, sl Slovenian, sn Shona, so Somali, sq Albanian, sr Serbian, ss Swati, st Southern Sotho, su Sundanese,
+sv Swedish, sw Swahili, ta Tamil, te Telugu, tg Tajik, th Thai, ti Tigrinya, tk Turkmen, tl Tagalog, tn Tswana, to Tonga,
+tr Turkish, ts Tsonga, tt Tatar, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, ve Venda, vi Vietnamese, vo Volapük, wa Walloon,
+wo Wolof, xh Xhosa, yi Yiddish, yo Yoruba, za Zhuang, zh Chinese, zu Zulu
+"""
+LANGUAGES: Final = MappingProxyType(dict(item.strip().split(" ", 1) for item in _LANGUAGE_LIST.split(",")))
+"""The first part of a language's code → its English name, as TranslateGemma's chat template has it. `pt-BR` is Portuguese."""
 
 
 def _generic(said: Said) -> str:
@@ -97,7 +118,7 @@ def _translategemma(said: Said) -> str:
     asked = codes.get("source_lang_code", "")
     if asked.lower() in _UNKNOWN:
         text = f"(Detect the language of each segment below, and translate all of them into {into}.)\n\n{text}"
-        asked = next(code for code in _SOURCES if NAMES[code] != into)
+        asked = next(code for code in _SOURCES if LANGUAGES[code] != into)
     source, out_of = _language(asked, "source_lang_code")
     return (
         f"<start_of_turn>user\nYou are a professional {out_of} ({source}) to {into} ({target}) translator. Your goal is to "
@@ -145,7 +166,7 @@ def _without_channels(text: str) -> str:
 def _language(code: str, field: str) -> tuple[str, str]:
     """As the template writes it, and its name. Raises InvalidRequestError."""
     written = code.replace("_", "-")
-    name = NAMES.get(written.partition("-")[0].lower())
+    name = LANGUAGES.get(written.partition("-")[0].lower())
     if name is None or not written.replace("-", "").isalnum() or len(written) > 20:
         message = f"`{field}` is no language that the model knows: give a code such as en, nl or pt-BR."
         raise InvalidRequestError(message, param=field)

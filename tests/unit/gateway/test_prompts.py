@@ -13,7 +13,7 @@ from supervisor.catalog.prompt_format import FORMATS
 from supervisor.errors import InvalidRequestError, UpstreamError
 from supervisor.gateway.prompts import Completions
 from supervisor.gateway.prompts.answer import Chats, Thoughts
-from supervisor.gateway.prompts.languages import NAMES
+from supervisor.gateway.prompts.formats import LANGUAGES
 from tests.support.cases import cases
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -164,8 +164,8 @@ class TestTranslateGemma:
         assert refused("translategemma_template", messages).param == param
 
     def test_languages_have_names(self):
-        assert {"en", "zh", "fil", "za"} < NAMES.keys()
-        assert all(code.isalpha() and code.islower() and name[0].isupper() for code, name in NAMES.items())
+        assert {"en", "zh", "fil", "za"} < LANGUAGES.keys()
+        assert all(code.isalpha() and code.islower() and name[0].isupper() for code, name in LANGUAGES.items())
 
 
 class TestFields:
