@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from msgspec import Struct
 from starlette.responses import FileResponse, Response
 
 from supervisor import catalog
@@ -16,13 +17,9 @@ from supervisor.dialects.openai import types
 from supervisor.errors import NotFoundError
 from supervisor.gateway.filters.picture_links import PREFIX
 from supervisor.gateway.operation import Group
-from supervisor.schema.operation import EVENTS, FORM, PLAIN, Example
+from supervisor.schema.operation import EVENTS, FORM, JSON, PLAIN, Example
 
 GROUP: Final = Group("Sound and pictures", "OpenAI's paths for speech, transcription and pictures.", scope="inference")
-_DRAWN_BY: Final = """
-
-    What a model takes depends on its runtime; see [diffusers](runtimes.md#diffusers) for `seed`, `steps`, `guidance`,
-    `negative_prompt`, `strength` and the rest. With `stream`, the answer is a stream of OpenAI's events."""
 _HEARD: Final = Example(
     {"model": "whisper", "file": "@speech.wav"},
     needs="a model for speech recognition",
@@ -30,9 +27,21 @@ _HEARD: Final = Example(
 )
 
 
-def _drawn(**body: str) -> Example:
+def _drawn(path: str, about: str, reads: type[Struct], request_type: str = FORM, **body: str) -> None:
+    about += """
+
+    What a model takes depends on its runtime; see [diffusers](runtimes.md#diffusers) for `seed`, `steps`, `guidance`,
+    `negative_prompt`, `strength` and the rest. With `stream`, the answer is a stream of OpenAI's events."""
     answer = {"created": 1790000000, "data": [{"b64_json": "iVBORw0KGgo…"}]}
-    return Example({"model": "painter", **body}, needs="a model for pictures", answer=answer)
+    GROUP.asked(
+        path,
+        about,
+        reads=reads,
+        request_type=request_type,
+        answer=types.Pictures,
+        stream_type=EVENTS,
+        example=Example({"model": "painter", **body}, needs="a model for pictures", answer=answer),
+    )
 
 
 GROUP.asked(
@@ -61,32 +70,9 @@ for _path, _about in (
         other_types=(PLAIN,),
         example=_HEARD,
     )
-GROUP.asked(
-    "/v1/images/generations",
-    f"Draw a picture.{_DRAWN_BY}",
-    reads=types.ImageRequest,
-    answer=types.Pictures,
-    stream_type=EVENTS,
-    example=_drawn(prompt="A cat"),
-)
-GROUP.asked(
-    "/v1/images/edits",
-    f"Change a picture.{_DRAWN_BY}",
-    reads=types.EditForm,
-    request_type=FORM,
-    answer=types.Pictures,
-    stream_type=EVENTS,
-    example=_drawn(image="@cat.png", prompt="Add a hat"),
-)
-GROUP.asked(
-    "/v1/images/variations",
-    f"Draw a picture like another.{_DRAWN_BY}",
-    reads=types.VariationForm,
-    request_type=FORM,
-    answer=types.Pictures,
-    stream_type=EVENTS,
-    example=_drawn(image="@cat.png"),
-)
+_drawn("/v1/images/generations", "Draw a picture.", types.ImageRequest, JSON, prompt="A cat")
+_drawn("/v1/images/edits", "Change a picture.", types.EditForm, image="@cat.png", prompt="Add a hat")
+_drawn("/v1/images/variations", "Draw a picture like another.", types.VariationForm, image="@cat.png")
 
 
 @GROUP.operation(
