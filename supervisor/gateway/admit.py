@@ -21,7 +21,7 @@ from supervisor.gateway.response_cycle import ResponseCycle
 
 
 class Admitting:
-    """For one catalog."""
+    """The stage for one catalog."""
 
     def __init__(self, engine: Engine, catalog: Catalog, answers: AnswerLog) -> None:
         self._engine = engine
@@ -31,7 +31,7 @@ class Admitting:
         self._tells_of_caches = catalog.server.tells_of_caches
 
     async def __call__(self, cycle: ResponseCycle) -> None:
-        """Raises LlmuxError."""
+        """Set the attempt's ticket, once the model's worker has room for the request. Raises LlmuxError."""
         request = cycle.request
         attempt = request.attempt
         assert request.ticket_id is not None
@@ -59,7 +59,7 @@ class Admitting:
         attempt.ticket = ticket
 
     async def _wait(self, cycle: ResponseCycle, ticket: Ticket) -> None:
-        """The client of a stream gets keep-alives meanwhile; after the first one, failures go in-band."""
+        """Wait for the ticket. A stream's client gets keep-alives meanwhile; after the first one, failures go in-band."""
         request, body = cycle.request, cycle.request.attempt.body
         assert request.name is not None
         is_admitted = False
@@ -98,13 +98,16 @@ class Admitting:
         )
 
     def tell_limits(self, request: Request, taking: int = 0) -> None:
-        """Let every response say what is left; a stream that waits for its model may begin before it is charged."""
+        """Put into the response's headers how much of its limits the client has left.
+
+        `taking`: requests that are still to be charged. The response to a stream may begin before its request is charged.
+        """
         others = (header for header in request.extra if not header[0].startswith(RATE_PREFIX))
         told = rate_headers(self._engine.standings(request.demand.accounts), taking)
         request.extra = [*others, *told]
 
     def _demand(self, cycle: ResponseCycle) -> Demand:
-        """What it asks of this model now. Raises BudgetError when its time is over."""
+        """The request's demand on the model that this attempt asks. Raises BudgetError when the request's time is over."""
         request, attempt = cycle.request, cycle.request.attempt
         demand = request.demand
         keep_alive_s, left_s, answers = demand.keep_alive_s, None, None

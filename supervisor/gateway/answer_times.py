@@ -1,7 +1,7 @@
 """How long complete answers of each model took lately, for the budgets of requests. Memory is bounded; a restart forgets.
 
-An answer counts from the moment when a worker took its request. One that failed, or whose client left, says nothing. Old
-ones are forgotten, so that a model that was slow once isn't taken for slow for ever where its requests are refused for that.
+An answer's time counts from the moment when a worker took its request. An answer that failed, or whose client left, doesn't
+count. Old times are forgotten: a model that was slow once would stay slow for ever if its requests were refused for that.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from supervisor.core.types import ModelId, base_of
 from supervisor.gateway.request import Request
 
 KEPT: Final = 256
-"""Answers of one model on one path. The 99th percentile of fewer than a hundred is the longest."""
+"""Answers that are remembered of one model on one path. Of fewer than a hundred the 99th percentile is the longest."""
 FORGOTTEN_S: Final = 3600.0
 
 
 class AnswerLog:
-    """What is known of all models. Use from the event loop's thread."""
+    """The times of all models' answers. Use from the event loop's thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._taken: dict[tuple[ModelId, str], deque[tuple[float, float]]] = {}  # when it ended, and what it took
+        self._taken: dict[tuple[ModelId, str], deque[tuple[float, float]]] = {}  # when each ended, and its duration
 
     def observe(self, request: Request) -> None:
-        """A request ended. See `InFlight.observers`."""
+        """Add the answer of a request that ended. See `InFlight.observers`."""
         ticket, outcome = request.attempt.ticket, request.attempt.outcome
         if ticket is None or outcome.status != 200 or outcome.error or request.failure:
             return
@@ -39,7 +39,7 @@ class AnswerLog:
         kept.append((request.ended_at, request.ended_at - ticket.admitted))
 
     def of(self, model: ModelId, path: str) -> AnswerTimes | None:
-        """Of the model's answers on this path; None where none is remembered."""
+        """The times of the model's answers on this path; None where none is remembered."""
         kept, since = self._taken.get((model, path), ()), self._clock() - FORGOTTEN_S
         taken = sorted(took_s for ended_at, took_s in kept if ended_at >= since)
         if not taken:

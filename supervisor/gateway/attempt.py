@@ -1,4 +1,4 @@
-"""One try to have a model answer a request: what its worker is sent, and what came of it."""
+"""One try to have a model answer a request: what the worker gets, and the outcome."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n
 
 
 class Usage(NamedTuple):
-    """Tokens, from the response's own usage; None without one."""
+    """Tokens, as the response's own usage says; None where it doesn't."""
 
     prompt: int | None = None
     completion: int | None = None
@@ -59,12 +59,14 @@ class Outcome:
     first_byte_s: float | None = None  # from sending the request to the first piece of the body
     first_byte_at: float | None = None  # loop time; as well
     error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
-    error_status: int = 0  # of that
-    error_message: str | None = None  # of that, or of the worker's error response
+    error_status: int = 0  # of that error
+    error_message: str | None = None  # of that error, or of the worker's error response
     started: bool = False  # the client has the response's head
     stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
-    ignored: Sequence[str] = ()  # fields of the request that have no effect, as who answers says
-    canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
+    ignored: Sequence[str] = ()  # fields of the request without effect, as the worker reports them
+    canonical: deque[bytes] | None = (
+        None  # the end of the worker's stream before its translation, with the worker's usage
+    )
     _head: bytes = b""  # of the body: Anthropic's streams begin with the prompt's tokens
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
@@ -103,37 +105,37 @@ _NO_BODY: Final = RequestBuffer()
 
 @dataclass(slots=True)
 class Attempt:
-    """One try. A request has several where a worker ended too early, or a task has further candidates."""
+    """One try. A request has several where a worker ended too early, or where its task has further candidates."""
 
     model: ModelId | None = None  # set iff the request's target is known, as is all that is sent
     endpoint: Endpoint | None = None
     path: bytes = b""  # the worker's path and query, as they go on the wire
-    headers: Headers = field(default_factory=list)  # what it gets of the client's
+    headers: Headers = field(default_factory=list)  # those of the client's headers that the worker gets
     body: RequestBuffer = _NO_BODY
-    only_looks: bool = False  # does it only say what a worker does now? Nobody counts it
+    only_looks: bool = False  # does it only report what a worker does now? Such a request isn't counted
     prefix: int | None = None  # a fingerprint of its conversation, where several replicas could answer
-    tokens: int = 0  # of the context that its worker's requests share
-    text_bytes: int = 0  # of its prompt; 0: it has more than text, or nobody asks
-    reuses: bool = True  # may its worker use prompts that it keeps?
-    # Of the answer:
+    tokens: int = 0  # that it needs of the context that its worker's requests share
+    text_bytes: int = 0  # of its prompt; 0: it has more than text, or its model's requests share no context
+    reuses: bool = True  # may the worker reuse prompts that it has cached?
+    # For the answer:
     is_known: bool = True  # is the form of a stream known before the worker answers?
     translation: AnswerTranslation | None = None
     names: Renaming | None = None
-    completion: StreamTranslation | None = None  # of what it lacks
-    end: re.Pattern[bytes] | None = None  # what says that a stream which passes untranslated is complete
+    completion: StreamTranslation | None = None  # repairs an answer that lacks something
+    end: re.Pattern[bytes] | None = None  # matches the end of a complete stream that passes untranslated
     ignored: Sequence[str] = ()  # fields and headers of the request that have no effect
     own: Headers = field(default_factory=list)  # headers that llmux adds
-    # What came of it:
+    # The outcome:
     ticket: Ticket | None = None  # once it is admitted
     outcome: Outcome = field(default_factory=Outcome)
-    step: Step | None = None  # as last told by its worker, see `daemon.steps`
+    step: Step | None = None  # its progress, as its worker reported it last; see `daemon.steps`
     was_sent_again: bool = False
 
     @property
     def called(self) -> Mapping[str, str]:
-        """Canonical fields that the client knows by other names → these."""
+        """The canonical names of fields → the client's names for them, where these differ."""
         return CANONICAL if self.translation is None else self.translation.names
 
     def again(self) -> Attempt:
-        """The same to be tried once more."""
+        """A fresh attempt with the same request to the worker."""
         return replace(self, ticket=None, outcome=Outcome(), step=None, was_sent_again=True)

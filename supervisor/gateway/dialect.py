@@ -1,8 +1,8 @@
-"""What the data path and the daemon know about an API dialect.
+"""An API dialect, as the gateway and the daemon see it.
 
-A dialect is one object with everything that is special about an API: its paths, the key scope that each needs, the headers
+A dialect is one object with everything that is special about an API: its paths, the key scope of each path, the headers
 that may carry the key, the format of errors, and the bytes that keep a silent stream alive. `supervisor.dialects` has all
-dialects; the server picks one by the request's path and passes it down.
+dialects; the server picks one by the request's path and passes it on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from supervisor.io.upstream import Headers
 
 
 class ReasoningEvent(Protocol):
-    """Text as an event that may come before the answer's first. `created`: Unix seconds."""
+    """Makes an event with `text` that may come before the answer's first event. `created`: Unix seconds."""
 
     def __call__(self, text: str, model: str, request_id: str, created: int) -> bytes: ...
 
 
 class ForDaemonError(Exception):
-    """The request is for the daemon itself, though its path is one of inference. No error that a client sees."""
+    """The daemon itself answers this request, though its path is one of inference. No client sees this error."""
 
     def __init__(self, scope: str, fields: Fields) -> None:
         super().__init__(scope)
@@ -37,38 +37,38 @@ class ForDaemonError(Exception):
 
 
 class Dialect(abc.ABC):
-    """One API that clients speak. What it doesn't say otherwise is as in OpenAI's, which workers speak."""
+    """One API that clients speak. By default it is like OpenAI's API, which workers speak."""
 
     name: str  # what a runtime's endpoints call it
     credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
-    keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
-    has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
+    keepalive: bytes = b": keepalive\n\n"  # a silent stream sends this; clients skip it
+    has_openai_errors: bool = True  # then a worker's complete errors pass as they are
     unheard_settings: frozenset[str] = frozenset()
-    """Fields of a configuration that its workers pass over, or take wrongly: its requests are translated then, if they can be."""
+    """Settings of a model that workers ignore or misread in this dialect: its requests are then translated, if possible."""
     reads_fields: bool = False
-    """Do the fields of a request decide what becomes of it? See `daemon_scope`, `turn` and `required_translation`."""
+    """Does a request's way depend on its fields? See `daemon_scope`, `turn` and `required_translation`."""
 
     shares_paths: bool = False
-    """Do clients of others speak on its paths, too? See `is_spoken_by`."""
+    """Do clients of other dialects use its paths, too? See `is_spoken_by`."""
 
     @abc.abstractmethod
     def owns(self, path: str) -> bool:
-        """Do clients of this path speak it, at least some of them?"""
+        """Do all or some clients of this path speak this dialect?"""
 
     def is_spoken_by(self, scope: Scope) -> bool:
-        """Does the client of this request, to a path that it owns?"""
+        """Does the client of this request speak this dialect? The dialect owns the request's path."""
         return True
 
     def headers(self, request_id: bytes) -> Headers:
-        """What each of its responses carries, beside `x-request-id`."""
+        """Headers of each response, beside `x-request-id`."""
         return []
 
     def scope_for(self, path: str) -> str | None:
-        """The key scope that one of its paths needs; None where the path is open to all."""
+        """The key scope that a path of this dialect needs; None where the path is open to all."""
         return "inference"
 
     def spoken_with(self, responses: str) -> Dialect:
-        """What clients speak on its paths whose requests to `/v1/responses` are `openai`'s or `llm-pool`'s."""
+        """The dialect to use where requests to `/v1/responses` are in the form `responses`: `openai` or `llm-pool`."""
         return self
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
@@ -76,39 +76,39 @@ class Dialect(abc.ABC):
         return False
 
     def streams_unasked(self, path: str) -> bool:
-        """Is an answer of this path a stream where the request doesn't say what it is to be?"""
+        """Is an answer of this path a stream where the request doesn't choose?"""
         return False
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
-        """The key scope for what these fields of a JSON request ask of the daemon itself; None: it is inference."""
+        """The key scope that a JSON request with these fields needs of the daemon, which answers it; None: it is inference."""
         return None
 
     def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
-        """Which model a name means that no model has; `is_known` says whether there is one of a name."""
+        """The model that an unknown `name` means in this dialect. `is_known` says whether a model has a name."""
         return name
 
     async def turn(self, path: str, body: Body, memory: ConversationStore) -> tuple[Body, StoredConversation | None]:
-        """The whole conversation of a request that may refer to earlier ones, and what becomes of its answer.
+        """Put the earlier conversation that a request refers to in front of it.
 
-        None: its answer passes as it is, and isn't kept. Raises InvalidRequestError.
+        Returns the complete body, and what keeps the answer; None: the answer passes as it is and isn't kept. Raises InvalidRequestError.
         """
         return body, None
 
     def translation(self, method: str, path: str) -> Translation | None:
-        """How this path is mapped to the canonical API; None where workers speak it themselves."""
+        """How requests to this path become requests of the canonical API; None where workers serve the path themselves."""
         return None
 
     def required_translation(self, method: str, path: str, fields: Fields) -> TargetedTranslation | None:
-        """How a request with these fields is mapped whatever its worker serves, since no worker would understand them.
+        """How a request with these fields is translated even where the worker serves its path: no worker understands the fields.
 
-        None: workers that serve the path do.
+        None: workers that serve the path understand the request.
         """
         return None
 
     def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
-        """Puts into an answer of `model` what a worker leaves out, or says wrongly, and clients need. None: it passes as it is.
+        """The repair of an answer of `model`: it adds or corrects what clients need and workers leave out or get wrong.
 
-        `fields`: of the request. `stream`: the client asked for one.
+        None: the answer passes as it is. `fields` are the request's; `stream`: the client asked for a stream.
         """
         return None
 
@@ -117,9 +117,9 @@ class Dialect(abc.ABC):
         return msgspec.json.encode({"error": fields})
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
-        """How to tell a user of this path's streams something before the answer begins, as no part of its content.
+        """Makes events that show text to the users of this path's streams before the answer begins, outside its content.
 
-        None: its clients take no event of ours.
+        None: clients of this path take no such event.
         """
         return None
 
@@ -132,5 +132,5 @@ class Dialect(abc.ABC):
 
 
 def after(sent: bytes, event: bytes) -> bytes:
-    """A server-sent event that no unfinished one before it swallows."""
+    """`event`, separated from an unfinished event at the end of `sent`, so that clients read it on its own."""
     return event if not sent or sent.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")) else b"\n\n" + event

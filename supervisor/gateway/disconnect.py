@@ -1,8 +1,7 @@
-"""Notices that a client disconnected, also while nothing is read from it or written to it.
+"""Notices that a client disconnected, even while llmux neither reads from it nor writes to it.
 
-The server protocol knows at once (`connection_lost`) and says so through a `Disconnect` in the ASGI scope;
-`CancelOnDisconnect` turns that into the cancellation of whatever the request is waiting for. Nothing is started for a
-request that runs its course.
+The server protocol knows at once (`connection_lost`) and reports it through a `Disconnect` in the ASGI scope;
+`CancelOnDisconnect` then cancels whatever the request is waiting for. A request that runs its course starts nothing for this.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Disconnect:
         self._callback = None
 
     def happened(self) -> None:
-        """The connection is lost. Of what it consists, nothing is referred to any more."""
+        """The connection is lost. Drops all references to it."""
         self.gone = True
         self.read_while_held_up = self.wait_long = self._resume_reading = lambda: None
         callback, self._callback = self._callback, None
@@ -70,8 +69,8 @@ class Disconnect:
 class CancelOnDisconnect:
     """`with CancelOnDisconnect(scope):` cancels what the current task awaits when the client disconnects.
 
-    The block then raises ClientDisconnectedError. `interrupt` ends the block the same way, with the error it is given. Enter
-    it after the body was read. Not nestable.
+    The block then raises ClientDisconnectedError. `interrupt` ends the block in the same way, with the given error. Enter the block
+    after the body was read. Blocks can't be nested.
     """
 
     __slots__ = ("_cancelling", "_disconnect", "_ending", "_task")
@@ -105,13 +104,13 @@ class CancelOnDisconnect:
             self._ending = None
 
     def interrupt(self, error: Exception) -> None:
-        """End the block with `error`. Does nothing outside the block, or if it is ending already."""
+        """End the block with `error`. Does nothing outside the block, or if the block is already ending."""
         if self._task is not None and self._ending is None:
             self._ending = error
             self._task.cancel()
 
     def wait_long(self) -> None:
-        """It may wait for long: its connection is not read until the answer is sent; only the end is noticed."""
+        """The request may wait for long: read nothing from its connection until the answer is sent, only notice its end."""
         self._disconnect.wait_long()
 
     def read_while_held_up(self) -> int | None:
@@ -119,7 +118,7 @@ class CancelOnDisconnect:
         return self._disconnect.read_while_held_up()
 
     def _taken(self) -> Exception:
-        """What the block is left with, once: kept here or in a local variable, it would keep the frames that it passes."""
+        """The error that the block raises, once: kept here or in a local variable, it would keep the frames that it passes."""
         assert self._ending is not None
         try:
             return self._ending

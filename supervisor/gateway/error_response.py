@@ -10,7 +10,7 @@ from supervisor.gateway.filters.filters import EVENTS, LINES
 
 
 def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
-    """The body, with the `detail` lines if there are any."""
+    """The response's body, with the `detail` lines if the error has any."""
     fields: dict[str, object] = {
         "message": error.message,
         "type": error.type,
@@ -24,7 +24,7 @@ def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
 
 
 def error_event(error: LlmuxError, dialect: Dialect, sent: bytes = b"", content_type: bytes = EVENTS) -> bytes:
-    """The error as the last event, or line, of a stream of this type that ended with `sent` so far."""
+    """The error as the last event, or line, of a stream of this type. `sent` is the end of what the client has so far."""
     body = error_body(error, dialect)
     if content_type.startswith(LINES):
         return (b"\n" if sent and not sent.endswith(b"\n") else b"") + body + b"\n"

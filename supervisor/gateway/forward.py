@@ -2,11 +2,11 @@
 
 Bodies are not parsed on their way: the last few pieces are kept, and `Outcome` looks for token counts in them on demand.
 The exception: a worker's error responses are converted to the dialect's shape. A response that broke off never looks
-complete: the last event or line of a stream is the error, and of everything else the connection is cut
-(`ResponseBrokenError`). A stream's connection is not: clients such as aiohttp would report that instead of the error.
+complete. A stream ends with the error as its last event or line, and its connection stays: if it were cut, clients such as
+aiohttp would report that instead of the error. The connection of any other response is cut (`ResponseBrokenError`).
 
-Disconnects are not watched here: the caller wraps admission and forwarding in one `CancelOnDisconnect`, whose cancellation
-closes the worker's connection at once.
+This module doesn't watch for disconnects: the caller wraps admission and forwarding in one `CancelOnDisconnect`, whose
+cancellation closes the worker's connection at once.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ async def forward(
 ) -> None:
     """Send the request's attempt to `upstream` and pass the answer on through the `filters`.
 
-    `x-llmux-ignored` names the fields without effect, ours and those that the worker's header names, as the client calls
-    them. `gathered` counts what the filters keep of the answer, and bounds it. Cancellation closes the worker's connection.
+    `x-llmux-ignored` names the fields without effect, llmux's and those in the worker's header, by the client's names.
+    `gathered` counts and bounds what the filters keep of the answer. Cancellation closes the worker's connection.
 
-    While it has sent nothing itself, raises UpstreamError, UpstreamTimeoutError, or WorkerAnswerError with its `refusal`.
-    Later, that is with `outcome.started`, an LlmuxError is for `break_off`.
+    Raises UpstreamError, UpstreamTimeoutError, or WorkerAnswerError with its `refusal`, while nothing was sent to the client. An
+    LlmuxError with `outcome.started` comes later: pass it to `break_off`.
     """
     request, send = cycle.request, cycle.send
     attempt = request.attempt
@@ -153,9 +153,9 @@ async def send_refusal(cycle: ResponseCycle, error: WorkerAnswerError, filters: 
 
 
 async def break_off(cycle: ResponseCycle, error: LlmuxError, filters: Sequence[Filter]) -> None:
-    """End a response that has begun and can't be completed: a stream with the error.
+    """End a response that has begun and can't be completed. A stream ends with the error.
 
-    Raises ResponseBrokenError for everything else, after which nobody may send.
+    Raises ResponseBrokenError for any other response; nothing may be sent after that.
     """
     request = cycle.request
     outcome = request.attempt.outcome
@@ -181,9 +181,9 @@ def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
 
 
 def response_headers(headers: Headers, own: Headers, *, is_stream: bool, is_bodiless: bool = False) -> Headers:
-    """The worker's headers as the client gets them: without its CORS policy, Server and Date, and with ours.
+    """The headers that the client gets: the worker's without its CORS policy, Server and Date, then `own`.
 
-    What has no body has no length: whatever the worker says of one, it never comes.
+    A response without a body gets no Content-Length: a length in the worker's header would announce a body that never comes.
     """
     dropped = _STREAM_REPLACED if is_stream or is_bodiless else _NOT_FOR_CLIENTS
     kept = [item for item in headers if item[0] not in dropped and not item[0].startswith(_CORS)]
@@ -196,7 +196,7 @@ def response_headers(headers: Headers, own: Headers, *, is_stream: bool, is_bodi
 
 
 def _told(headers: Headers) -> tuple[bytes, bytes, bytes]:
-    """The worker's Content-Type, Content-Encoding and `x-llmux-ignored`; empty without one. Of several the first counts."""
+    """The worker's Content-Type, Content-Encoding and `x-llmux-ignored`, each empty if missing. The first of several counts."""
     content_type = encoding = ignored = b""
     for name, value in headers:
         if name == b"content-type":

@@ -2,17 +2,18 @@
 
 | Stage | What it does |
 | --- | --- |
-| body | reads the body within its limits, and opens it once |
-| conversation | puts earlier turns in front of it; a request for the daemon itself leaves here |
-| identity | finds out who asks, how urgently, and what else the headers say to llmux |
-| target | finds the model, checks that it may be asked this, and makes what its worker gets: media, rewrite, translation |
+| body | reads the body within its limits, and parses it once |
+| conversation | puts earlier turns in front of the request; a request that the daemon answers itself leaves here |
+| identity | finds the request's tenant and priority, and what else its headers say to llmux |
+| target | finds the model, checks the request, and makes the worker's request: media, rewrite, translation |
 | copy | begins the copy of both bodies, for models that keep one |
-| admit | gets a place at a worker, at once or after a wait |
+| admit | waits until a worker has room, if need be |
 | send | passes the request on, and its answer back through the filters |
 
-Before them the server has checked the key, after them the request leaves the list in flight and is recorded, whatever ended
-it. Between `copy` and `admit` it is entered: from then on it has a number, is shown, and can be cancelled. `admit` and `send`
-are an attempt: there is another one where a worker ended too early, or where a task has a further candidate and nothing was sent.
+The server checks the key before the first stage. After the last one the request leaves the list in flight and is recorded,
+however it ended. It enters that list between `copy` and `admit`: from then on it has a number, is shown, and can be cancelled.
+`admit` and `send` are an attempt. There is another attempt where a worker ended too early, or where a task has a further
+candidate and nothing was sent.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ from supervisor.io.request_buffer import BodyBudget, RequestBuffer
 from supervisor.io.response_store import ResponseStore
 
 PATIENCE_S: Final = 5.0
-"""How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
-can be sent again."""
+"""How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to that worker, so
+the request can be sent again."""
 
 
 class Gateway:
@@ -78,7 +79,10 @@ class Gateway:
         contexts: ContextUse,
         body_log: BodyLog | None = None,
     ) -> None:
-        """`arrived` counts a tenant's request, and raises RateLimitError in a pause. `may_fall_back`: may tasks, to remotes?"""
+        """`arrived` counts a tenant's request, and raises RateLimitError while the tenant has to pause.
+
+        `may_fall_back`: may tasks fall back to remote models?
+        """
         self.routes = Routes(catalog)
         preparing = Preparing(
             self.routes, engine, catalog.server.media, bodies, salts, pictures, contexts, may_fall_back
@@ -101,7 +105,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
         """Serve one request. Raises LlmuxError if nothing was sent yet, else ResponseBrokenError: see `break_off`.
 
-        Raises ForDaemonError for one that the daemon answers itself, by its body; `request.waiting` is that.
+        Raises ForDaemonError for a request that the daemon answers itself; `request.waiting` is then its body.
         """
         request.path = scope["path"]
         cycle = ResponseCycle(scope, receive, send, request, RequestBuffer(self._bodies))
@@ -138,7 +142,7 @@ class Gateway:
     # ------------------------------------------------------------------------------------------------------------ arrival
 
     async def _body(self, cycle: ResponseCycle) -> None:
-        """Raises TooLargeError, UnavailableError, InvalidRequestError and ClientDisconnectedError."""
+        """Read and parse the body. Raises TooLargeError, UnavailableError, InvalidRequestError and ClientDisconnectedError."""
         raw = await read_body(cycle.scope, cycle.receive, self._body_limit, cycle.held)
         cycle.held.keep(raw)
         content_type = cycle.head.media_type()
@@ -148,7 +152,7 @@ class Gateway:
             cycle.body = await open_json(raw, content_type) if raw else Body()
 
     async def _conversation(self, cycle: ResponseCycle) -> None:
-        """Raises ForDaemonError, InvalidRequestError."""
+        """Put earlier turns in front of the request. Raises ForDaemonError, InvalidRequestError."""
         request, key = cycle.request, cycle.request.key
         shape = self._responses_as if key is None or key.responses is None else key.responses
         dialect = request.dialect = request.dialect.spoken_with(shape)
@@ -167,10 +171,10 @@ class Gateway:
             cycle.capture = Capture((attempt.body.source or attempt.body).data)
 
     def _entered(self, cycle: ResponseCycle) -> CancelOnDisconnect:
-        """Enter it among those in flight. The block ends when the client leaves, or an operator cancels it."""
+        """Enter the request among those in flight. The block ends when the client leaves, or an operator cancels the request."""
         request = cycle.request
         if cycle.ladder is None:
-            del cycle.body  # only what a worker gets is kept, and what a task's next candidate may need
+            del cycle.body  # keep the worker's request, and for a task also what the next candidate may need
         request.ticket_id = TicketId(f"{next(self._numbers)}")
         request.entered_at = self._engine.clock()
         cycle.client = CancelOnDisconnect(cycle.scope)
@@ -183,7 +187,7 @@ class Gateway:
         return cycle.client
 
     async def _answer(self, cycle: ResponseCycle) -> None:
-        """Try until one attempt is answered, or there is no further one. Raises LlmuxError if nothing was sent."""
+        """Try until an attempt is answered, or no further one is possible. Raises LlmuxError if nothing was sent."""
         request = cycle.request
         while True:
             try:
@@ -201,7 +205,7 @@ class Gateway:
             return
 
     async def _following(self, cycle: ResponseCycle, error: LlmuxError) -> Attempt | None:
-        """The next attempt after one that ended so and has sent nothing; None: there is none."""
+        """The next attempt after one that failed with `error` and sent nothing; None: no further one is possible."""
         request, attempt = cycle.request, cycle.request.attempt
         ticket, model = attempt.ticket, attempt.model
         assert model is not None
@@ -225,7 +229,7 @@ class Gateway:
         return following
 
     async def _broken_off(self, cycle: ResponseCycle, error: LlmuxError) -> bool:
-        """Note the error, and end with it what the client has of an answer. False: it has nothing."""
+        """Record the error, and end a response that has begun with it. False: the response hasn't begun."""
         request = cycle.request
         request.fail(error)
         if not (cycle.is_begun or request.attempt.outcome.started):
@@ -234,5 +238,5 @@ class Gateway:
         return True
 
     def _may_pass(self, cycle: ResponseCycle, error: WorkerAnswerError) -> bool:
-        """Does the client get the worker's answer as such?"""
+        """Does the client get the worker's error answer itself?"""
         return error.refusal is not None and not (cycle.is_begun or is_for_another(cycle, error))

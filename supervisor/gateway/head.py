@@ -40,7 +40,7 @@ _USUAL: Final = frozenset((b"keep-alive", b"Keep-Alive", b"close"))
 
 
 class RequestHead:
-    """One request's. Names are lowercase; what isn't there is None, or an empty list."""
+    """A request's headers. Names are lowercase; a missing header is None, or an empty list."""
 
     __slots__ = (
         "content_length",
@@ -107,13 +107,13 @@ class RequestHead:
             self.for_worker = [item for item in kept if item[0] not in hops]
 
     def worker_headers(self, credentials: frozenset[bytes] = CREDENTIALS) -> Headers:
-        """What the worker gets of them, where these are the headers for keys. Not to be changed."""
+        """The headers that the worker gets. `credentials` may carry keys and are left out. Don't change the list."""
         if credentials <= CREDENTIALS:
             return self.for_worker
         return [item for item in self.for_worker if item[0] not in credentials]
 
     def keys(self, credentials: frozenset[bytes] = CREDENTIALS) -> Headers:
-        """The fields that may have the client's key, where these are the headers for it."""
+        """The fields that may carry the client's key, if `credentials` are the headers for keys."""
         if credentials == CREDENTIALS:
             return self.secrets
         return [item for item in (*self.secrets, *self.for_worker) if item[0] in credentials]
@@ -128,7 +128,7 @@ class RequestHead:
 
 
 def head_of(scope: Scope) -> RequestHead:
-    """The request's; the server protocol has read it, other scopes get it here."""
+    """The head of a request. The server protocol has parsed it; other scopes get it here."""
     state: dict[str, Any] = scope.setdefault("state", {})
     head: RequestHead | None = state.get(STATE_KEY)
     if head is None:
@@ -137,5 +137,5 @@ def head_of(scope: Scope) -> RequestHead:
 
 
 def _all_of(before: bytes | None, value: bytes) -> bytes:
-    """Several fields of a name as one: what may stand once alone is wrong then, whoever looks."""
+    """Several fields of one name joined to one value: a header that may stand only once becomes invalid for every reader."""
     return value if before is None else before + b"," + value

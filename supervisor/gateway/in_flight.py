@@ -1,8 +1,7 @@
-"""The running and queued requests: what is known of each, who observes them, and how an operator cancels one.
+"""The running and queued requests: their records, their observers, and how an operator cancels one.
 
 A request is added once its body was read and its model found, and removed at its end; the pieces of its response cost
-nothing here. At its end one canonical record goes to the log, the event stream, the history, and the list of those that
-ended last.
+nothing here. At its end one canonical record goes to the log, the event stream, the history, and the list of recent requests.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from supervisor.schema.request import ActiveRequest, FinishedRequest
 
 GROUP: Final = 64
 GROUP_S: Final = 0.025
-"""Requests are recorded so many at a time, or so late: what is done once a group is not done for each."""
+"""Requests are recorded in groups of this size, or after this time: some of the work is then done once for a group."""
 
 logger = structlog.get_logger("llmux.request")
 
@@ -39,22 +38,24 @@ class InFlight:
         self._hub = hub
         self._epoch = epoch
         self._calls: dict[TicketId, tuple[Request, CancelOnDisconnect]] = {}
-        self._ended: list[Request] = []  # not recorded yet
-        self._recording: asyncio.Handle | None = None  # set iff there are some
+        self._ended: list[Request] = []  # ended, but not recorded yet
+        self._recording: asyncio.Handle | None = None  # set iff `_ended` has some
         self._last: deque[RequestRecord] = deque(maxlen=ENDED)
-        self.kept: list[RequestRecord] | None = None  # those that ended since somebody took them; None: nobody does
-        self.observers: list[Callable[[Request], None]] = []  # told at once of each request that ended
-        self.listeners: list[Callable[[Sequence[Request]], None]] = []  # told of each group that is recorded
+        self.kept: list[RequestRecord] | None = (
+            None  # records since the history last took them; None: no history is kept
+        )
+        self.observers: list[Callable[[Request], None]] = []  # called at once for each request that ended
+        self.listeners: list[Callable[[Sequence[Request]], None]] = []  # called for each group that is recorded
 
     def begin(self, request: Request, cancelling: CancelOnDisconnect) -> None:
-        """Enter it. `finished` must follow."""
+        """Add a request. `finished` must follow."""
         assert request.ticket_id is not None
         self._calls[request.ticket_id] = (request, cancelling)
         if self._hub.wants("request"):
             self._hub.publish("request", {"id": request.ticket_id, "state": "started", **_about(request)})
 
     def finished(self, request: Request) -> None:
-        """Remove it now and record it soon. Also for requests that were rejected before they were added."""
+        """Remove a request now and record it soon. Also for requests that were rejected before they were added."""
         if request.ticket_id is not None:
             self._calls.pop(request.ticket_id, None)
         loop = asyncio.get_running_loop()
@@ -73,17 +74,17 @@ class InFlight:
         self._recording = handle
 
     def record(self) -> None:
-        """Record all requests that ended since the last time, in their order. Call it before looking at what follows from it."""
+        """Record all requests that ended since the last call, in their order. Call it before reading anything that follows from them."""
         self._record(len(self._ended))
 
     async def recorded(self) -> None:
-        """As `record`, a group in each turn of the loop: thousands may have ended in one."""
+        """As `record`, but one group in each turn of the loop: thousands of requests may have ended in one turn."""
         for _ in range(0, len(self._ended), GROUP):
             self._record(GROUP)
             await asyncio.sleep(0)
 
     def _record(self, most: int) -> None:
-        """The first ones, and the others in the next turns of the loop."""
+        """Record the first `most` requests, and the others in the next turns of the loop."""
         ended, self._ended = self._ended[:most], self._ended[most:]
         if not ended:
             return
@@ -107,7 +108,7 @@ class InFlight:
                 log.exception("request.mishandled", count=len(ended))
 
     def restore(self, before: Iterable[RequestRecord]) -> None:
-        """Those that ended before this daemon began, the oldest first. Call it once, at the start."""
+        """Add the requests that ended before this daemon began, oldest first. Call it once, at the start."""
         self._last.extendleft(reversed([*before]))
 
     def find(self, wanted: str) -> Request | RequestRecord | None:
@@ -124,16 +125,16 @@ class InFlight:
         return next(running, None) or next((e for e in reversed(self._last) if e.request_id == wanted), None)
 
     def running(self) -> list[Request]:
-        """Those that a worker answers."""
+        """The requests that a worker is answering."""
         return [request for request, _ in self._calls.values() if request.attempt.ticket is not None]
 
     def last(self) -> Iterator[RequestRecord]:
-        """Those that ended last, newest first."""
+        """Recent requests, newest first."""
         self.record()
         return reversed(self._last)
 
     def cancel(self, ticket_id: str) -> bool:
-        """Cancel it for an operator: its client gets an error. False: there is no such request, or no longer."""
+        """Cancel a request for an operator: its client gets an error. False: no such request is in flight."""
         found = self._calls.get(TicketId(ticket_id))
         if found is None:
             return False
@@ -141,11 +142,11 @@ class InFlight:
         return True
 
     def by_tenant(self) -> Counter[str]:
-        """How many of each are queued or running."""
+        """How many requests of each tenant are queued or running."""
         return Counter([request.demand.tenant for request, _ in self._calls.values()])
 
     def views(self) -> Iterator[ActiveRequest]:
-        """For the admin API, oldest first: each as it is when it is looked at. One that has ended by then is left out."""
+        """The requests for the admin API, oldest first, each as it is when its turn comes; those that have ended by then are left out."""
         now = asyncio.get_running_loop().time()
         for ticket_id, (request, _) in tuple(self._calls.items()):
             if ticket_id not in self._calls:

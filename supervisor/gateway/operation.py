@@ -4,11 +4,11 @@
     async def pin(api: Api, name: str, body: PinRequest) -> ModelView:
         \"\"\"Protect the model from eviction and from keep-alives.\"\"\"
 
-The first argument is what the group's functions work on: the daemon, or its API. `body` and `query` are structs: what doesn't fit them
-is refused, with their own words. A body that is `Sent` may have further fields, which the answer names in `x-llmux-ignored`; the list
-of them is `ignored`, to which a function may add, and `fields` is the whole body. `request` is Starlette's. Every other argument is a
-part of the path. The docstring's first paragraph is the summary, the rest the description. What a model answers has no function:
-`GROUP.asked` says the same of its types.
+The first argument is the object that the group's functions work on: the daemon, or its API. `body` and `query` are structs; a
+request that doesn't fit them is refused with the structs' own words. A body that is `Sent` may have further fields, which the
+answer names in `x-llmux-ignored`: the argument `ignored` is the list of them, to which a function may add, and `fields` is the
+whole body. `request` is Starlette's. Every other argument is a part of the path. The docstring's first paragraph is the summary,
+the rest the description. An operation that a model answers has no function: `GROUP.asked` describes it by its types.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _CONVERTER: Final = re.compile(r":\w+(?=})")
 _Run = Callable[..., Awaitable[object]]
 _R = TypeVar("_R", bound=_Run)
 _Types = type[msgspec.Struct] | type[list[Any]] | UnionType
-"""A struct, a list of one, or what may be one of several."""
+"""A struct, a list of one, or a union of several."""
 _EXTRAS: Final = frozenset({"request", "fields", "ignored"})
-"""Arguments of a function that are no part of the path, beside its body and its query."""
+"""Arguments of a function that are neither body, query nor part of the path."""
 
 
 class Details(TypedDict, total=False):
@@ -70,7 +70,7 @@ class Details(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A method of a path, and what answers it."""
+    """A method of a path, with the function that answers it, or none where a model does."""
 
     method: Method
     path: str  # with Starlette's converters: /v1/admin/models/{name:path}
@@ -89,11 +89,11 @@ class Endpoint:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Its path, and the others that are the same."""
+        """The endpoint's path and its aliases."""
         return (self.path, *self.details.get("aliases", ()))
 
     def routes(self, context: object) -> list[Route]:
-        """Those that answer it. `context`: what its function works on."""
+        """Routes that answer the endpoint's paths. `context`: the object that its function works on."""
         if (run := self.run) is None:
             return []
         kind: Any = self.body
@@ -123,7 +123,7 @@ class Endpoint:
         return [self.route(path, answer, methods=[self.method], name=run.__name__) for path in self.paths]
 
     def described(self) -> Operation:
-        """For the documentation."""
+        """The endpoint's description for the documentation."""
         summary, _, description = inspect.cleandoc(self.about).partition("\n\n")
         parameters = () if self.query is None else _parameters(schema_of(self.query, is_answer=False))
         return Operation(
@@ -143,14 +143,14 @@ class Group:
     """A part of the API: a section of its documentation."""
 
     def __init__(self, name: str, about: str, *, scope: Scope = "admin", error: type[msgspec.Struct] = Error) -> None:
-        """`scope` is that of its operations, but for those that say another; `error` the body of their errors."""
+        """`scope`: the key scope of operations that name no other one. `error`: the body of their errors."""
         self.name = name
         self.about = about
         self.scope = scope
         self.error = error
         self.endpoints: list[Endpoint] = []
         self.others: list[Operation] = []
-        """What is answered elsewhere, and described here."""
+        """Operations that other code answers, and this group describes."""
 
     def operation(
         self,
@@ -165,9 +165,10 @@ class Group:
         route: type[Route] = Route,
         **details: Unpack[Details],
     ) -> Callable[[_R], _R]:
-        """Serve a function there. `answer`: of one that makes its response itself; `reads`: of one that reads its body itself.
+        """Serve the decorated function at this path.
 
-        `etag`: the answer's field of that name is sent as a header, too. `details`: further fields of its `Operation`.
+        `answer`: the type of the answer, where the function returns a Response. `reads`: the type of the body, where the function reads
+        it itself. `etag`: the answer's field of that name is sent as a header, too. `details`: further fields of its `Operation`.
         """
 
         def declared(run: _R) -> _R:
@@ -209,33 +210,33 @@ class Group:
         answer: _Types | None = None,
         **details: Unpack[Details],
     ) -> None:
-        """Say what a model is asked there, and what it answers. `about`: the summary, a blank line, the description."""
+        """Describe a path that a model answers. `about`: the summary, a blank line, the description."""
         self.endpoints.append(
             Endpoint(method, path, self.scope, about, None, answer, reads=reads, query=query, details=details)
         )
 
     def at(self, path: str) -> Endpoint | None:
-        """One of its operations at this path."""
+        """The group's operation at this path, if it has one."""
         return next((one for one in self.endpoints if any(pattern(its).fullmatch(path) for its in one.paths)), None)
 
     def routes(self, context: object) -> list[Route]:
-        """Those of its functions. `context`: what they work on."""
+        """The routes of the group's functions. `context`: the object that they work on."""
         return [route for endpoint in self.endpoints for route in endpoint.routes(context)]
 
     def section(self) -> Section:
-        """For the documentation."""
+        """The group as a section of the documentation."""
         described = (*(endpoint.described() for endpoint in self.endpoints), *self.others)
         return Section(self.name, self.about, described, schema_of(self.error))
 
 
 @cache
 def pattern(path: str) -> re.Pattern[str]:
-    """Of a path with Starlette's converters. A name may have a newline, which Starlette's own pattern ends at."""
+    """A path with Starlette's converters as a pattern. A name may contain a newline, at which Starlette's own pattern would end."""
     return re.compile(compile_path(path)[0].pattern, re.DOTALL)
 
 
 def _parameters(schema: Schema) -> tuple[Parameter, ...]:
-    """Of the fields of a query."""
+    """The fields of a query as parameters."""
     found = []
     for name, said in schema["properties"].items():
         plain = {key: value for key, value in said.items() if key not in ("description", "default")}
@@ -247,7 +248,7 @@ def _parameters(schema: Schema) -> tuple[Parameter, ...]:
 
 
 def _any(kind: _Types | None, *, is_answer: bool) -> Schema | None:
-    """The schema of a struct, or of a list of one; of several any of them."""
+    """The schema of a struct, or of a list of one; of a union, the schemas of its members."""
     if kind is None:
         return None
     structs = [each for each in _parts(kind) if issubclass(each, msgspec.Struct)]
@@ -258,5 +259,5 @@ def _any(kind: _Types | None, *, is_answer: bool) -> Schema | None:
 
 
 def _parts(kind: _Types) -> tuple[Any, ...]:
-    """The members of a union, or the items of a list; else the struct itself."""
+    """The members of a union, or the items' type of a list; else the struct itself."""
     return get_args(kind) or (kind,)

@@ -1,6 +1,6 @@
-"""The record of a request: logged, counted, shown and kept at its end, and shown while it is in flight.
+"""The record of a request. It is shown while the request is in flight; at its end it is logged, counted, shown and kept.
 
-It has small values: no body, no exception, no ticket. The JSON is made when somebody asks.
+It has small values: no body, no exception, no ticket. Its JSON is made on demand.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from supervisor.core.waiting import WaitKind, WaitReason
 from supervisor.engine.waits import Part
 from supervisor.schema.request import EndedRequest, RequestLine, WaitPart
 
-ENDED: Final = 1000  # so many of the requests that ended last are kept
+ENDED: Final = 1000  # how many recent requests are kept
 MESSAGE_LIMIT: Final = 300  # characters of an error's message; a worker's, about a wrong field, may quote all of it
 BODY: Final = WaitReason(WaitKind.BODY, "its body to arrive and be read")
-_SHORTEST_S: Final = 0.002  # of a part that is shown; the clock of the loop, which notes an arrival, has milliseconds
+_SHORTEST_S: Final = 0.002  # that a shown part has; the loop's clock, which times an arrival, has milliseconds
 _WAITED: Final = "It waited for "
 
 
 class RequestRecord(RequestLine):
-    """A request that has ended, or as far as it came. Times (`…_at`) are of the engine's clock."""
+    """A request that has ended, or its state so far. Times (`…_at`) are of the engine's clock."""
 
     id: str | None = None  # an earlier daemon's begins with its run; None: it was refused before it was entered
     arrived_at: float = 0.0
@@ -44,19 +44,19 @@ class RequestRecord(RequestLine):
 
     @property
     def has_failed(self) -> bool:
-        """Did its client get anything but a whole answer?"""
+        """Did its client get anything but a complete answer?"""
         return self.error is not None or not 200 <= self.status < 400
 
     def is_about(self, name: str) -> bool:
-        """Was this model asked for, by this name or another?"""
+        """Did the request name this model, by this name or another?"""
         return name in {self.model, self.model_id}
 
     def line(self) -> RequestLine:
-        """The part for the log."""
+        """The fields that the log shows."""
         return RequestLine(*astuple(self)[:_LINE])
 
     def view(self, epoch: float) -> EndedRequest:
-        """For the API. `epoch`: when the engine's clock was zero, in Unix seconds."""
+        """The record for the API. `epoch`: when the engine's clock was zero, in Unix seconds."""
         first_s, rate = self.first_token_s, self.tokens_per_s
         line = asdict(self.line()) | {"tenant": self.demand.tenant or None, "priority": self.demand.priority}
         return EndedRequest(
@@ -86,7 +86,7 @@ class _Written(msgspec.Struct):
 
 
 class _Shown(msgspec.Struct):
-    """The fields of a view that a record has in another form. Another version may have written it, with fewer of them."""
+    """The fields of a view that a record has in another form. Another version of llmux may have written fewer of them."""
 
     at: float
     tenant: str | None = None
@@ -100,13 +100,13 @@ _written: Final = msgspec.json.Decoder(_Written).decode
 
 
 def written(record: RequestRecord, epoch: float, run: str) -> str:
-    """The text to keep on disk. `run`: what stands before this daemon's numbers."""
+    """The record as text for the disk. `run` goes in front of this daemon's request numbers."""
     number = None if record.id is None else f"{run}-{record.id}"
     return msgspec.json.encode({"model": record.model_id, "view": replace(record.view(epoch), id=number)}).decode()
 
 
 def restored(text: str, epoch: float) -> RequestRecord | None:
-    """The record that was `written`, with an equal view. None for any other text: somebody else wrote it."""
+    """The record of a text that `written` made, with an equal view. None for any other text."""
     try:
         found = _written(text)
         shown = msgspec.convert(found.view, _Shown)

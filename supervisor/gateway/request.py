@@ -1,4 +1,4 @@
-"""One request: its client, the headers of its response, and all that its record tells."""
+"""One request: its client, the headers of its response, and everything that its record shows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from supervisor.io.upstream import Headers
 
 @dataclass(slots=True)
 class Request:
-    """One request: its client, what its response carries, and what the canonical log line contains.
+    """One request: its client, the headers of its response, and everything that its record shows.
 
-    What serves the request may refer to it. It refers to none of that but its attempt, which `ResponseCycle.release` clears.
+    The objects that serve the request may refer to it. It refers to none of them but its attempt, which `ResponseCycle.release`
+    clears.
     """
 
     request_id: bytes
@@ -56,7 +57,7 @@ class Request:
 
     @property
     def admitted_at(self) -> float | None:
-        """When a worker took it; None: not yet. With `arrived_at` and `entered_at` the `Times` of a translation."""
+        """When a worker took it; None: not yet. `arrived_at`, `entered_at` and this are the `Times` of a translation."""
         return None if self.attempt.ticket is None else self.attempt.ticket.admitted
 
     @property
@@ -65,24 +66,24 @@ class Request:
         return self.attempt.outcome.started or self.is_begun
 
     def counted(self) -> Usage:
-        """The tokens of its answer, once it has ended: searched for once."""
+        """The tokens of its answer, once it has ended. The first call searches for them."""
         if self.usage is NO_USAGE:
             self.usage = self.attempt.outcome.usage()
         return self.usage
 
     def fail(self, error: LlmuxError) -> None:
-        """It ended with this error, which isn't kept: it would keep the frames that it passed."""
+        """The request ended with this error. The error itself isn't kept: it would keep the frames that it passed."""
         self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
 
     def parts(self, now: float) -> tuple[Part, ...]:
-        """Its waits so far, for its body and then for workers."""
+        """Its waits so far: for its body, then for workers."""
         waits = self.waits
         entered_at = waits[0].since if waits else self.entered_at
         body = BODY, (now if entered_at is None else entered_at) - self.arrived_at
         return (body, *(part for wait in waits for part in wait.parts(now))) if waits else (body,)
 
     def record(self, until: float) -> RequestRecord:
-        """Its record, as it ended at `until` (loop time), or is looked at then."""
+        """Its record, at its end or at a look at it: `until` (loop time)."""
         attempt, key, usage, demand = self.attempt, self.key, self.usage, self.demand
         ticket, outcome = attempt.ticket, attempt.outcome
         first_s, first_at, count = outcome.first_byte_s, outcome.first_byte_at, usage.completion

@@ -1,4 +1,4 @@
-"""A request on its way through the gateway's stages: what each stage leaves for the next ones."""
+"""A request on its way through the gateway's stages: the values that a stage leaves for the next ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ResponseCycle:
-    """One for each request. Unlike the `Request`, which is shown and recorded, it ends with the last stage."""
+    """One for each request. It ends with the last stage, unlike the `Request`, which is shown and recorded."""
 
     __slots__ = (
         "body",
@@ -66,11 +66,11 @@ class ResponseCycle:
 
     @property
     def is_begun(self) -> bool:
-        """Does the client have the head of a stream, though no worker has answered?"""
+        """Does the client have the head of a stream before any worker has answered?"""
         return self.keepalive is not None and self.keepalive.started
 
     def release(self) -> None:
-        """Let go of all that is kept of it."""
+        """Release everything that is kept of the request."""
         self.held.release()
         if self.loading is not None:
             self.loading.held.release()
@@ -84,6 +84,6 @@ class ResponseCycle:
 
 
 Stage = Callable[[ResponseCycle], Awaitable[None]]
-"""A step of each request's way. Raises LlmuxError, which ends it."""
+"""The steps of a request's way. A stage ends the request by raising LlmuxError."""
 
 Stages = Sequence[Stage]

@@ -31,7 +31,7 @@ WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a s
 
 
 class Sending:
-    """For one catalog."""
+    """The stage for one catalog."""
 
     def __init__(
         self, engine: Engine, catalog: Catalog, bodies: BodyBudget, pictures: PictureStore, strict: set[ModelId]
@@ -47,7 +47,7 @@ class Sending:
         self._cache_headers = NOTHING_TOLD if catalog.server.tells_of_caches else []
 
     async def __call__(self, cycle: ResponseCycle) -> None:
-        """Raises LlmuxError."""
+        """Send the request, mend it where its worker refuses it, and finish its ticket. Raises LlmuxError."""
         request, attempt = cycle.request, cycle.request.attempt
         ticket, outcome = attempt.ticket, attempt.outcome
         assert ticket is not None
@@ -97,13 +97,13 @@ class Sending:
                 self._engine.finish(ticket, tokens_of(accounts, outcome) if accounts else 0, served=is_served)
 
     async def _why(self, ticket: Ticket, error: LlmuxError, attempt: Attempt) -> str | None:
-        """Why the worker ended, if it did, for a client that can read it."""
+        """Why the worker ended, if it did; None where the client couldn't read it."""
         if error.code != "upstream_broken" or not attempt.outcome.stream_type:
             return None
         return await self._engine.why_ended(ticket, WHY_S)
 
     def _filters(self, cycle: ResponseCycle) -> Sequence[Filter]:
-        """For an answer, in their order: each gets what the one before it made."""
+        """The filters for the answer, in their order."""
         request, attempt = cycle.request, cycle.request.attempt
         filters: list[Filter] = []
         if request.cache is not None:
@@ -120,13 +120,13 @@ class Sending:
 
 
 def last_filters(cycle: ResponseCycle) -> Sequence[Filter]:
-    """Those that get all that the client does, also errors."""
+    """The filters that see everything the client gets, also errors."""
     return [each for each in (cycle.turn, cycle.capture) if each is not None]
 
 
 def is_for_another(cycle: ResponseCycle, error: LlmuxError) -> bool:
-    """Has a worker refused it because it has no room for it, so that somebody else may answer, or the same worker later?
+    """Did the worker refuse the request for want of room, so that another model, or the same worker later, may answer it?
 
-    Then it is neither mended, nor charged, nor is the refusal what the client gets.
+    Such a request is not mended and not charged, and its client doesn't get the refusal.
     """
     return is_crowded(error) or (cycle.ladder is not None and is_overflow(error))

@@ -1,7 +1,7 @@
-"""A WebSocket between a client and a worker: the handshake goes through, and from then on bytes, which nobody reads.
+"""A WebSocket between a client and a worker: llmux passes the handshake, and from then on bytes that it doesn't read.
 
-The server protocol offers a `Client` in the scope of a request that asks for one. It counts as a request until either side
-ends it.
+The server protocol offers a `Client` in the scope of a request that asks for a WebSocket. The WebSocket counts as one request
+until either side ends it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _ASKED: Final[Headers] = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket"
 
 
 class Client(Protocol):
-    """The client's side."""
+    """The client's side of a WebSocket."""
 
     def begin(self, head: bytes) -> asyncio.StreamReader:
-        """Answer its handshake. Returns what it sends from now on."""
+        """Answer the client's handshake with `head`. Returns the bytes that the client sends from now on."""
 
     async def write(self, data: bytes) -> None:
-        """Send it something, as fast as it reads."""
+        """Send bytes to the client, as fast as it reads."""
 
 
 def client_of(scope: Scope) -> Client | None:
-    """Set iff the request asks for a WebSocket."""
+    """The client's side, if the request asks for a WebSocket; else None."""
     found: Client | None = scope["extensions"].get(EXTENSION)
     return found
 
 
 def refuse(path: str) -> InvalidRequestError:
-    """Of a WebSocket where there is none."""
+    """The error for a WebSocket on a path without one."""
     return InvalidRequestError(
         f"There is no WebSocket at {path[:200]}. A model of the runtime `command` has those that its `endpoints` list, such as "
         '"GET /ws"; name the model with ?model=NAME.',
@@ -50,9 +50,9 @@ def refuse(path: str) -> InvalidRequestError:
 
 
 async def tunnel(cycle: ResponseCycle, client: Client, upstream: Upstream, *, first_byte_s: float) -> NoReturn:
-    """Connect both until one of them ends it. Raises LlmuxError while the client has no answer, then ResponseOverError.
+    """Connect client and worker until one of them ends the WebSocket.
 
-    Cancellation closes the worker's connection.
+    Raises LlmuxError while the client has no answer, later ResponseOverError. Cancellation closes the worker's connection.
     """
     request, path = cycle.request, cycle.scope["path"]
     attempt = request.attempt

@@ -1,7 +1,7 @@
 """Converts a worker's error response to the shape of the client's dialect.
 
 Workers send errors as plain text, as `{"error": "text"}`, as FastAPI's `{"detail": …}`, or in OpenAI's shape, the only one
-that OpenAI's clients can show to a person.
+that OpenAI's clients can show to their users.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLIENTS_FAULT: Final = re.compile(
     rb'"message"\s*:\s*"((?:Failed to parse (?:messages|tools|tool call arguments)|\'messages\' is required'
     rb'|(?:image|audio|video) input is not supported|Unknown reasoning format|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u]){0,1000})'
 )
-"""What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
+"""Messages with which llama.cpp answers 500 although the client made the mistake. They may end with the whole request."""
 _CROWDED: Final = "context_full"
 _NAMED: Final = (
     (
@@ -51,7 +51,7 @@ _NAMED: Final = (
         _CROWDED,
     ),
 )
-"""A status and words of llama.cpp's, and what it should have said: status, message, field and code."""
+"""A status and message of llama.cpp's → the right status, message, field and code."""
 _SENT: Final = re.compile(rb"; (?:tools|messages) = ")
 _TYPES: Final = {
     401: ("authentication_error", "invalid_api_key"),
@@ -63,7 +63,7 @@ _TYPES: Final = {
 
 
 class Refusal(NamedTuple):
-    """A worker's error answer, for a client that gets it as it came, or in its dialect."""
+    """A worker's error answer: its client gets it as it came, or in the client's dialect."""
 
     headers: Headers
     content_type: bytes
@@ -72,7 +72,7 @@ class Refusal(NamedTuple):
 
 
 class WorkerAnswerError(LlmuxError):
-    """An error answer of a worker."""
+    """A worker answered with an error."""
 
     def __init__(self, status: int, message: str, *, kind: str, code: str, param: str | None = None) -> None:
         super().__init__(message, code=code, param=param)
@@ -85,7 +85,7 @@ class WorkerAnswerError(LlmuxError):
 
 
 def restated(status: int, data: bytes) -> tuple[int, bytes]:
-    """An error response's status and body, with others where llama.cpp blames itself for what its clients did."""
+    """An error response's status and body; others where llama.cpp answers a client's mistake with a 500."""
     for theirs, words, meant, message, param, code in _NAMED:
         if status == theirs and words in data:
             kind = "invalid_request_error" if meant == HTTPStatus.BAD_REQUEST else "server_error"
@@ -101,12 +101,12 @@ def restated(status: int, data: bytes) -> tuple[int, bytes]:
 
 
 def is_overflow(error: LlmuxError) -> bool:
-    """Does a worker say that the request is too long for its context, so that a larger one may answer it?"""
+    """Does a worker say that the request is too long for its context, so that a larger model may answer it?"""
     return error.status in (400, 413, 422) and (error.code == _OVERFLOW or bool(_TOO_LONG.search(error.message)))
 
 
 def is_crowded(error: LlmuxError) -> bool:
-    """Does a worker say that its requests' shared context is full, so that this one may be answered alone?"""
+    """Does a worker say that the context that its requests share is full, so that this one may be answered alone?"""
     return error.code == _CROWDED
 
 

@@ -1,7 +1,7 @@
-"""Who is charged for a request: its tenant, and the key that it came with.
+"""The accounts that a request is charged to: its tenant's, and that of its key.
 
-Each limit that names one of them counts. `clients.default` is for those that nothing names: where a key has a limit of its
-own, it takes the place of the default's for the key's own tenant.
+Each limit that names one of them counts. `clients.default` limits tenants that nothing names; where a key has a limit of its
+own, that limit replaces the default's for the key's own tenant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOBODY: Final = "all requests without a tenant"
 
 
 def accounts_of(key: Key | None, tenant: str, catalog: Catalog) -> tuple[Account, ...]:
-    """The accounts that have limits."""
+    """The request's accounts that have limits."""
     limits = catalog.client(tenant).tenant_limits
     if key is None or not key.limits:
         return (Account(_name(tenant), limits),) if limits else ()
@@ -29,7 +29,7 @@ def accounts_of(key: Key | None, tenant: str, catalog: Catalog) -> tuple[Account
 
 
 def tokens_of(accounts: Sequence[Account], outcome: Outcome) -> int:
-    """The tokens that an answer reports, in and out; 0 where nobody counts them, or it reports none."""
+    """The tokens that an answer reports, in and out; 0 where no account limits tokens, or the answer reports none."""
     if all(account.limits.tokens is None for account in accounts):
         return 0
     usage = outcome.usage()

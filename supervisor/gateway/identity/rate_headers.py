@@ -17,9 +17,9 @@ NAMES: Final = tuple(name for names in _BY_LIMIT.values() for name in names)
 
 
 def rate_headers(standings: Iterable[Standing], taking: int = 0) -> Headers:
-    """Limit, what remains of it, and the time until all of it is there again; `taking`: requests that are still to be charged.
+    """The limit, the rest of it, and the time until all of it is available again. `taking`: requests that are still to be charged.
 
-    Where several accounts are charged, of that which has least left.
+    Where several accounts are charged, the headers are those of the account with the least left.
     """
     tightest: dict[Counted, Standing] = {}
     for standing in standings:
@@ -39,7 +39,7 @@ def rate_headers(standings: Iterable[Standing], taking: int = 0) -> Headers:
 
 
 def duration(count_s: float) -> str:
-    """As OpenAI writes it: "120ms", "8.64s", "6m0s", "1h0m5s"."""
+    """A time in OpenAI's form: "120ms", "8.64s", "6m0s", "1h0m5s"."""
     if count_s < 1:
         return f"{count_s * 1000:.0f}ms"
     if count_s < 60:

@@ -1,4 +1,4 @@
-"""The trace that a request belongs to, as W3C's Trace Context says it in the header `traceparent`."""
+"""The trace of a request, as the header `traceparent` of W3C's Trace Context names it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _VALUE: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16}
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Ids are hexadecimal."""
+    """A trace, and the client's span in it. Ids are hexadecimal."""
 
     trace_id: str
     parent_id: str | None  # the client's span; None: the trace begins here
     is_sampled: bool
 
     def header(self, span_id: str) -> bytes:
-        """For whoever this span asks."""
+        """The header's value for a request that the span `span_id` sends."""
         return f"00-{self.trace_id}-{span_id}-{self.is_sampled:02x}".encode()
 
 
 def trace_of(value: bytes) -> TraceContext | None:
-    """None for what isn't valid, which counts as nothing."""
+    """The trace that a header names; None for an invalid one, which counts as missing."""
     found = _VALUE.fullmatch(value.strip())
     if found is None:
         return None
@@ -33,5 +33,5 @@ def trace_of(value: bytes) -> TraceContext | None:
 
 
 def begun() -> TraceContext:
-    """A trace of its own."""
+    """A new trace, which begins at llmux."""
     return TraceContext(secrets.token_hex(16), None, is_sampled=True)
