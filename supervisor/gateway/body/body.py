@@ -1,4 +1,4 @@
-"""Request bodies: read within limits. `json_body` and `form` open them."""
+"""Request bodies: how they are read within limits, and what every kind of body offers. `json_body` and `form` parse them."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ __all__ = [
 ]
 
 PRIVATE: Final = "x_"
-"""So begin the fields that clients and what stands between them and llmux agreed on. No worker gets any."""
+"""Prefix of private fields, on which clients, proxies and llmux agree among themselves. No worker gets any."""
 PRIORITY: Final = "x_priority"
 CLIENT: Final = "x_client_id"
 BUDGET: Final = "x_timeout_s"
 KEEP_ALIVE: Final = "x_keep_alive_s"
 EXTENSION_FIELDS: Final = frozenset({PRIORITY, CLIENT, BUDGET, KEEP_ALIVE})
-"""Those that say something to llmux."""
+"""The private fields that llmux reads."""
 RESPONSE_FORMAT: Final = "response_format"
-"""Of a request for pictures: shall they come along (`b64_json`), or their addresses (`url`)?"""
+"""A field of requests for pictures: should the answer hold them (`b64_json`), or their addresses (`url`)?"""
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 
 class Body:
-    """What is asked of any request's body; by itself a request without one."""
+    """The interface of all request bodies. This class itself is the body of a request without one."""
 
     __slots__ = ("fields", "is_silent", "name", "stream")
 
     def __init__(self) -> None:
-        self.name: str | None = None  # None where it names no model
+        self.name: str | None = None  # of the model; None: it names none
         self.stream = False
         self.fields: Fields = {}  # of a JSON object, values unparsed, to be looked at only; empty for every other body
-        self.is_silent = True  # does it say nothing to llmux by fields of `EXTENSION_FIELDS`?
+        self.is_silent = True  # has it no private fields?
 
     def nameless(self, scope: Scope) -> InvalidRequestError:
-        """The error where nothing else names the model either."""
+        """The error for a request that names its model nowhere."""
         if scope["method"] == "GET":
             return InvalidRequestError(
                 f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
@@ -65,15 +65,15 @@ class Body:
         return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
 
     def rename(self, name: str) -> None:
-        """Let the worker see this name of the model, if the body names one."""
+        """If the body names a model, give the worker this name instead."""
 
     def said(self, name: str) -> JsonValue:
-        """What a field of `EXTENSION_FIELDS` says; None where it is missing, null or empty. Raises InvalidRequestError."""
+        """The value of a field of `EXTENSION_FIELDS`; None where it is missing, null or empty. Raises InvalidRequestError."""
         return None
 
     @property
     def unsaid(self) -> Sequence[str]:
-        """The private fields that say nothing to llmux, and reach no worker."""
+        """The private fields that mean nothing to llmux and reach no worker."""
         return ()
 
     def raw(self, name: str) -> bytes | None:
@@ -81,15 +81,15 @@ class Body:
         return None
 
     def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:
-        """The canonical request, and what its answers become. Raises InvalidRequestError if there is none."""
+        """The canonical request, and the translation of its answers. Raises InvalidRequestError if there is none."""
         raise InvalidRequestError("The request body is empty; it must be a JSON object.")
 
     def applied(self, rewrite: Rewrite, endpoint: Endpoint) -> Body:
-        """The same with what changes on its way to the model, so that it can be translated then. Raises InvalidRequestError."""
+        """The body after the rewrite for its model, so that it can be translated then. Raises InvalidRequestError."""
         return self
 
     def take_permission(self) -> bool:
-        """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
+        """Does llmux's own field allow the request to leave this machine? Raises InvalidRequestError."""
         return False
 
     async def check(
@@ -100,21 +100,21 @@ class Body:
         loading: Loading = NOTHING,
         texts: TextReferences | None = None,
     ) -> Sequence[Wanted]:
-        """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there.
+        """Raises InvalidRequestError for content that no model, or not this one, may get, and for missing fields.
 
-        `texts`: those that the worker takes for references. Returns what is to be loaded before the worker gets it.
+        `texts`: texts that the worker takes for references. Returns the references that must be loaded before the worker gets the body.
         """
         return ()
 
     async def load(self, wanted: Sequence[Wanted], loading: Loading) -> None:
-        """Load what `check` has found, and put it in its place. Raises LlmuxError."""
+        """Load the references that `check` returned, and put their content in their place. Raises LlmuxError."""
 
     def prefix(self) -> int | None:
-        """A fingerprint of how its conversation begins, the same for all of its turns; None where it has no prompt."""
+        """A fingerprint of the beginning of the conversation, the same for all of its turns; None without a prompt."""
         return None
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
-        """What the worker gets; it may be asked for each of several. Raises InvalidRequestError where it can't be had."""
+        """The body for a worker, after the rewrite. Several workers may get one each. Raises InvalidRequestError."""
         return b""
 
 
@@ -148,9 +148,9 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: RequestBuf
 
 
 def refuse_other_charset(content_type: bytes) -> None:
-    """JSON is UTF-8: a worker that follows `charset=utf-7` would find other keys than llmux does.
+    """Raises InvalidRequestError for a charset other than UTF-8.
 
-    Raises InvalidRequestError.
+    JSON is UTF-8: a worker that follows `charset=utf-7` would find other keys than llmux does.
     """
     if b"charset" in content_type.lower() and _UTF8.fullmatch(content_type) is None:
         raise InvalidRequestError(
@@ -159,7 +159,7 @@ def refuse_other_charset(content_type: bytes) -> None:
 
 
 async def _next(receive: Receive) -> tuple[bytes, bool]:
-    """The next piece, and whether more follow."""
+    """The next piece, and whether more pieces follow."""
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientDisconnectedError

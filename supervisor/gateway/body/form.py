@@ -1,6 +1,6 @@
-"""Multipart forms: the positions of their fields, the values that decide where a form goes, and those that a worker could
-load something by (see `media`). Nothing else is decoded, especially no files. What readers of forms disagree about, such as
-two names of a part, an encoding of a value, or another charset, is refused.
+"""Multipart forms: the positions of their fields, the values that decide where a form goes, and the values by which a worker
+could load something (see `media`). Nothing else is decoded, especially no files. A form that readers would understand
+differently is refused: for example a part with two names, an encoded value, or another charset.
 
 To change a form for a virtual model, removed fields are cut out, new ones are put in front, and every other byte stays
 unchanged.
@@ -43,8 +43,8 @@ _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 async def read_form(body: Bytes, content_type: bytes) -> Form:
     """Scan a form. Other tasks run in between.
 
-    Raises InvalidRequestError for what is not a form, has too many parts, or names the model twice; and for a form that
-    has no end, or a delimiter after it, because other readers take its last part, or go on after its end.
+    Raises InvalidRequestError for a body that is not a form, has too many parts, or names the model twice; and for a form that
+    has no end, or a delimiter after it: some readers would take its last part, or go on after its end.
     """
     if len(content_type) > TYPE_LIMIT:
         raise InvalidRequestError(f"The Content-Type is longer than {TYPE_LIMIT} bytes.")
@@ -87,7 +87,7 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
 
 
 class Form(Body):
-    """One request's form, which brings its files along.
+    """One request's form, files included.
 
     The methods from `part_begin` to `end` are callbacks of the parser.
     """
@@ -196,7 +196,7 @@ class Form(Body):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all fields."""
+        """The names of all fields."""
         return frozenset(name for name, _ in self._fields)
 
     def nameless(self, scope: Scope) -> InvalidRequestError:
@@ -264,7 +264,7 @@ class Form(Body):
 
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:
-    """Those of a Content-Disposition, by their names in lower case. Raises InvalidRequestError where readers would differ."""
+    """The parameters of a Content-Disposition, by their lower-case names. Raises InvalidRequestError where readers would differ."""
     if header.count(b";") > PARAMETERS_LIMIT:
         raise InvalidRequestError("A Content-Disposition header in the form has too many parameters.")
     found: dict[bytes, bytes] = {}

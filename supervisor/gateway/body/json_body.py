@@ -46,7 +46,7 @@ _SLICE: Final = 1 << 20  # decoded between two turns of the loop
 _COUNTED: Final = 1 << 16
 _MOST_FIELDS: Final = 1000
 PREFIX_BYTES: Final = 1024
-"""So much of a prompt tells which conversation it continues."""
+"""This much of a prompt identifies the conversation that it continues."""
 _LIST_OR_NULL: Final = b"[n"
 _WITH_MESSAGES: Final = frozenset({"messages", "system"})  # where the system prompt is, in APIs of messages
 
@@ -134,13 +134,13 @@ class JsonBody(Body):
 
     @property
     def outline(self) -> Outline:
-        """Of what it holds, and of what is added."""
+        """The outline of the body, and of anything added to it."""
         if self._outline is None:
             self._outline = Outline()
         return self._outline
 
     def changed(self, changes: Mapping[str, bytes | None]) -> JsonBody:
-        """With these top-level fields instead of its own, as JSON of its outline; None leaves one out."""
+        """The body with these top-level fields, as JSON of its outline, instead of its own; None removes a field."""
         fields = {name: raw for name, raw in (self.fields | self._private).items() if name not in changes}
         fields |= {name: msgspec.Raw(value) for name, value in changes.items() if value is not None}
         body = JsonBody(self._raw, fields, self._outline)
@@ -148,7 +148,7 @@ class JsonBody(Body):
         return body
 
     async def whole(self) -> Bytes:
-        """All of it as JSON, for llmux itself: also the private fields."""
+        """The whole body as JSON, private fields included, for llmux itself."""
         text: Bytes = _encode(self.fields | self._private)
         return text if self._outline is None else await self._outline.restored(text)
 
@@ -281,7 +281,7 @@ class JsonBody(Body):
         return await self._outline.restored(_encode(fields))
 
     def _value(self, key: str) -> Any:
-        """A field's value. Raises InvalidRequestError for one that is nested too deeply."""
+        """A field's decoded value. Raises InvalidRequestError for one that is nested too deeply."""
         try:
             return _decode(self.fields[key])
         except UNREADABLE as error:
@@ -291,7 +291,7 @@ class JsonBody(Body):
 def _cut(text: Bytes, first: int, last: int) -> int:
     """Where to cut the inside of a JSON string, at or soon before `last`, so that no escape and no character is cut in two.
 
-    `first`, far before, is such a place.
+    `first`, far before `last`, is such a place itself.
     """
     escape = text.rfind(b"\\", last - 12, last)
     if escape < 0:
@@ -307,7 +307,7 @@ def _cut(text: Bytes, first: int, last: int) -> int:
 
 
 def _backslashes(text: Bytes, first: int, last: int) -> int:
-    """How many there are directly before `last`."""
+    """The number of backslashes directly before `last`."""
     return last - first - len(text[first:last].rstrip(b"\\"))
 
 
@@ -317,7 +317,7 @@ def _is_plain(raw: Bytes) -> bool:
 
 
 async def open_json(raw: Bytes, content_type: bytes) -> JsonBody:
-    """A body that is to be JSON, whatever else its type says. Raises InvalidRequestError."""
+    """Parse a body that must be JSON, whatever else its type says. Raises InvalidRequestError."""
     if b";" in content_type:
         refuse_other_charset(content_type)
     try:
@@ -343,7 +343,7 @@ def open_object(body: Bytes) -> Fields:
 
 
 def _name(fields: Fields) -> str | None:
-    """None where it is missing, or null."""
+    """The model's name; None where it is missing, or null."""
     raw = fields.get("model")
     if raw is None:
         return None
@@ -368,7 +368,7 @@ def _flag(fields: Fields, name: str) -> bool:
 
 
 def _refuse_duplicates(body: Bytes, fields: Fields) -> None:
-    """With a duplicate key, the text is longer than its parsed fields."""
+    """Raises InvalidRequestError for a duplicate key: the text is then longer than its parsed fields."""
     if len(fields) > _MOST_FIELDS:
         return  # that is refused anyway
     if len(body) < _COUNTED and body.count(b'"') == 2 * len(fields) + b"".join(fields.values()).count(b'"'):

@@ -25,9 +25,9 @@ from supervisor.errors import InvalidRequestError
 from supervisor.io.response_store import Part
 
 SMALL: Final = 64 * 1024
-"""Bytes that are parsed in a millisecond or two, whatever they consist of: no outline is needed."""
+"""Bytes of any body that is parsed in a millisecond or two: it needs no outline."""
 MOST_VALUES: Final = 100_000
-"""Strings, commas and opening brackets of an outline: what is built from so many takes some 10 ms."""
+"""Strings, commas and opening brackets of an outline: building the values of so many takes some 10 ms."""
 _SLICE: Final = 128 * 1024  # bytes handled between two turns of the loop: a millisecond
 _STRING: Final = 256  # a string costs as much time as so many bytes
 _VALUE: Final = 64  # so many bytes of the outline count as a value
@@ -56,7 +56,7 @@ Bytes = bytes | bytearray
 
 
 def may_be_cut(text: Bytes | msgspec.Raw) -> bool:
-    """Could a part of this JSON, perhaps of an outline, stand elsewhere, so that only what is restored may be shown?"""
+    """May this JSON have marks for parts that were cut out, so that only the restored JSON may be shown?"""
     found = bytes(text)
     return (b'-"' in found or b'-:"' in found) and _MARK.search(found) is not None
 
@@ -78,7 +78,7 @@ class Outline:
 
     @classmethod
     async def of(cls, body: Bytes) -> Outline:
-        """The outline of probable JSON; of anything else, a text that is not JSON either.
+        """The outline of a body that is probably JSON. The outline of anything else is not JSON either.
 
         Raises InvalidRequestError for a body of too many values.
         """
@@ -87,7 +87,7 @@ class Outline:
         return outline
 
     async def add(self, body: Bytes, source: Part | None = None) -> Bytes:
-        """The same of another body, which has the same limit with the others; its cut parts come back from `source`.
+        """The outline of another body. Both count for one limit; the cut parts of this one come from `source` when they are restored.
 
         Raises InvalidRequestError.
         """
@@ -122,7 +122,7 @@ class Outline:
         return self.text
 
     def mark(self, content: Bytes) -> str:
-        """What stands, at a string's end, for `content` that was never in the body. It needs no escapes."""
+        """A mark for `content` that was never in the body, for the end of a string. The content needs no escapes."""
         self._cuts.append((content, 0, len(content), False))
         return f"{self._mark.decode()}{len(self._cuts) - 1}-"
 
@@ -136,7 +136,7 @@ class Outline:
         return whole
 
     async def pieces(self, text: Bytes) -> AsyncIterator[bytes]:
-        """The same, in pieces of about 128 KiB. Raises UnavailableError where a source can't be read."""
+        """As `restored`, in pieces of about 128 KiB. Raises UnavailableError where a source can't be read."""
         whole = bytearray()
         async for part in self._parts(text):
             whole += part
@@ -147,10 +147,10 @@ class Outline:
             yield bytes(whole)
 
     async def _parts(self, text: Bytes) -> AsyncIterator[Bytes]:
-        """The same, as it comes.
+        """As `restored`, part by part.
 
         A string of `text` may itself hold JSON of the outline, such as the arguments of a tool call: there the quote that
-        follows a mark is escaped, and so is what comes back.
+        follows a mark is escaped, and so is the restored part.
         """
         mark = self._mark
         at = 0
@@ -179,7 +179,7 @@ class Outline:
             await self._worked(stop - start)
 
     async def _worked(self, size: int) -> None:
-        """Other tasks run after each slice."""
+        """Count work, and let other tasks run after each slice of it."""
         self._work += size
         if self._work >= _SLICE:
             self._work = 0
@@ -190,7 +190,7 @@ class Outline:
         return b"%b%d-" % (self._mark, len(self._cuts) - 1)
 
     def _add_structure(self, at: int, end: int) -> None:
-        """What is between strings, without most of its numbers and blanks."""
+        """Add the text between two strings, without most of its numbers and blanks."""
         text: Bytes = self._body[at:end]
         if len(text) > _LONG:
             text = self._thinned(text, at)
@@ -198,7 +198,7 @@ class Outline:
         self.text += text
 
     def _thinned(self, text: Bytes, at: int) -> Bytes:
-        """`text`, which is the body's from `at`, without most of its numbers and blanks."""
+        """`text`, which begins at `at` in the body, without most of its numbers and blanks."""
         kinds = text.translate(_KINDS)
         if b"n" * (_MOST_DIGITS + 1) in kinds:
             raise InvalidRequestError(
@@ -220,7 +220,7 @@ class Outline:
         return thin + text[done:]
 
     async def _closing(self, quote: int) -> int:
-        """Where the string ends that begins at `quote`; -1 if it doesn't."""
+        """Where the string that begins at `quote` ends; -1 if it doesn't end."""
         body, at, size = self._body, quote + 1, _FIRST_LOOK
         while at < len(body):
             stop = min(at + size, len(body))
@@ -238,7 +238,7 @@ class Outline:
         return -1
 
     async def _add_long(self, quote: int, closing: int) -> None:
-        """A long string's beginning, and a mark, with a colon unless all that was cut can be base64."""
+        """Add the beginning of a long string and a mark. The mark has a colon unless the whole cut part can be base64."""
         body, first = self._body, quote + 1 + _KEPT
         if b"\\" in body[quote:first]:
             found = _UNSPLIT.match(body, quote + 1, first)
@@ -259,5 +259,5 @@ class Outline:
 
 
 def _quoted(part: Bytes) -> Bytes:
-    """Some of a JSON text as some of a string. Control characters of a JSON text are blanks."""
+    """A part of a JSON text, as a part of a string. Control characters of a JSON text are blanks."""
     return part.translate(_BLANKS).replace(b"\\", b"\\\\").replace(b'"', b'\\"')

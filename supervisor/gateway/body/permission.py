@@ -1,4 +1,4 @@
-"""Whether a request may leave this machine: only if it says `allow_remote: true` in its body or `X-Allow-Remote: true`.
+"""Permission for a request to leave this machine: `allow_remote: true` in its body, or the header `X-Allow-Remote: true`.
 
 Field and header are llmux's own and are never forwarded: a client may always send them, whichever model answers.
 """
@@ -17,12 +17,12 @@ _WORDS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null
 
 
 def in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Does a header field allow it? Raises InvalidRequestError for what is neither yes nor no."""
+    """Does a header field allow it? Raises InvalidRequestError for a value that is neither yes nor no."""
     return any(_word(value) for name, value in headers if name == HEADER)
 
 
 def in_form(value: str | None) -> bool:
-    """Does a form's field of that name allow it? Raises InvalidRequestError for what is neither yes nor no."""
+    """Does a form's field of that name allow it? Raises InvalidRequestError for a value that is neither yes nor no."""
     return value is not None and _word(value.encode())
 
 

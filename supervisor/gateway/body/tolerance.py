@@ -1,7 +1,7 @@
-"""What clients send that is not quite what an API says, and what its makers take it for.
+"""Rules for requests that are slightly wrong: what clients send instead of what an API asks for, and its intended meaning.
 
-Decoders call these rules for what they read. A request that goes to its worker as it came is put right only when the worker
-refuses it (`put_right`): so nothing is read for what a worker takes, and nobody keeps a list of who takes what.
+Decoders apply these rules to the requests that they translate. A request that goes to its worker as it came is mended only when
+the worker refuses it (`put_right`): so llmux decodes nothing that a worker accepts, and needs no list of what each worker accepts.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _encode: Final = msgspec.json.Encoder().encode
 def put_right(
     fields: Mapping[str, msgspec.Raw], meaning: Meaning, refusal: str
 ) -> tuple[dict[str, bytes | None], list[str]]:
-    """What to change in a request that a worker refused with these words, and what then has no effect.
+    """The changes to a request that a worker refused with `refusal`, and the fields that have no effect after them.
 
-    No change: there is nothing more to do. What can't be read stays: the worker has said what is wrong with it.
+    No change: there is nothing left to try. A field that can't be read stays: the worker has said what is wrong with it.
     """
     changes: dict[str, bytes | None] = {name: None for name, raw in fields.items() if bytes(raw) == b"null"}
     try:
@@ -76,7 +76,7 @@ def put_right(
 
 
 def ordered(fields: Mapping[str, msgspec.Raw], meaning: Meaning) -> dict[str, bytes | None]:
-    """The same for a model that is known to let the system speak first and once: nothing but that changes."""
+    """The change for a model that is known to accept one system message, at the beginning: no other change is made."""
     try:
         values = {name: _decode(fields[name]) for name in ("messages", "system") if name in fields}
     except UNREADABLE:
@@ -89,23 +89,26 @@ def ordered(fields: Mapping[str, msgspec.Raw], meaning: Meaning) -> dict[str, by
 
 
 def arguments_text(said: str) -> str:
-    """The arguments of an earlier call of a tool, as JSON: agents keep an empty text of a call without any."""
+    """The JSON arguments of an earlier tool call: agents keep an empty text for a call without arguments."""
     return said if said.strip() else "{}"
 
 
 def level_of(effort: str) -> str:
-    """How much to think, in the words of models that know three levels."""
+    """The reasoning effort in the words of models that know three levels."""
     return _LEVELS.get(effort, effort)
 
 
 def document_text(document: object) -> object:
-    """A document to be ranked: Cohere's and Jina's clients send objects. What else is in one would be lost, so the worker judges it."""
+    """The text of a document to be ranked: Cohere's and Jina's clients send objects.
+
+    An object with further fields stays as it is, for the worker to judge: the fields would be lost.
+    """
     text = document.get("text") if isinstance(document, dict) and len(document) == 1 else None
     return text if isinstance(text, str) else document
 
 
 def _cut(texts: object, part: float) -> object:
-    """A text, or the long ones of some, cut to this part of the longest."""
+    """A text, or the long texts of a list, cut to the share `part` of the longest."""
     if isinstance(texts, str):
         return texts[: int(len(texts) * part)]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -117,10 +120,10 @@ def _cut(texts: object, part: float) -> object:
 def in_order(
     messages: Sequence[Json], said: object = None, *, takes_system: bool = True
 ) -> tuple[str | list[Any], list[Json]]:
-    """What the system says at the beginning, after `said`, as one content, and the messages of the others.
+    """The system's words at the beginning, after `said`, as one content; and the other messages.
 
-    Many chat templates let it speak there only, and once: what it says later becomes text of the user's turn next to it.
-    Without `takes_system` all of it does.
+    Many chat templates allow system messages only there, and only one: later ones become text of the user's turn next to them.
+    Without `takes_system` all of them do.
     """
     first: list[object] = []
     waiting: list[object] = []  # for the user's next turn
@@ -145,7 +148,7 @@ def in_order(
 
 
 def _say(messages: list[Json], waiting: list[object]) -> list[object]:
-    """The user says it at the end; what waits then."""
+    """Append the waiting contents as the user's words. Returns the new list of waiting contents, which is empty."""
     said = _joined(waiting)
     if said and messages and messages[-1].get("role") == "user":
         messages[-1] = {**messages[-1], "content": _joined([messages[-1].get("content"), *waiting])}
@@ -155,7 +158,7 @@ def _say(messages: list[Json], waiting: list[object]) -> list[object]:
 
 
 def _joined(contents: Sequence[object]) -> str | list[Any]:
-    """Contents as one: a text, where they have nothing else."""
+    """Contents as one: a text, if all of them are text; else a list of parts."""
     parts: list[Any] = []
     for content in contents:
         parts += content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
@@ -165,7 +168,7 @@ def _joined(contents: Sequence[object]) -> str | list[Any]:
 
 
 def _put_in_order(values: Json, *, apart: bool, takes_system: bool = True) -> None:
-    """`apart`: what comes first is the field `system`."""
+    """Order the messages with `in_order`. `apart`: the first content goes into the field `system`."""
     messages = values["messages"]
     roles = [message.get("role") for message in messages]
     begin = next((at for at, role in enumerate(roles) if role not in _SYSTEM), len(roles))
@@ -199,7 +202,7 @@ def _function_of(tool: Json) -> Json:
 
 
 def _without_booleans(schema: object) -> object:
-    """The same, where `true` and `false` aren't schemas: not all that build grammars of schemas know these."""
+    """The schema with objects instead of `true` and `false`: not all programs that make grammars of schemas know these."""
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
     if not isinstance(schema, dict):
@@ -218,7 +221,7 @@ def _without_booleans(schema: object) -> object:
 
 
 def _unbind(tool: Json) -> bool:
-    """Let its parameters be anything; the model reads in its description what they are. Has it changed?"""
+    """Let a tool's parameters be anything; its description tells the model what they should be. Did the tool change?"""
     name = next((name for name in _PARAMETERS if isinstance(tool.get(name), dict)), None)
     if name is None:
         return False
@@ -237,5 +240,5 @@ def _unbind(tool: Json) -> bool:
 
 
 def _objects(value: object) -> list[Json]:
-    """None, where it is no list of them."""
+    """The value if it is a list of objects; else an empty list."""
     return value if isinstance(value, list) and all(isinstance(each, dict) for each in value) else []

@@ -1,7 +1,7 @@
 """Keeps the bodies of requests and answers of models for which the operator switched that on (`keep_bodies`).
 
-No header is ever kept. Values that are named like a secret are masked, and pictures and sounds are replaced by their size: in JSON,
-in streams of JSON, and in the beginning of a longer one, which is no JSON any more. All that happens in a thread, after the answer.
+No header is ever kept. Values with the name of a secret are masked, and pictures and sounds are replaced by their size: in JSON,
+in streams of JSON, and in the beginning of a longer text, which is no longer JSON. A thread does that, after the answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LINE: Final = re.compile(r"(data: ?)?(.*)", re.DOTALL)
 
 
 class Capture(Filter):
-    """What passes of one request."""
+    """Collects both bodies of one request, up to a limit."""
 
     sees_errors = True
 
@@ -66,7 +66,7 @@ class Capture(Filter):
         return self.feed(body)
 
     def kept(self) -> KeptBody:
-        """Without secrets and media. Takes milliseconds."""
+        """The bodies without secrets and media. Takes milliseconds."""
         request, answer = (  # JSON may have halves of characters, which no file can
             _shown(data).encode(errors="replace").decode() for data in (self.body, bytes(self.answer))
         )
@@ -80,16 +80,16 @@ class Capture(Filter):
 
 
 class BodyLog:
-    """One for each daemon. Use from the event loop's thread."""
+    """The daemon's log of bodies. Use from the event loop's thread."""
 
     def __init__(self, kept: KeptBodies, run: str) -> None:
-        """`run`: what stands before the numbers of this daemon's requests."""
+        """`run` goes in front of this daemon's request numbers."""
         self._kept = kept
         self._run = run
         self._tasks: set[asyncio.Task[None]] = set()
 
     def keep(self, model: str, number: str, capture: Capture) -> None:
-        """Write it soon."""
+        """Write a request's bodies soon."""
         task = asyncio.create_task(self._keep(model, f"{self._run}-{number}", capture))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -103,7 +103,7 @@ class BodyLog:
             log.warning("body.not_kept", model=model, reason=str(error))
 
     async def find(self, number: str) -> KeptBody:
-        """By a request's id. Raises NotFoundError."""
+        """The bodies of the request with this id. Raises NotFoundError."""
         text = await asyncio.to_thread(self._kept.find, number if "-" in number else f"{self._run}-{number}")
         if text is None:
             raise NotFoundError(
@@ -113,7 +113,7 @@ class BodyLog:
         return msgspec.json.decode(text, type=KeptBody)
 
     def limit_to(self, models: Collection[str]) -> None:
-        """Keep those of no other model, and delete soon what there is."""
+        """Keep bodies of these models alone, and soon delete those of others."""
         if models != self._kept.models:
             self._kept.models = models
             task = asyncio.create_task(asyncio.to_thread(self._kept.delete_others))
@@ -122,7 +122,7 @@ class BodyLog:
 
 
 def _shown(data: bytes) -> str:
-    """As people may see it."""
+    """A body as operators see it."""
     text = data.decode("utf-8", "replace")
     try:
         return json.dumps(masked(_clean(json.loads(text)), ""), ensure_ascii=False, indent=1)
@@ -134,7 +134,7 @@ def _shown(data: bytes) -> str:
 
 
 def _line(line: str) -> str:
-    """One of a stream, or of something else."""
+    """One line of a stream, or of any other text."""
     found = _LINE.fullmatch(line)
     assert found is not None
     try:
@@ -146,7 +146,7 @@ def _line(line: str) -> str:
 
 
 def _clean(value: JsonValue) -> JsonValue:
-    """Pictures and sounds as their size. Texts of JSON, such as arguments of tools, without their secrets."""
+    """A value with the size of pictures and sounds in their place, and texts of JSON, such as a tool's arguments, without secrets."""
     match value:
         case dict():
             return {key: _clean(item) for key, item in value.items()}
@@ -158,7 +158,7 @@ def _clean(value: JsonValue) -> JsonValue:
 
 
 def _clean_text(text: str) -> str:
-    """Cut first where nobody would see it: each pattern holds up the whole daemon while it looks."""
+    """A text without media and secrets. It is cut first, at a length that nobody sees: each pattern blocks the whole daemon."""
     if len(text) > _LONG:
         media = _BASE64.match(text)
         rest = text if media is None else text[media.end() :]

@@ -1,7 +1,7 @@
-"""What a worker's whole answer says of its cache of prompts, as headers of the response.
+"""Headers of a response that report how the worker's prompt cache served it, from the worker's whole answer.
 
-The head can only tell it once the body is there, so the answer is held for it: only where the request says something about
-caches, and only an answer whose length is known and small. Nothing is held of a stream, whose head says nothing of it.
+The head goes out before the body, so the answer is held until it is complete: only where the request mentions caches, and only
+an answer whose length is known and small. Streams are not held, and their heads report nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REUSED: Final = b"x-cache-tokens-reused"
 GPU_MS: Final = b"x-gpu-time-ms"
 NOTHING_REUSED: Final[Headers] = [(HIT, b"false"), (REUSED, b"0")]
 NOTHING_TOLD: Final[Headers] = [*NOTHING_REUSED, (GPU_MS, b"0")]
-"""For clients that look for all three in every answer."""
+"""Defaults, for clients that expect all three headers in every answer."""
 HELD_LIMIT: Final = 1024 * 1024
 
 
@@ -50,7 +50,7 @@ _answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
 def report(body: Bytes) -> Headers:
-    """What a whole answer says, as OpenAI, Anthropic and llama.cpp write it; nothing of what it doesn't say."""
+    """The headers for the figures in a whole answer, as OpenAI, Anthropic and llama.cpp write them; none for missing figures."""
     try:
         found = _answer(body)
     except UNREADABLE:
@@ -68,10 +68,10 @@ def report(body: Bytes) -> Headers:
 
 
 class CacheReport(Filter):
-    """Tells in an answer's headers what it says of its cache."""
+    """Adds the headers of `report` to an answer."""
 
     def __init__(self, otherwise: Headers, said: Collection[bytes]) -> None:
-        """`otherwise`: the headers of an answer that says nothing. `said`: names of headers that the client gets anyway."""
+        """`otherwise`: headers for an answer without figures. `said`: names of headers that the client gets anyway."""
         self._otherwise = otherwise
         self._said = said
 

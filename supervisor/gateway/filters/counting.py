@@ -1,6 +1,6 @@
-"""The tokens of a chat with a model that nobody counts them for: a chat completion of one token says how many its prompt had.
+"""Counts the tokens of a chat for workers without such a count: a completion of one token reports how many its prompt had.
 
-Such a count is no count of the worker's: it takes a turn in the queue, and costs what a short answer does.
+Unlike a worker's own count, such a count waits in the queue and costs as much as a short answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NOTHING: Final = msgspec.Raw(b"null")
 
 
 def by_answer(chat: Endpoint) -> Endpoint:
-    """The count by this endpoint's chat completions."""
+    """An endpoint that counts tokens by this endpoint's chat completions."""
     return replace(chat, path=COUNT, upstream_path=chat.upstream_path or chat.path)
 
 
 def is_by_answer(endpoint: Endpoint) -> bool:
-    """Is this no count of the worker's?"""
+    """Is this endpoint one of `by_answer`?"""
     return endpoint.path == COUNT and endpoint.meaning.role == "run"
 
 
@@ -64,7 +64,7 @@ _answer: Final = msgspec.json.Decoder(_Answer).decode
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What becomes of the answer: the count, as llama.cpp's server tells it."""
+    """Translates the answer: the count, in the form of llama.cpp's server."""
 
     name: str
     content_type = b"application/json"
@@ -84,5 +84,5 @@ class Counts:
         return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": usage.prompt_tokens})
 
     def stream(self) -> StreamTranslation:
-        """Raises UpstreamError: nobody asked for one."""
+        """Counts are never streamed. Raises UpstreamError."""
         raise UpstreamError("The worker answered with a stream where its prompt's tokens were to be counted.")

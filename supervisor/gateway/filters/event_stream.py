@@ -21,7 +21,7 @@ COMMENT: Final = b": keepalive\n\n"
 
 
 class EventStream(Response):
-    """A response from the pieces of an asynchronous generator, each sent as it comes. `held` is released at its end."""
+    """A response that sends the pieces of an asynchronous generator as they come. `held` is released at its end."""
 
     def __init__(self, pieces: AsyncGenerator[bytes, None], held: AbstractContextManager[object]) -> None:
         super().__init__(

@@ -1,6 +1,6 @@
-"""Filters change a worker's answer on its way to the client. Each gets what the one before it made.
+"""Filters change a worker's answer on its way to the client. Each gets the output of the one before it.
 
-Their order stands in `gateway.send`. Errors are rendered in the client's dialect, and pass the filters by `error` alone.
+`gateway.send` sets their order. Errors are rendered in the client's dialect, and pass the filters by `error` alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STREAMS: Final = (EVENTS, *LINES)
 _OF_THE_BODY: Final = frozenset((b"content-length", b"etag"))
 
 TAIL_BYTES: Final = 4096
-"""So many bytes of each of a stream's last pieces are kept: see `Outcome`."""
+"""How many bytes are kept of each of a stream's last pieces: see `Outcome`."""
 TAIL_PIECES: Final = 16  # enough for the finish, comments, the usage and `[DONE]`
 JOINED_BYTES: Final = 512  # of small pieces, which count as one: however reads split them
 
@@ -40,7 +40,7 @@ def remember(tail: deque[bytes], piece: bytes) -> None:
 
 
 class Use(enum.Enum):
-    """What a filter does with an answer."""
+    """How a filter uses an answer."""
 
     NONE = enum.auto()
     PIECES = enum.auto()  # changes it piece by piece
@@ -71,7 +71,7 @@ class Head:
         return self.get(b"content-encoding") not in (b"", b"identity")
 
     def changes_body(self, content_type: bytes | None = None) -> None:
-        """Drop what tells of the worker's body; set another content type."""
+        """Drop the headers that describe the worker's body; set another content type."""
         dropped = _OF_THE_BODY if content_type is None else _OF_THE_BODY | {b"content-type"}
         self.headers = [item for item in self.headers if item[0] not in dropped]
         if content_type is not None:
@@ -80,18 +80,18 @@ class Head:
 
 
 class Filter:
-    """One for each answer. By itself it passes everything on."""
+    """One filter for one answer. This class passes everything on."""
 
     translates = False
-    """Do tokens stand elsewhere in its answers than in the worker's?"""
+    """Do its answers report tokens in another place than the worker's?"""
     sees_errors = False
-    """Does it get the head and pieces of error answers that pass as they are? The others are for what a model says."""
+    """Does it get the head and pieces of error answers that pass unchanged? Other filters get a model's answers alone."""
     settles = False
-    """Has it something to wait for? See `settle`."""
+    """Must `settle` be awaited?"""
 
     @property
     def gathered(self) -> int:
-        """About how many bytes of memory it keeps of what came."""
+        """About how many bytes of the answer the filter keeps in memory."""
         return 0
 
     def head(self, head: Head) -> Use:
@@ -114,17 +114,17 @@ class Filter:
         """Finish what its last output needs before that goes to the client."""
 
     def error(self, head: Head, body: bytes) -> bytes:
-        """The error that the client gets: a whole answer, or the last event of a stream. It may have got no head before."""
+        """The error that the client gets: a whole answer, or the last event of a stream. `head` may not have been called before."""
         return body
 
 
 async def filtered(
     response: UpstreamResponse, filters: Iterable[Filter], gathered: Gathered, judge: StreamJudge | None = None
 ) -> UpstreamResponse:
-    """The response as these filters change it: itself where none has anything to do with it.
+    """The response as these filters change it; the response itself where none uses it.
 
-    `gathered` counts what they keep. `judge` comes before them all: it judges the worker's own events. A whole body is filtered here,
-    before anything is sent. Raises LlmuxError.
+    `gathered` counts the bytes that the filters keep. `judge` comes before all of them: it judges the worker's own events. A body that
+    a filter needs as a whole is filtered here, before anything is sent. Raises LlmuxError.
     """
     head = Head(response.status, response.headers)
     seeing = (each for each in filters if response.status < 400 or each.sees_errors)
@@ -190,7 +190,7 @@ class FilteredResponse:
         self._whole, self.headers = body, self._head.headers
 
     async def next_chunk(self) -> bytes:
-        """The next piece that is not empty, or the last one."""
+        """The next piece that is not empty, or the last piece."""
         if self._whole is not None:
             if self._at:
                 await asyncio.sleep(0)
@@ -229,7 +229,7 @@ class FilteredResponse:
         return piece
 
     def _ended(self, found: bytes) -> bytes:
-        """What comes last. Where the end fails, what was `found` before it goes to the client first."""
+        """The last output. If the end fails, the client first gets the output `found` before it."""
         last = b""
         try:
             for each in self._filters:
@@ -243,9 +243,9 @@ class FilteredResponse:
         return found + last
 
     async def read(self, limit: int) -> bytes:
-        """As the worker sent it."""
+        """The body as the worker sent it."""
         return await self._response.read(limit)
 
     def close(self) -> None:
-        """Let go of the worker's response."""
+        """Release the worker's response."""
         self._response.close()

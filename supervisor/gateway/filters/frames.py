@@ -1,4 +1,4 @@
-"""Streams of server-sent events, taken apart and put together: what all translations of them have in common."""
+"""Streams of server-sent events, taken apart and put together: the common part of all translations of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def event(kind: str, fields: Mapping[str, object]) -> bytes:
-    """An event with this name, which its data begin with as their `type`."""
+    """A server-sent event with this name, which is also the first field, `type`, of its data."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
 
 
 class FrameStream(abc.ABC):
-    """A `StreamTranslation`, but for what becomes of one frame."""
+    """A `StreamTranslation` whose subclasses translate one frame at a time."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -34,12 +34,12 @@ class FrameStream(abc.ABC):
         return len(self._rest) + self._kept
 
     def keeps(self, text: str) -> None:
-        """Count a piece of a text that is kept until the stream ends."""
+        """Count a piece of text that is kept until the stream ends."""
         self._kept += sys.getsizeof(text)
 
     @abc.abstractmethod
     def frame(self, data: bytes) -> bytes:
-        """What the data of one frame becomes, possibly nothing. Raises UpstreamError for what can't be translated."""
+        """The translation of one frame's data, possibly nothing. Raises UpstreamError for data that can't be translated."""
 
     def feed(self, piece: bytes) -> bytes:
         """See StreamTranslation. What came before a frame that fails is given first: the error comes with the next call."""

@@ -1,8 +1,8 @@
-"""The name that a client asked for, in answers that carry another one.
+"""Puts the model's name that a client asked for into answers with another name.
 
-Behind a public name is a model whose worker has a name of its own, and writes that into its answers. Answers are not
+A public name stands for a model whose worker has a name of its own, and writes that into its answers. Answers are not
 parsed for it: `"model":"its-name"` is replaced where it stands. Text that a model generated can't look like that, because
-quotes within a JSON string are escaped. The arguments of a tool can, in Anthropic's whole answers: so of those, and of every
+quotes within a JSON string are escaped. The arguments of a tool can, in Anthropic's whole answers: so in those, and in every
 other answer that isn't a stream, only the outermost `model` is replaced.
 """
 
@@ -22,7 +22,7 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Renaming(NamedTuple):
-    """What is replaced by what. Both ways to write it: with a space after the colon, and without."""
+    """A name and its replacement, in both ways to write the field: with and without a space after the colon."""
 
     found: tuple[bytes, bytes]
     put: tuple[bytes, bytes]
@@ -44,7 +44,7 @@ class Renaming(NamedTuple):
         return msgspec.json.encode(fields)
 
     def begun(self, piece: bytes) -> int:
-        """How many bytes at the end of `piece` may be the beginning of what is replaced."""
+        """How many bytes at the end of `piece` may be the beginning of the field."""
         if piece.endswith((b"\n", b"}")):
             return 0
         longest = min(len(piece), len(self.found[1]) - 1)
@@ -56,7 +56,7 @@ class Renaming(NamedTuple):
 
 @lru_cache(1024)
 def renaming(theirs: str, asked: str) -> Renaming:
-    """`asked` for `theirs`."""
+    """The replacement of the worker's name `theirs` by `asked`."""
     found, put = (msgspec.json.encode(name) for name in (theirs, asked))
     return Renaming((b'"model":' + found, b'"model": ' + found), (b'"model":' + put, b'"model": ' + put))
 

@@ -1,6 +1,7 @@
-"""Answers whose client wants addresses instead of pictures: the pictures are kept, and their places are told.
+"""Addresses of pictures in answers, instead of the pictures: llmux keeps the pictures and serves them at these addresses.
 
-Workers know nothing of addresses. One that was asked for them answers with the pictures and says so (`runtimes.shared.pictures`).
+Workers know nothing of addresses. A worker that was asked for them answers with the pictures and marks the answer
+(`runtimes.shared.pictures`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from supervisor.io.request_buffer import Bytes
 PREFIX: Final = "/v1/images/files/"
 _BARE: Final = ("/images/generations", "/images/edits", "/images/variations")
 PATHS: Final = frozenset({*_BARE, *(f"/v1{path}" for path in _BARE)})
-"""Whose answers may have pictures."""
+"""Paths whose answers may have pictures."""
 _HEADER: Final = HEADER.encode()
 _KINDS: Final = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp"}  # by a file's first bytes
 
 
 class PictureLinks(Filter):
-    """Keeps the pictures of one request's answer. `public_url`: see the configuration's `server`."""
+    """Keeps the pictures of one request's answer. `public_url`: see `server` in the configuration."""
 
     def __init__(self, store: PictureStore, scope: Scope, public_url: str | None) -> None:
         self._store = store
@@ -66,7 +67,7 @@ class PictureLinks(Filter):
 
 
 def refuse_links(response_format: bytes | None) -> None:
-    """For a daemon that keeps no pictures, before anything is drawn. Raises InvalidRequestError for a wish for addresses."""
+    """Raises InvalidRequestError for a request for addresses, before anything is drawn: this daemon keeps no pictures."""
     if response_format == b'"url"':
         raise _not_kept()
 
@@ -78,6 +79,6 @@ def _not_kept() -> InvalidRequestError:
 
 
 def base_url(scope: Scope) -> str:
-    """Where the client of a request reaches this daemon; empty where nobody knows, as in jobs."""
+    """The address by which a request's client reaches this daemon; empty where it is unknown, as in jobs."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
     return f"{scope.get('scheme', 'http')}://{host.decode('latin-1')}" if host else ""

@@ -1,4 +1,4 @@
-"""A request of a conversation that llmux remembers: it may begin with what was said before, and its answer is kept.
+"""A request of a conversation that llmux remembers: it may continue earlier turns, and its answer may be kept.
 
 A worker gets the whole conversation, as if the client had sent it: see `Dialect.turn`.
 """
@@ -16,7 +16,7 @@ from supervisor.io.response_store import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class ConversationStore:
-    """Where responses are kept, and whose may be found for one request."""
+    """The store of responses, as one request may use it: the owner of the responses that it may read, and its own response."""
 
     store: ResponseStore
     bodies: BodyBudget  # for what is kept of the request until its answer is there, and of that
@@ -27,8 +27,8 @@ class ConversationStore:
 
 
 class StoredConversation(Filter):
-    """Keeps one request's answer when it is complete, and tells in it what the worker can't know. `release` it when it ends."""
+    """Keeps one request's complete answer, and adds to it the fields that the worker can't know. `release` it at the end."""
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Let go of what is kept of the request."""
+        """Release everything that is kept of the request."""

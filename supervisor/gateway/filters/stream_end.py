@@ -1,6 +1,6 @@
-"""Whether a worker's stream of events is complete, judged when it ends, by what its API says at the end of each.
+"""Judges at its end whether a worker's stream of events is complete, by the end that its API prescribes.
 
-A stream that isn't never looks so: its client gets an error instead of the end, and its request counts as failed.
+An incomplete stream never looks complete: its client gets an error instead of the end, and its request counts as failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ENDS: Final = {
 END_OF: Final[Mapping[str, re.Pattern[bytes]]] = {
     each: end for path, end in _ENDS.items() for each in (path, *aliases_of(path))
 }
-"""What says at the end of a path's stream that it is complete, where that is known."""
+"""Patterns that match the end of a complete stream, by path, where they are known."""
 _OVERLAP: Final = 64  # bytes of what says that a stream is complete
 _EVENT: Final = re.compile(
     rb"(?:\A|(?<=\n))(?P<named>event: ?error\b[^\n]*\n)?(?P<field>data|error): ?(?P<data>\{[^\n]*)"
@@ -45,7 +45,7 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class StreamFailedError(UpstreamError):
-    """A stream's client has got the error that its worker ended it with."""
+    """The worker ended its stream with an error, which the client has got."""
 
 
 class StreamJudge:
@@ -60,7 +60,7 @@ class StreamJudge:
         self._held = b""  # the beginning of a line that may tell clients to stop reading
 
     def passed(self, piece: bytes, is_last: bool, tail: Callable[[], bytes]) -> tuple[bytes, LlmuxError | None]:
-        """What of the next piece passes, and the error that ends the stream then. `tail` gives the end of what has passed."""
+        """The part of the next piece that passes, and the error that ends the stream then. `tail` gives the end of the passed part."""
         if self._held:
             piece, self._held = self._held + piece, b""
         if len(piece) > TAIL_BYTES:
@@ -79,14 +79,14 @@ class StreamJudge:
         return piece, None
 
     def _judged(self, tail: bytes) -> LlmuxError | None:
-        """What is wrong with a stream that ends so."""
+        """The error of a stream with this end; None for a complete one."""
         if _error_in(tail) is not None or _FAILED.search(tail) is not None:
             return StreamFailedError("The worker ended its answer with an error.", code="upstream_error")
         return None if self._is_finished or self._end.search(tail) is not None else UpstreamError(INCOMPLETE)
 
 
 def _error_in(piece: bytes) -> tuple[bytes, LlmuxError] | None:
-    """What comes before a worker's error that is an event of this piece, and that error, for the client's own words."""
+    """If an event of this piece is a worker's error: the part before it, and the error, for the client's own dialect."""
     if b"error" not in piece:
         return None
     for found in _EVENT.finditer(piece):
@@ -103,12 +103,12 @@ def _error_in(piece: bytes) -> tuple[bytes, LlmuxError] | None:
 
 
 def is_reason(finish_reason: str | None) -> bool:
-    """Does a chat's choice say so that it is complete?"""
+    """Does a choice with this `finish_reason` say that it is complete?"""
     return bool(finish_reason) and finish_reason not in _ABORTED
 
 
 def failure(error: object) -> WorkerAnswerError:
-    """What a worker's stream says of its end, as an error answer would."""
+    """An error at the end of a worker's stream, as the error answer that would say the same."""
     code, kind = (error.get("code"), error.get("type")) if isinstance(error, dict) else (None, None)
     status = _STATUSES.get(kind, 500) if isinstance(kind, str) else 500
     status = code if isinstance(code, int) and 400 <= code < 600 else status  # llama.cpp and vLLM put it there

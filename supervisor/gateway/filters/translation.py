@@ -1,11 +1,12 @@
-"""A path that a worker doesn't serve: its requests become canonical, and canonical responses become its own.
+"""Translation of paths that a worker doesn't serve: requests become canonical, and canonical responses become the dialect's.
 
 Canonical is OpenAI's API. A dialect gives a `Translation` for each path that it can map. It is used for the models whose
 workers don't serve the path themselves; for the others, and on every other path, the bytes stay untouched. Errors are not
 translated here: the dialect renders them, see `Dialect.error`.
 
-A `TargetedTranslation` is told which model answers, and when. It is also what a request needs whose path another API has, of
-which workers speak that one: such a request is translated whatever its worker serves, see `Dialect.required_translation`.
+A `TargetedTranslation` depends on the model that answers, or on the times of the request. A request whose path belongs to another
+API, which workers speak, needs one too: it is translated even where its worker serves the path, see
+`Dialect.required_translation`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MOST_SHOWN: Final = 20  # of the fields without effect
 _TEMPLATE: Final = "chat_template_kwargs"
 _EFFORT: Final = "reasoning_effort"  # for models that have levels, whatever switches their reasoning
 _BEYOND: Final = frozenset({"top_k", "min_p", "typical_p", "repetition_penalty", "repeat_last_n"})
-"""Parameters that translations may give beside OpenAI's."""
+"""Parameters beyond OpenAI's that translations may produce."""
 
 
 class StreamTranslation(Protocol):
-    """One stream: pieces of the canonical one in, pieces of the dialect's out."""
+    """Translates one stream: pieces of the canonical stream in, pieces of the dialect's stream out."""
 
     def feed(self, piece: bytes) -> bytes:
         """The output for the next piece, possibly empty. A piece may end anywhere."""
@@ -44,54 +45,54 @@ class StreamTranslation(Protocol):
 
     @property
     def gathered(self) -> int:
-        """About how many bytes of memory it keeps of what came."""
+        """About how many bytes of the stream it keeps in memory."""
 
 
 class AnswerTranslation(Protocol):
-    """How the answers to one request are mapped."""
+    """Translates the answer to one request."""
 
     @property
     def content_type(self) -> bytes:
-        """Of a whole answer."""
+        """The content type of a whole answer."""
 
     @property
     def stream_content_type(self) -> bytes:
-        """Of a stream."""
+        """The content type of a stream."""
 
     @property
     def ignored(self) -> Sequence[str]:
-        """The request's fields that have no effect on the canonical one: the response's `x-llmux-ignored`."""
+        """The request's fields that have no effect on the canonical request: the response's `x-llmux-ignored`."""
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Canonical fields that the client knows by other names → these."""
+        """The canonical names of fields → the client's names for them, where these differ."""
 
     def answer(self, body: bytes) -> bytes:
-        """The dialect's answer, by a whole canonical one. Raises UpstreamError for what is none."""
+        """The dialect's answer for a whole canonical one. Raises UpstreamError for anything but a canonical answer."""
 
     def stream(self) -> StreamTranslation:
-        """For a stream that begins now."""
+        """The translation of a stream that begins now."""
 
 
 class Translation(Protocol):
-    """How one path of a dialect is mapped. Stateless."""
+    """Translates the requests to one path of a dialect. Stateless."""
 
     @property
     def path(self) -> str:
         """The canonical path."""
 
     def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
-        """The canonical request's top-level fields, and what its answers become. Raises InvalidRequestError.
+        """The canonical request's top-level fields, and the translation of its answers. Raises InvalidRequestError.
 
-        `model` names the model in both. Strings may hold marks for what was cut out of a large body: they are passed on
-        as a whole, also within JSON that becomes a string itself. What is joined to a text from behind begins with a line
+        `model` names the model in both requests. Strings may hold marks for parts that were cut out of a large body: the translation
+        copies them as a whole, also within JSON that becomes a string itself. A text that it appends to another begins with a line
         break. A private field (`x_keep_alive_s`) that it adds counts as if the client had sent it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """What a translation may have to know of the model that answers. By itself one of which nothing is known."""
+    """What a translation may need to know about the model that answers. The defaults describe an unknown model."""
 
     name: str = ""  # as the client asked for it
     thinking: Thinking | None = CHAT_TEMPLATE  # how to switch reasoning; None: it can't be
@@ -102,10 +103,10 @@ class TargetModel:
 
 
 class Adapted:
-    """A translation of one request to one model: `chat_template_kwargs.enable_thinking` becomes what it is switched by, and
-    parameters beyond OpenAI's get the names that its worker has for them (`Adapter.decoding`).
+    """A translation of one request to one model.
 
-    `ignored` has what it can't do, by the client's names, once there was a request.
+    `chat_template_kwargs.enable_thinking` becomes the model's own switch, and parameters beyond OpenAI's get the worker's names
+    (`Adapter.decoding`). After a request, `ignored` has the fields that it couldn't map, by the client's names.
     """
 
     def __init__(self, translation: Translation, target: TargetModel) -> None:
@@ -147,24 +148,24 @@ _switch: Final = msgspec.json.Decoder(_Switch).decode
 
 
 class Times(Protocol):
-    """When a request got where, on the clock of `time.monotonic`. It fills up while the request goes its way."""
+    """When a request reached each station, on the clock of `time.monotonic`. Later times are None until then."""
 
     @property
     def arrived_at(self) -> float:
-        """At the daemon."""
+        """When it reached the daemon."""
 
     @property
     def entered_at(self) -> float | None:
-        """At the queue of its model."""
+        """When it reached its model's queue."""
 
     @property
     def admitted_at(self) -> float | None:
-        """At the worker that answers."""
+        """When it reached the worker that answers."""
 
 
 @runtime_checkable
 class TargetedTranslation(Protocol):
-    """How requests to one path are mapped by what is known of their model, or with answers that say how long they took.
+    """Translates requests to one path by facts about their model, or with answers that report how long they took.
 
     Stateless.
     """
@@ -174,12 +175,12 @@ class TargetedTranslation(Protocol):
         """The canonical path."""
 
     def of(self, target: TargetModel, times: Times) -> Translation:
-        """For one request to this model. `times` are read when the answer comes."""
+        """The translation of one request to this model. `times` are read when the answer comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """An `AnswerTranslation` of what another one made of the worker's answer."""
+    """An `AnswerTranslation` of the output of another one, which translates the worker's answer first."""
 
     first: AnswerTranslation
     then: AnswerTranslation
@@ -196,7 +197,7 @@ class Chained:
 
     @property
     def ignored(self) -> Sequence[str]:
-        """Of both, as the client calls them."""
+        """The fields of both, by the client's names."""
         return (*self.then.ignored, *called(self.first.ignored, self.names))
 
     @property
@@ -233,14 +234,14 @@ class _ChainedStream:
 
 
 def called(fields: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
-    """Canonical fields, or parts of them, as a client knows them: see `AnswerTranslation.names`."""
+    """Canonical fields, or parts of them, by the client's names: see `AnswerTranslation.names`."""
     return tuple(names.get(field.partition(".")[0], field) for field in fields)
 
 
 def shown(names: Sequence[str]) -> list[str]:
-    """Fields without effect, as they may be told, each once, and how many more there are.
+    """Names of fields without effect, safe to show, each once; and how many more there are.
 
-    Clients choose the names: only plain characters of some are repeated.
+    Clients choose the names: only plain characters are repeated, and only of some names.
     """
     each = dict.fromkeys(names)
     told = [
@@ -251,12 +252,12 @@ def shown(names: Sequence[str]) -> list[str]:
 
 
 def ignored_header(names: Sequence[str]) -> str:
-    """`x-llmux-ignored`."""
+    """The value of `x-llmux-ignored`."""
     return ", ".join(map(str, shown(names)))
 
 
 class Translate(Filter):
-    """Makes the dialect's answer of a canonical one."""
+    """Turns a canonical answer into the dialect's."""
 
     translates = True
 
@@ -294,7 +295,7 @@ class Translate(Filter):
 
 
 class Repair(Filter):
-    """Puts into an answer what its worker leaves out: see `Dialect.completion`."""
+    """Adds to an answer what its worker leaves out: see `Dialect.completion`."""
 
     def __init__(self, stream: StreamTranslation) -> None:
         self._stream = stream

@@ -1,8 +1,8 @@
-"""Pictures and documents within a conversation that its model can't take, as it can: as text.
+"""Turns pictures and documents in a conversation into text, for a model that takes neither.
 
-Agents read files by a tool, and what they have read stays in the conversation: a picture that a model refuses would be refused
-with every turn to come. So one that isn't the user's last word becomes a short text, and a document becomes its own text.
-Looks at conversations as clients send them, in any API's shape, before they are translated.
+Agents read files with a tool, and the content stays in the conversation: a picture that a model refuses would be refused
+with every later turn. So a picture that isn't in the user's last word becomes a short text, and a document becomes its own text.
+This happens to conversations as clients send them, in any API's shape, before they are translated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from supervisor.errors import InvalidRequestError
 
 Json = dict[str, Any]
 Whole = Callable[[str], Awaitable[str]]
-"""All of a text of which an outline may have a mark alone."""
+"""Returns a whole text, of which the outline may have only a mark."""
 TextOf = Callable[[bytes], Awaitable[str]]
-"""What a PDF says. Raises InvalidRequestError."""
+"""Returns the text of a PDF. Raises InvalidRequestError."""
 
 PICTURES: Final = frozenset({"image_url", "input_image", "image"})
 DOCUMENTS: Final = frozenset({"document", "file", "input_file"})
@@ -31,7 +31,7 @@ _ELSEWHERE: Final = "send the document itself, in base64; llmux opens no address
 
 
 def may_have_any(fields: Fields) -> bool:
-    """Is a request's conversation worth being decoded? Nearly never."""
+    """May a request's conversation contain pictures or documents, so that it must be decoded? Rarely."""
     given = fields.get("messages", fields.get("input"))
     if given is None:
         return False
@@ -46,22 +46,22 @@ class Place:
     content: list[Any]
     index: int
     name: str  # such as `messages[3].content[1]`
-    text_type: str  # of a part that is a text there
-    is_last_word: bool = False  # it is the user's, and nobody has answered it yet
+    text_type: str  # the type of a text part in this place
+    is_last_word: bool = False  # is it in the user's last message, without an answer yet?
 
     @property
     def part(self) -> Json:
-        """As it is."""
+        """The part itself."""
         part: Json = self.content[self.index]
         return part
 
     @property
     def kind(self) -> str:
-        """Its type, which may be anything."""
+        """The part's type, which may be anything."""
         return str(self.part.get("type"))
 
     def say(self, text: str) -> None:
-        """Put a text there."""
+        """Replace the part by a text."""
         self.content[self.index] = {"type": self.text_type, "text": text}
 
 
@@ -90,7 +90,7 @@ def _parts(content: object, name: str, text_type: str) -> Iterator[Place]:
 
 
 def _last_words(messages: Sequence[Any]) -> range:
-    """Where the user has spoken, and nobody has answered. What stands behind a tool's result belongs to that."""
+    """The positions of the user's last messages, without an answer yet; none after a tool's result, to which they belong."""
     end = len(messages)
     while end and _speaker(messages[end - 1]) in ("system", "developer", "reasoning"):
         end -= 1
@@ -101,7 +101,7 @@ def _last_words(messages: Sequence[Any]) -> range:
 
 
 def _speaker(message: object) -> object:
-    """The role of a message; `tool` of a tool's result in any API's shape."""
+    """The role of a message; `tool` for a tool's result in any API's shape."""
     if not isinstance(message, dict):
         return None
     content, kind = message.get("content"), str(message.get("type"))
@@ -112,9 +112,9 @@ def _speaker(message: object) -> object:
 
 
 def without_pictures(messages: Sequence[Any], field: str, refusal: str, *, refused: bool = False) -> list[str]:
-    """Say in place of each picture that there was one. Returns their names; raises InvalidRequestError for the user's last word.
+    """Replace each picture by a text that says so. Returns the pictures' names.
 
-    `refused`: for all of them.
+    Raises InvalidRequestError for a picture in the user's last word; with `refused`, for any picture.
     """
     named: list[str] = []
     for place in places(messages, field):
@@ -142,7 +142,7 @@ def _refuse_last_word(field: str, refusal: str, *, is_last_word: bool) -> None:
 
 @dataclass(slots=True)
 class Document:
-    """One that is to become text: `text`, or what the PDF in `data` says."""
+    """A document to become text: `text`, or the text of the PDF in `data`."""
 
     place: Place
     title: str
@@ -150,14 +150,14 @@ class Document:
     data: bytes | None = None
 
     def read(self, text: str) -> None:
-        """It says this."""
+        """Put the document's text in its place."""
         self.place.say(f"Document: {self.title}\n\n{text or _NO_TEXT}")
 
 
 async def read_documents(messages: Sequence[Any], field: str, whole: Whole, text_of: TextOf) -> bool:
-    """Put their texts in place of all documents. Was there any?
+    """Replace all documents by their texts. Was there any?
 
-    Raises InvalidRequestError for one that can't be read and is the user's last word; of another the conversation says so.
+    Raises InvalidRequestError for an unreadable document in the user's last word; any other becomes a text that says so.
     """
     found = [place for place in places(messages, field) if place.kind in DOCUMENTS]
     for place in found:

@@ -146,7 +146,7 @@ class Reference:
     text: str
 
     def replace(self, kind: str, content: str) -> None:
-        """Put content in its place, in base64, as its API takes it. `kind` is its media type."""
+        """Put content, in base64, in the reference's place, in the shape of its API. `kind` is its media type."""
         if isinstance(self.place, dict) and self.key == self.place.get("type") == "url":  # a source of Anthropic's
             del self.place["url"]
             self.place.update(type="base64", media_type=kind, data=content)
@@ -156,19 +156,19 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class InText(Reference):
-    """A reference within a text, between what begins and ends it."""
+    """A reference within a text, between the texts that mark its beginning and end."""
 
     marks: TextReferences
 
     def replace(self, kind: str, content: str) -> None:
-        """As above; the rest of the text stays."""
+        """As `Reference.replace`; the rest of the text stays."""
         begin, end = self.marks.begin, self.marks.end
         old, new = f"{begin}{self.text}{end}", f"{begin}data:{kind};base64,{content}{end}"
         self.place[self.index] = self.place[self.index].replace(old, new)
 
 
 class Texts:
-    """All texts of a JSON request, for a worker that takes some for references."""
+    """All texts of a JSON request, for a worker that takes some of them for references."""
 
     def __init__(self, marks: TextReferences) -> None:
         self._marks = marks
@@ -208,9 +208,9 @@ class Texts:
                     yield None
 
     def found(self, field: str, place: Any, index: Any, key: str, text: str) -> Iterator[InText | None]:
-        """The references in a text, all of it, that are not content itself. Call it for each in turn.
+        """The references in a whole text that are not content themselves. Call it for each text in turn.
 
-        Raises InvalidRequestError for half a one, which another text could complete.
+        Raises InvalidRequestError for half a reference, which another text could complete.
         """
         begin, end = self._marks.begin, self._marks.end
         if text.startswith("data:") and means_loading(key):  # the worker puts the marks around it
@@ -245,9 +245,9 @@ def references(
 ) -> Iterator[Reference | None]:
     """Look at a JSON request in slices: each None means that other tasks may run now.
 
-    `fields` are its top-level fields, `value` decodes one of them; those that had to be are put into `decoded`, where they
-    may be changed. Adds the `type` of every part to `types`. Raises what `value` does, and InvalidRequestError for a key that
-    stands twice in one object.
+    `fields` are its top-level fields, `value` decodes one of them; decoded fields are put into `decoded`, where they may be
+    changed. Adds the `type` of every part to `types`. Raises InvalidRequestError for a key that stands twice in one object, and
+    the errors of `value`.
     """
     values: list[tuple[str, str, bool, Any]] = []  # its field, its key, whether that means loading, itself
     for key, raw in fields.items():
@@ -295,7 +295,7 @@ def references(
 
 
 def is_text(messages: msgspec.Raw) -> bool:
-    """Most prompts are text only; decoding them into just that type proves it quickly."""
+    """Is a prompt text only? Most are; decoding it into just that type proves it quickly."""
     texts = _texts_of(messages)
     return texts is not None and _is_as_long(texts, messages)
 
@@ -308,7 +308,7 @@ def _texts_of(messages: msgspec.Raw) -> list[_Message] | None:
 
 
 def _is_as_long(texts: list[_Message], messages: msgspec.Raw) -> bool:
-    """Encoded again they are as long, but for blanks, unless a key stood there twice: no JSON of the same texts is shorter."""
+    """Is the encoded value as long as `raw` without blanks? If not, a key stood twice: no JSON of the same texts is shorter."""
     length = len(_encode(texts))
     return length == len(messages) or length == len(msgspec.json.format(messages, indent=-1))
 
@@ -327,13 +327,13 @@ def refuse_duplicates(field: str, raw: msgspec.Raw, value: Any) -> None:
 
 
 def _items(key: str, items: list[Any], *, is_loaded: bool) -> Iterator[_Inside]:
-    """What `key`, that of the list, means holds for its items."""
+    """The items of a list. The meaning of the list's `key` holds for them."""
     for index, item in enumerate(items):
         yield index, key, is_loaded, item
 
 
 def _entries(name: str, part: dict[str, Any]) -> Iterator[_Inside]:
-    """The values of an object that matter. `name` is its own key."""
+    """The values of an object that may matter. `name` is its own key."""
     kind = part.get("type")
     if not part.keys() <= _USUAL and any(key.casefold() == "type" != key for key in part):
         kind = None  # whoever reads without case takes either
@@ -345,19 +345,19 @@ def _entries(name: str, part: dict[str, Any]) -> Iterator[_Inside]:
 
 
 def _only_says(name: str, kind: object, key: str) -> bool:
-    """An address or a text stands there to be read: a search result's `url`, a text document's `data`."""
+    """Is an address or a text only there to be read: a search result's `url`, a text document's `data`?"""
     if not isinstance(kind, str) or key not in _SAID:
         return False
     return _SAID[key].fullmatch(kind) is not None or (name == "source" and kind == "text" and key == "data")
 
 
 def means_loading(key: str) -> bool:
-    """Would a worker load something by this key's value?"""
+    """Would a worker load something by the value of this key?"""
     return _LOADED.fullmatch(key[-_LONGEST_KEY:]) is not None
 
 
 def is_content(key: str, text: str) -> bool:
-    """Is this content itself, a `data:` URL or base64, and no reference to it? `key` means loading."""
+    """Is this value content itself, a `data:` URL or base64, instead of a reference? Its `key` means loading."""
     if text[:64].lstrip()[:5].lower() == "data:":
         return True
     if _BASE64.fullmatch(text) is None:  # a parser of URLs passes over tabs and the like in `ht\tp:`
@@ -370,7 +370,7 @@ def is_content(key: str, text: str) -> bool:
 
 
 def refusal(key: str, text: str, otherwise: str = "") -> InvalidRequestError:
-    """The error for a reference of a kind that is never loaded, or where none is. `otherwise`: what else may help."""
+    """The error for a reference of a kind that is never loaded, or anywhere while loading is off. `otherwise`: another remedy."""
     scheme = _SCHEME.match(text)
     what = f"a {scheme[1][:10]}: address" if scheme is not None else "something"
     return InvalidRequestError(

@@ -1,6 +1,6 @@
-"""Where a prompt's media may come from: the addresses that the configuration allows, read strictly.
+"""Addresses from which a prompt's media may come: the addresses that the configuration allows, read strictly.
 
-What is asked for is always put together from what was understood here, so nobody can read an address in another way.
+The address that llmux requests is always rebuilt from the parts that it read, so no other program can read it differently.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """As a Host header has it."""
+        """The authority, in the form of a Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == HTTPS_PORT else f"{host}:{self.port}"
 
     def redirected(self, location: str) -> Address | None:
-        """Where this Location leads from here; None where that is no address that may be asked."""
+        """The address that this Location leads to from here; None for an address that may not be requested."""
         try:
             return read_address(urljoin(f"https://{self.authority}{self.target}", location))
         except ValueError:
@@ -64,7 +64,7 @@ class Address:
 
 
 def read_address(text: str) -> Address | None:
-    """An https address; None for anything else: users and passwords, other ways to write an IP address, names not in ASCII."""
+    """An https address; None for anything else: users and passwords, unusual forms of an IP address, names not in ASCII."""
     found = _HTTPS.fullmatch(text) if len(text) <= LONGEST else None
     if found is None:
         return None
@@ -86,7 +86,7 @@ def read_file_address(text: str) -> Path | None:
 
 
 class Allowlist:
-    """The hosts of the configuration."""
+    """The hosts that the configuration allows."""
 
     def __init__(self, hosts: Iterable[str]) -> None:
         self._listed = set[tuple[str, int]]()
@@ -98,7 +98,7 @@ class Allowlist:
         return bool(self._listed)
 
     def allows(self, address: Address) -> bool:
-        """May this be asked? An IP address only where it is listed itself."""
+        """May this address be requested? An IP address only if it is listed itself."""
         if (address.host, address.port) in self._listed:
             return True
         if is_literal(address.host):
@@ -109,12 +109,12 @@ class Allowlist:
 
 
 def is_literal(host: str) -> bool:
-    """Is this host of an `Address` an IP address?"""
+    """Is the host of an `Address` an IP address?"""
     return ":" in host or _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
 
 
 def is_public(address: str) -> bool:
-    """Is this IP address one of the internet's, that leads to one machine and to no other address?"""
+    """Is this a public IP address that leads to one machine, and contains no other address?"""
     found = ip_address(address)
     if isinstance(found, IPv6Address) and found not in _PUBLIC_V6:
         return False
@@ -122,7 +122,7 @@ def is_public(address: str) -> bool:
 
 
 def _host(text: str) -> str | None:
-    """A host as it is compared; None for one that can't be asked."""
+    """A host in the form in which hosts are compared; None for one that can't be requested."""
     try:
         if text.startswith("["):
             return str(IPv6Address(text[1:-1]))

@@ -1,11 +1,11 @@
 """Loads the media that prompts refer to, so that workers get the content itself.
 
-Only what the configuration allows, and that strictly: https to a listed host, whose name is resolved once and must lead to
-public addresses alone; the connection goes to one of exactly these. A redirect is a new address to be checked. What comes must
-be a picture, a sound or a video, by what it is declared to be and by how it begins. All of a request together has a limit of
-references, bytes and seconds, and the daemon one of loads at once, of which a request has a quarter. `io.media` does the asking.
+Only what the configuration allows is loaded. An https address must have a listed host, whose name is resolved once and must lead
+to public addresses alone; the connection goes to one of exactly these. A redirect is a new address to be checked. The content
+must be a picture, a sound or a video, by its declared type and by its first bytes. References, bytes and seconds are limited for
+each request, and loads at once for the daemon; one request may use a quarter of them. `io.media` sends the requests.
 
-Nothing is loaded before the request is known to be one that its model takes. It holds no place at a worker meanwhile.
+Nothing is loaded before llmux knows that the model takes the request. The request holds no place at a worker meanwhile.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CONFIGURED: Final = ", or let the operator allow it in server.media"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A reference that may be loaded, and where from."""
+    """A reference that may be loaded, and its source."""
 
     reference: Reference
     source: Address | Path
@@ -56,14 +56,14 @@ class Wanted:
 
 @dataclass(slots=True)
 class Content:
-    """What came: its media type, and itself in base64."""
+    """Loaded content: its media type, and itself in base64."""
 
     type: str = ""
     base64: bytearray = field(default_factory=bytearray)
 
 
 class MediaLoader:
-    """What is common to all requests."""
+    """The state that all requests share."""
 
     def __init__(self, config: MediaConfig | None, bodies: BodyBudget, source: MediaSource | None = None) -> None:
         self.config = MediaConfig() if config is None else config
@@ -75,12 +75,12 @@ class MediaLoader:
         self.idle = Loading(self)  # everybody's where nothing is ever loaded
 
     def loading(self) -> Loading:
-        """For one request."""
+        """The loading of one request."""
         return Loading(self) if self.is_on else self.idle
 
 
 class Loading:
-    """One request's media, loaded once, whoever is asked in turn."""
+    """One request's media. Each is loaded once, even if several candidates get it in turn."""
 
     def __init__(self, loader: MediaLoader) -> None:
         self._loader = loader
@@ -98,7 +98,7 @@ class Loading:
         return self._loader.is_on
 
     def wanted(self, reference: Reference, text: str, before: int) -> Wanted:
-        """A reference as something to load, if it may be. `text` is all of it, `before` the number of others.
+        """A reference as something to load, if that is allowed. `text` is the whole reference; `before` is the number of others.
 
         Raises InvalidRequestError.
         """
@@ -126,7 +126,7 @@ class Loading:
         return Wanted(reference, source)
 
     async def load(self, wanted: Sequence[Wanted]) -> Mapping[Address | Path, Content]:
-        """The contents of all of these, by their sources. Raises InvalidRequestError, UnavailableError."""
+        """The contents of all these references, by their sources. Raises InvalidRequestError, UnavailableError."""
         if self._failed is not None:  # when somebody else was asked
             message, code, param = self._failed
             raise InvalidRequestError(message, code=code, param=param)
@@ -191,7 +191,7 @@ class Loading:
         raise _unreachable(reference, f"There are more than {REDIRECTS} redirects")
 
     async def _addresses(self, address: Address, reference: Reference) -> Sequence[str]:
-        """The IP addresses that may be asked. Raises OSError, InvalidRequestError."""
+        """The IP addresses that may be connected to. Raises OSError, InvalidRequestError."""
         if is_literal(address.host):
             return [address.host]  # which is listed
         try:
@@ -215,7 +215,7 @@ class Loading:
     async def _content(
         self, pieces: AsyncIterator[bytes], declared: str | None, reference: Reference, times: int
     ) -> Content:
-        """`times`: so often each byte counts, which is how often it stands in the request, or 0 for what has been counted."""
+        """The content in these pieces. `times`: how often the request contains it, so how often a byte counts; 0: already counted."""
         content, rest = Content(), b""
         async for piece in pieces:
             self._count(len(piece) * times, reference)
@@ -231,7 +231,7 @@ class Loading:
         return content
 
     def _count(self, size: int, reference: Reference) -> None:
-        """So many bytes more. Raises InvalidRequestError, UnavailableError."""
+        """Count more bytes. Raises InvalidRequestError, UnavailableError."""
         self._size += size
         if self._size > self._limit:
             raise self._too_large(reference)
@@ -250,7 +250,7 @@ class Loading:
 
 
 NOTHING: Final = MediaLoader(None, BodyBudget()).loading()
-"""For a request whose media are in it, all of them."""
+"""The loading of a request that contains all of its media itself."""
 
 
 def _type(declared: str | None, head: bytes, reference: Reference) -> str:

@@ -1,11 +1,11 @@
-"""What kind of picture, sound or video some bytes begin."""
+"""Recognises pictures, sounds and videos by their first bytes."""
 
 from __future__ import annotations
 
 from typing import Final
 
 HEAD: Final = 16
-"""So many bytes tell it."""
+"""The number of first bytes that is enough."""
 
 _STARTS: Final = (
     (b"\x89PNG\r\n\x1a\n", ("image/png",)),
@@ -30,7 +30,7 @@ _BRANDS: Final = {
 
 
 def media_types(head: bytes) -> tuple[str, ...]:
-    """What content that begins so can be, the likeliest first; empty: nothing that is known here."""
+    """The possible types of content with these first bytes, the likeliest first; none if they are unknown."""
     if head[:4] == b"RIFF":
         return _RIFF.get(head[8:12], ())
     if head[4:8] == b"ftyp":
@@ -45,9 +45,9 @@ def media_types(head: bytes) -> tuple[str, ...]:
 
 
 def agreed_type(declared: str | None, head: bytes) -> str | None:
-    """The type of content that begins so and is declared as this; None: it is no medium, or another one.
+    """The type of content with these first bytes, if it agrees with the declared type; else None.
 
-    `declared` None: nothing is. The subtype is the content's own: many declare a wrong one.
+    `declared` None: no type is declared. Only the main type must agree: many declare a wrong subtype, and the content's own counts.
     """
     for found in media_types(head):
         if declared is None or found.partition("/")[0] == declared.partition("/")[0].strip().lower():

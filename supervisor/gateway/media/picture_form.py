@@ -1,4 +1,4 @@
-"""Pictures within a JSON body that its worker can't open, found by how their base64 begins, whatever the client calls them."""
+"""Finds pictures that a worker can't open in a JSON body: by how their base64 begins, whatever the client calls them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AVIF: Final = "avif"
 BLANK: Final = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAGElEQVR42mNsYMAPmBhGFYwqGFUwQhUAAJe+AMD8WknZAAAAAElFTkSuQmCC"
 )
-"""A gray picture, in place of one that can't be opened and that the conversation has left behind."""
+"""A gray picture, for an earlier turn's picture that can't be opened."""
 _HINTS: Final = (b"UklGR", b"Z0eXB")  # RIFF, and the `ftyp` of ISO's media files
 _BEGIN: Final = re.compile(rb'(?<=[",])(?:UklGR.{6}XRUJQ|AAAA..Z0eXB.)[A-Za-z0-9+/]*(?:\\[/nr][A-Za-z0-9+/]*)*={0,2}')
 _ESCAPED: Final = re.compile(rb"\\[nr]?")  # some escape each slash, and some break lines
@@ -28,7 +28,7 @@ _BRANDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where its base64 is, and itself."""
+    """A picture, and where its base64 stands."""
 
     begin: int
     end: int
@@ -36,7 +36,7 @@ class Found:
 
 
 def unreadable(body: bytes | bytearray, forms: frozenset[str]) -> list[Found]:
-    """The pictures of these forms."""
+    """The pictures in these forms."""
     if not any(hint in body for hint in _HINTS):
         return []
     found: list[Found] = []
@@ -54,7 +54,7 @@ def unreadable(body: bytes | bytearray, forms: frozenset[str]) -> list[Found]:
 
 
 def replaced(body: bytes | bytearray, found: Sequence[Found], by: Sequence[bytes]) -> bytes:
-    """The body with these pictures instead."""
+    """The body with other pictures in place of these."""
     parts: list[bytes] = []
     at = 0
     for place, data in zip(found, by, strict=True):
@@ -64,5 +64,5 @@ def replaced(body: bytes | bytearray, found: Sequence[Found], by: Sequence[bytes
 
 
 def is_earlier(body: bytes | bytearray, found: Found) -> bool:
-    """Has the model answered since?"""
+    """Has the model answered since this picture?"""
     return body.rfind(b'"assistant"') > found.begin

@@ -1,7 +1,7 @@
-"""Chats with workers that only complete texts, whose prompts are written here; a chat is made of the answer.
+"""Chats with workers that only complete texts: llmux writes the prompt and turns the completion into a chat's answer.
 
-A model's `prompt_format` says how. Its requests come here as chat completions, whatever API the client speaks, after the
-model's parameters were put in; `conversation` reads the messages, `formats` writes the prompt, `answer` maps what comes back.
+A model's `prompt_format` says how. Its requests arrive here as chat completions, whatever API the client speaks, after the
+model's parameters were added; `conversation` reads the messages, `formats` writes the prompt, `answer` translates the answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLACELESS: Final[dict[str, tuple[object, ...]]] = {
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
 }
-"""Fields of chats that completions can't have → the values that ask for nothing."""
+"""Fields of chats that completions don't have → the values that change nothing."""
 
 _EFFECTLESS: Final = ("parallel_tool_calls", "verbosity", "reasoning_format", "prediction")
 _READ: Final = ("messages", "chat_template_kwargs", "reasoning_effort", "max_completion_tokens", "stop")
@@ -45,7 +45,7 @@ _SHOWN: Final = ("<|channel>", "<channel|>")
 
 
 class Completions:
-    """The `Translation` of chats with one model, which `name` calls."""
+    """The `Translation` of chats with the model `name`."""
 
     path: Final = COMPLETIONS
 
@@ -94,7 +94,7 @@ class Completions:
                 raise InvalidRequestError(message, param=name, code="unsupported_parameter")
 
     def _thinks(self, fields: Fields, ignored: list[str]) -> bool:
-        """Whether the model is to think first. What has no effect is added to `ignored`."""
+        """Should the model think first? Fields without effect are added to `ignored`."""
         arguments = _value(fields, "chat_template_kwargs") or {}
         if not isinstance(arguments, dict):
             raise InvalidRequestError('"chat_template_kwargs" must be an object.', param="chat_template_kwargs")
@@ -111,7 +111,7 @@ class Completions:
         return bool(wanted)
 
     def _stop(self, fields: Fields) -> Fields:
-        """The format's strings, and those of the request."""
+        """The stop strings of the format and of the request."""
         asked = _value(fields, "stop")
         stop = [asked] if isinstance(asked, str) else asked or []
         if not (isinstance(stop, list) and all(isinstance(text, str) for text in stop)):

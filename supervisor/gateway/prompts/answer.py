@@ -1,4 +1,4 @@
-"""Completions of texts as chat completions, whole or streamed. Whatever else a worker tells stays in them."""
+"""Turns completions of texts into chat completions, whole or streamed. All other fields of the worker's stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 class Thoughts:
-    """Tells a model's thoughts from its answer, as the text comes. `marks` None: there are none."""
+    """Separates a model's thoughts from its answer, as the text comes. `marks` None: there are no thoughts."""
 
     def __init__(self, marks: tuple[str, str] | None) -> None:
         self._opening, self._closing = marks or ("", "")
@@ -34,7 +34,7 @@ class Thoughts:
         self._rest = ""  # may be the beginning of a mark
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What is thought of it, and what is answered; both without a mark that may have begun."""
+        """The next piece's share of the thought and of the answer, both without a mark that may have begun."""
         text, thought = self._rest + text, ""
         self._rest = ""
         if self._at == "start":  # with a thought, if there is one
@@ -57,19 +57,19 @@ class Thoughts:
         return thought, text
 
     def end(self) -> tuple[str, str]:
-        """What was held back."""
+        """The rest of both, which was held back."""
         rest, self._rest = self._rest, ""
         return (rest, "") if self._at == "thought" else ("", rest)
 
 
 def _begun(text: str, mark: str) -> int:
-    """How much of the end of `text` may be the beginning of `mark`."""
+    """How many characters at the end of `text` may be the beginning of `mark`."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """The `AnswerTranslation` of one request. `thinking`: the format whose thoughts come first; None: none come."""
+    """The `AnswerTranslation` of one request. `thinking`: the format whose thoughts come first; None: no thoughts come."""
 
     ignored: Sequence[str]
     thinking: PromptFormat | None
@@ -91,7 +91,7 @@ class Chats:
         return Events(self)
 
     def thoughts(self) -> Thoughts:
-        """For one answer."""
+        """The separator for one answer."""
         return Thoughts(None if self.thinking is None else _MARKS[self.thinking.name])
 
     def _chat(self, choice: Json) -> Json:
@@ -104,7 +104,7 @@ class Chats:
 
 
 class Events(FrameStream):
-    """One stream."""
+    """The translation of one stream."""
 
     def __init__(self, chats: Chats) -> None:
         super().__init__()

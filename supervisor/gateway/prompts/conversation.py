@@ -1,4 +1,4 @@
-"""The messages of a chat completion, as a prompt format needs them: texts by whom they are."""
+"""The messages of a chat completion in the form that prompt formats need: texts, each with its role."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LANGUAGES: Final = ("source_lang_code", "target_lang_code")
 
 @dataclass(slots=True)
 class Turn:
-    """One message. `languages`: the codes that a text for translation came with."""
+    """One message. `languages`: the language codes of a text to translate."""
 
     role: Role
     text: str
@@ -34,12 +34,12 @@ class Turn:
 
 
 def system_of(turns: Sequence[Turn]) -> str:
-    """All that the system says, for formats where it can speak only once."""
+    """The texts of all system messages, for formats with one place for them."""
     return "\n\n".join(turn.text for turn in turns if turn.role == "system")
 
 
 class Conversation:
-    """`turns` of the messages `raw`. Raises InvalidRequestError for what is no text, by what `model` can't be asked."""
+    """The `turns` of the messages `raw`. Raises InvalidRequestError for messages without text, which `model` can't read."""
 
     def __init__(self, raw: msgspec.Raw | None, model: str) -> None:
         self.turns: list[Turn] = []

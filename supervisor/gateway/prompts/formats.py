@@ -1,7 +1,7 @@
-"""Conversations as the prompts that models were trained with: exactly what their own chat templates make of them.
+"""Conversations as the prompts that models were trained with: exactly the output of their own chat templates.
 
 No prompt begins with the token that begins a text (`<s>`, `<bos>`): workers put that before every text that they complete.
-Templates trim some texts. Of a very large one, whose middle isn't here, the end stays as it came.
+Templates trim some texts. A very large text, whose middle is missing here, keeps its end untrimmed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from supervisor.gateway.prompts.conversation import Turn, system_of
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A conversation that needs a prompt. `thinks`: the model is to think first; `model`: its name, for errors."""
+    """A conversation that needs a prompt. `thinks`: the model should think first; `model`: its name, for errors."""
 
     turns: Sequence[Turn]
     thinks: bool
@@ -102,7 +102,7 @@ def _gemma4(said: Said) -> str:
 
 
 def _translategemma(said: Said) -> str:
-    """One text, from a language into another. Where the first isn't known, the model is told to find it out."""
+    """One text, from one language into another. If the source is unknown, the prompt asks the model to detect it."""
     turns, name = said.turns, said.model
     if [turn.role for turn in turns] != ["user"]:
         what = "leave instructions out" if turns[0].role == "system" else "send one message, of the user"
@@ -164,7 +164,7 @@ def _without_channels(text: str) -> str:
 
 
 def _language(code: str, field: str) -> tuple[str, str]:
-    """As the template writes it, and its name. Raises InvalidRequestError."""
+    """The code in the template's form, and the language's name. Raises InvalidRequestError."""
     written = code.replace("_", "-")
     name = LANGUAGES.get(written.partition("-")[0].lower())
     if name is None or not written.replace("-", "").isalnum() or len(written) > 20:

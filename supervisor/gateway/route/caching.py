@@ -1,11 +1,12 @@
-"""Caches of prompts: what a request says about them, and what an operator has flushed.
+"""Prompt caches: how a request directs them, and what an operator has flushed.
 
-`X-Cache-Mode` is `prefix` (use and keep prompts), `none` (use nothing that others left) or `auto` (as the worker does).
-`X-Cache-Tag` keeps a request to what others with the same tag, and of the same tenant, have left.
+`X-Cache-Mode` is `prefix` (use and keep prompts), `none` (use no prompt of others) or `auto` (as the worker does).
+`X-Cache-Tag` limits a request to the prompts of others with the same tag and tenant.
 
-Runtimes differ in what a request can say (`runtimes.prompt_cache`): whether kept prompts are used, or a *salt*, a text that
-only requests share which may use each other's prompts. A flush of such a worker gives new salts: what it had kept for the
-flushed requests is never found again. What can't be said to a worker has no effect and is named in `x-llmux-ignored`.
+Runtimes differ in what a request can direct (`runtimes.prompt_cache`): whether cached prompts are used, or a *salt*: only
+requests with the same salt may use each other's prompts. A flush of such a worker changes the salts: prompts that it had cached
+for the flushed requests are never found again. A directive that a worker can't follow has no effect and is named in
+`x-llmux-ignored`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ MODE_HEADER: Final = "X-Cache-Mode"
 TAG_HEADER: Final = "X-Cache-Tag"
 HEADERS: Final = {CACHE_MODE: MODE_HEADER, CACHE_TAG: TAG_HEADER}
 _OTHERS: Final = frozenset({PRIORITY, TENANT})
-"""A runner's client sends them, and looks for what is said of caches in the answer."""
+"""Headers of a runner's client, which looks for headers about caches in the answer."""
 TAG_LIMIT: Final = 64
 MOST_FLUSHED: Final = 4096
-"""So many flushed models, tenants and tags are kept apart."""
+"""How many flushed models, tenants and tags have salts of their own."""
 
 Mode = Literal["prefix", "none", "auto"]
 Kind = Literal["all", "model", "tenant", "tag"]
@@ -44,14 +45,14 @@ _MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 @dataclass(frozen=True, slots=True)
 class CacheDirective:
-    """What a request's headers say."""
+    """A request's headers about caches."""
 
     mode: Mode = "auto"
     tag: str = ""
 
 
 def wish_of(headers: Headers) -> CacheDirective | None:
-    """None where they say nothing, and have none of a runner's other headers either. Raises InvalidRequestError."""
+    """The request's directive; None if it has neither these headers nor any other of a runner's. Raises InvalidRequestError."""
     found: dict[str, str] = {}
     is_runners = False
     for name, value in headers:
@@ -77,7 +78,7 @@ def _wish(mode: str, tag: str) -> CacheDirective:
 
 
 def check_tag(tag: str, field: str) -> None:
-    """Raises InvalidRequestError for what is no tag."""
+    """Raises InvalidRequestError for an invalid tag."""
     if len(tag) > TAG_LIMIT or not tag.isprintable():
         raise InvalidRequestError(
             f"{field} must be a text of at most {TAG_LIMIT} characters that can be printed.",
@@ -88,7 +89,7 @@ def check_tag(tag: str, field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CacheFields:
-    """What a worker is told, and the headers that it can't be told."""
+    """The fields that direct a worker's cache, and the headers that the worker can't follow."""
 
     fields: dict[str, JsonValue] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -99,7 +100,7 @@ NO_FIELDS: Final = CacheFields()
 
 
 class Salts:
-    """What was flushed. Use from the event loop's thread."""
+    """The salts that flushes have changed. Use from the event loop's thread."""
 
     def __init__(self) -> None:
         self.are_any = False  # was anything flushed?
@@ -107,7 +108,7 @@ class Salts:
         self._store: Store | None = None
 
     def restore(self, store: Store) -> None:
-        """Go on with what is kept there: workers may outlive a daemon that is upgraded. Call it once, before any request."""
+        """Load earlier flushes from `store`: workers may outlive a daemon that is upgraded. Call it once, before any request."""
         self._store = store
         for key, salt in store.items(_COLLECTION).items():
             kind, _, name = key.partition(":")
@@ -116,7 +117,7 @@ class Salts:
         self.are_any = bool(self._flushed)
 
     async def rotate(self, kind: Kind, name: str = "") -> None:
-        """From now on requests of this model, tenant or tag find nothing that is kept of earlier ones. Returns when it is saved."""
+        """Flush: later requests of this model, tenant or tag find no prompts of earlier ones. Returns once that is saved."""
         changed: dict[Entry, JsonValue] = {}
         if len(self._flushed) >= MOST_FLUSHED:
             changed = {(_COLLECTION, ":".join(each)): None for each in self._flushed}
@@ -133,7 +134,7 @@ class Salts:
             log.warning("cache.flush_not_saved", reason=error.message)
 
     def of(self, model: ModelId, tenant: str, tag: str, theirs: bytes | None) -> str | None:
-        """The salt of a request; None: it needs none. `theirs`: what it sends itself, as JSON."""
+        """A request's salt; None: it needs none. `theirs`: its own salt, as JSON."""
         if not tag and not self.are_any:
             return None
         asked = (("all", ""), ("model", model), ("tenant", tenant), ("tag", tag))
@@ -153,7 +154,7 @@ class Salts:
         tenant: str,
         theirs: bytes | None,
     ) -> CacheFields:
-        """For a request to the worker's `path`. `cache`: what the model's runtime says."""
+        """The fields for a request to the worker's `path`. `cache`: the abilities of the model's runtime."""
         mode, tag = ("auto", "") if wish is None else (wish.mode, wish.tag)
         controls = cache if cache is not None and path in cache.paths else None
         nothing_kept = cache is not None and not cache.is_kept

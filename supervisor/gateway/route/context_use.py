@@ -1,7 +1,7 @@
-"""How much of a context that a worker's requests share a request will need, by what its model's requests lately took.
+"""Estimates how much of a context that a worker's requests share a request will need, by the model's recent requests.
 
-Nobody is asked: the bytes of a prompt tell how many tokens it has at most, as far as the model's last prompts go. An answer
-has no more than its request allows, and is expected to be as long as nine of ten were. Memory is bounded; a restart forgets.
+No worker is asked: the bytes of a prompt bound its tokens, as far as the model's last prompts show. An answer has at most the
+tokens that its request allows, and is expected to be as long as nine of ten were. Memory is bounded; a restart forgets.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from supervisor.gateway.request import Request
 from supervisor.io.request_buffer import RequestBuffer
 
 KEPT: Final = 64
-"""Requests of one model."""
+"""How many requests of one model are remembered."""
 UNKNOWN: Final = 2.0
-"""Bytes of a token of text that nobody knows anything of: few, so that the first requests wait rather than fail."""
+"""Bytes of a token of a model without earlier requests: few, so that the first requests wait rather than fail."""
 USUAL: Final = 512
-"""Tokens of an answer of a model that has given none."""
+"""Expected tokens of an answer of a model without earlier answers."""
 PICTURE: Final = 1024
 """Tokens of a picture."""
 _LEAST: Final = 128  # tokens of a prompt that tells how long they are: of a short one most is its frame
@@ -27,14 +27,14 @@ _SHORT: Final = 256  # bytes of what is none
 
 
 class ContextUse:
-    """Of all models whose requests share a context. Use from the event loop's thread."""
+    """The recent requests of all models whose requests share a context. Use from the event loop's thread."""
 
     def __init__(self) -> None:
         self._prompts: dict[ModelId, deque[float]] = {}  # bytes of each token
         self._answers: dict[ModelId, deque[int]] = {}  # tokens
 
     def observe(self, request: Request) -> None:
-        """A request ended. See `InFlight.observers`."""
+        """Add a request that ended. See `InFlight.observers`."""
         text_bytes = request.attempt.text_bytes
         if not text_bytes or request.attempt.ticket is None:
             return
@@ -49,7 +49,7 @@ class ContextUse:
     def needed(
         self, model: ModelId, shared: int, text_bytes: int, pictures: int, most: int | None, answers: int = 1
     ) -> int:
-        """The tokens that a request will need of a context of `shared`, with all of its `answers` if these may have `most`."""
+        """The tokens that a request with this many `answers`, of at most `most` tokens each, will need of a context of `shared`."""
         prompt = int(text_bytes / min(self._prompts.get(model, ()), default=UNKNOWN)) + pictures * PICTURE
         known = sorted(self._answers.get(model, ()))
         usual = known[len(known) * 9 // 10] if known else USUAL
@@ -57,7 +57,7 @@ class ContextUse:
 
 
 def measured(body: RequestBuffer) -> tuple[int, int]:
-    """The bytes of a request's text, and how many pictures and recordings it has besides."""
+    """The bytes of a request's text, and the number of its pictures and recordings."""
     data, text_bytes, pictures = body.data or b"", body.size, 0
     for begin in _CONTENT:
         at = data.find(begin)

@@ -1,8 +1,8 @@
-"""A request's way down its task's ladder: who is asked first, who next when one can't answer, and what the client is told.
+"""A request's way down its task's ladder: which candidate it asks first, which next, and what its client is told.
 
-`core.ladder` chooses. Another candidate is asked only where the first has answered nothing yet and never will: it can't be
-loaded, its queue is full or too slow for the request, its worker can't be reached, or the prompt is too long for it. Whatever
-else went wrong may have come of the request itself, or has cost its time already, and ends it as it would without a task.
+`core.ladder` chooses. Another candidate is asked only where the one before has answered nothing and never will: it can't be
+loaded, its queue is full or too slow for the request, its worker can't be reached, or the prompt is too long for it. Any other
+error may be the request's own fault, or has cost its time already: it ends the request as it would without a task.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WARM: Final = "warm"
 
 
 def rungs(task: Task, engine: Engine) -> tuple[Rung, ...]:
-    """The task's candidates as they are now."""
+    """The current state of the task's candidates."""
     return tuple(_rung(candidate, engine) for candidate in task.candidates)
 
 
@@ -58,12 +58,12 @@ def _rung(candidate: Route, engine: Engine) -> Rung:
 
 
 def first_reason(at: int) -> Literal["primary", "warm"]:
-    """Why a request is to go to the candidate at this position first."""
+    """Why the candidate at this position is asked first."""
     return _PRIMARY if at == 0 else _WARM
 
 
 class Ladder:
-    """One request's way. `first` gives the first to ask, and `after` an error the next."""
+    """One request's way. `first` is its first attempt, `after` an error the next one."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Ladder:
         *,
         allow_cloud_fallback: bool,
     ) -> None:
-        """`build`: what is sent to a candidate. It raises InvalidRequestError or ForbiddenError for one that can't get it."""
+        """`build` makes the attempt for a candidate. It raises InvalidRequestError or ForbiddenError if the candidate can't be asked."""
         self.task = task
         self._engine = engine
         self._build = build
@@ -84,11 +84,11 @@ class Ladder:
 
     @property
     def headers(self) -> Headers:
-        """What a response of the current candidate carries."""
+        """Headers of a response by the current candidate."""
         return [(b"x-llmux-model", _header(self._current)), (b"x-llmux-reason", _header(self._reason))]
 
     async def first(self) -> Attempt:
-        """The first to ask. Raises the last candidate's error where the request can go to none."""
+        """The first attempt. Raises the last candidate's error where no candidate can be asked."""
         route = self._next()
         while True:
             assert route is not None, "a ladder is never empty"
@@ -100,9 +100,9 @@ class Ladder:
                     raise
 
     async def after(self, error: LlmuxError) -> Attempt | None:
-        """The next to ask, after one that ended with `error` before any of its answer was sent. None: there is none.
+        """The next attempt, after one that ended with `error` before any of its answer was sent. None: there is none.
 
-        The error then tells what became of the others, too.
+        The error then mentions what happened to the other candidates, too.
         """
         if not (error.code in FALLS_BACK or isinstance(error, UnreachableError) or is_overflow(error)):
             return None
@@ -115,12 +115,12 @@ class Ladder:
         return None
 
     def has_another(self, fits: Callable[[ModelId], bool]) -> bool:
-        """Is there one that fits among those who were not asked yet?"""
+        """Is there a candidate that fits and hasn't been asked yet?"""
         others = (each for at, each in enumerate(self.task.candidates) if at not in self._tried)
         return any(fits(each.model.id) for each in others)
 
     def _next(self) -> Route | None:
-        """Whom to ask now, of those who were not asked yet."""
+        """The candidate to ask now, among those that haven't been asked yet."""
         at = choose(
             rungs(self.task, self._engine),
             pin_primary=self.task.config.pin_primary,
@@ -135,7 +135,7 @@ class Ladder:
         return self.task.candidates[at]
 
     def _after(self, error: LlmuxError) -> Route | None:
-        """The next one, and why."""
+        """The candidate after this error; notes the reason for it."""
         before = self._current
         error.detail = (*error.detail, *self._failed)
         self._failed.append(f"{before}: {error.code}: {error.message}")
@@ -147,5 +147,5 @@ class Ladder:
 
 
 def _header(text: str) -> bytes:
-    """As a header field takes it: names may have any letters."""
+    """A name in the form of a header's value: names may have any letters."""
     return quote(text, safe=" !#$&'()*+,/:;=?@[]{}|\"<>^`").encode()

@@ -1,4 +1,4 @@
-"""A request that its worker refused is sent once more, where it can be put right: see `body.tolerance`."""
+"""Sends a request that its worker refused again, if it can be mended: see `body.tolerance`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOST: Final = 4
 
 
 class Mending:
-    """Of one attempt that its worker has refused. `end` it."""
+    """Mends one attempt that its worker has refused. Call `end` at last."""
 
     __slots__ = ("_bodies", "_first", "_strict", "_talks", "_tries")
 
     def __init__(self, attempt: Attempt, bodies: BodyBudget, strict: set[ModelId]) -> None:
-        """`strict`: the models whose chat templates refuse what others take; it is added to."""
+        """`strict`: models whose chat templates refuse what others take; `end` may add one."""
         self._first = attempt.body, attempt.ignored  # as it was sent at first
         self._bodies = bodies
         self._strict = strict
@@ -31,7 +31,7 @@ class Mending:
         self._talks = False  # was it the order of who speaks?
 
     async def mend(self, attempt: Attempt, error: WorkerAnswerError) -> bool:
-        """Can what was refused with this be sent again, changed? Then the attempt has the change."""
+        """Can the attempt that was refused with `error` be sent again? Then its body is changed."""
         endpoint = attempt.endpoint
         if (
             endpoint is None
@@ -58,7 +58,7 @@ class Mending:
         return True
 
     def end(self, attempt: Attempt) -> None:
-        """Its worker has answered for the last time. The attempt has again what it had at first."""
+        """The worker has answered for the last time. Gives the attempt its first body back."""
         if self._talks and attempt.outcome.status < 400 and attempt.model is not None:
             self._strict.add(attempt.model)
         self._release(attempt)

@@ -1,4 +1,4 @@
-"""What a worker is sent: the request of one cycle, as its route's model takes it."""
+"""Makes the request for a worker: the client's request, changed as the model of its route needs it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _MOST_TOKENS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 class Preparing:
-    """The stage that finds a request's model, and makes what its worker gets. For one catalog."""
+    """The stage that finds a request's model, and makes the worker's request. For one catalog."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Preparing:
         contexts: ContextUse,
         may_fall_back: Callable[[], bool],
     ) -> None:
-        """`may_fall_back`: may tasks, to remotes?"""
+        """`may_fall_back`: may tasks fall back to remote models?"""
         self.strict: set[ModelId] = set()
         """Models whose chat templates refuse what others take: see `Mending`."""
         self._routes = routes
@@ -88,7 +88,7 @@ class Preparing:
         self._converter = Converter()
 
     async def __call__(self, cycle: ResponseCycle) -> None:
-        """Raises LlmuxError."""
+        """Set the request's attempt, and for a task its ladder. Raises LlmuxError."""
         request = cycle.request
         found = self._routes.find(cycle)
         cycle.is_permitted = cycle.body.take_permission()
@@ -102,11 +102,11 @@ class Preparing:
         request.attempt = await cycle.ladder.first()
 
     async def _candidate(self, cycle: ResponseCycle, public: Public) -> Attempt:
-        """For a candidate of the task that was asked. See `_attempt`."""
+        """The attempt for a candidate of a task. See `_attempt`."""
         return await self._attempt(cycle, self._routes.candidate(cycle, public))
 
     async def _attempt(self, cycle: ResponseCycle, route: Route) -> Attempt:
-        """What is sent to a worker of the route's model. Raises InvalidRequestError, ForbiddenError, and what `_load` does."""
+        """The attempt for the route's model. Raises InvalidRequestError, ForbiddenError, and the errors of `_load`."""
         request, body, facts, name = cycle.request, cycle.body, route.facts, route.name
         own = cycle.head.own
         model, dialect = route.model.id, request.dialect
@@ -181,7 +181,7 @@ class Preparing:
         return "image" in (self._routes.facts[model].inputs or ())
 
     async def _readable(self, cycle: ResponseCycle, route: Route, body: Body) -> tuple[Body, Sequence[str]]:
-        """With text for pictures and documents of its conversation that the model can't take, and how these are named.
+        """The body with text for pictures and documents that the model can't take, and the names of the pictures.
 
         Raises InvalidRequestError.
         """
@@ -215,7 +215,10 @@ class Preparing:
         return f"{route.name} takes {', '.join(sorted(route.facts.inputs or ()))}, no images.{hint}"
 
     async def _with_pictures(self, cycle: ResponseCycle, data: Bytes, route: Route) -> tuple[Bytes, Sequence[str]]:
-        """With pictures as its worker can open them, and how one of an earlier turn that can't be is named. Raises InvalidRequestError."""
+        """The body with its pictures in forms that the worker can open, and the names of earlier turns' unreadable pictures.
+
+        Raises InvalidRequestError for an unreadable picture after the last answer.
+        """
         found = unreadable(data, route.model.adapter.converts_pictures)
         by: list[bytes] = []
         unopened: Sequence[str] = ()
@@ -230,15 +233,16 @@ class Preparing:
         return (replaced(data, found, by) if found else data), unopened
 
     async def _convert(self, cycle: ResponseCycle, kind: Kind, data: bytes) -> bytes:
-        """Raises InvalidRequestError."""
+        """Convert a file in another process. Raises InvalidRequestError."""
         with _watched(cycle):
             return await self._converter.convert(kind, data)
 
     async def _translated(
         self, cycle: ResponseCycle, route: Route, body: Body
     ) -> tuple[Route, Body, AnswerTranslation | None, Sequence[str]]:
-        """Where this model is asked, what, what its answers become where that isn't what the client sent, and the fields
-        that have no effect on it, besides those that the translation names.
+        """The route, the body, the translation of answers if the body was translated, and the fields without effect on this model.
+
+        The last are fields that the translation itself doesn't name.
         """
         request, endpoint, mapped = cycle.request, route.endpoint, route.translation
         if endpoint is not None and route.required is not None:
@@ -282,7 +286,7 @@ class Preparing:
     def _rewrite(
         self, cycle: ResponseCycle, route: Route, endpoint: Endpoint, body: Body
     ) -> tuple[Rewrite, CacheFields]:
-        """What changes on the way to the model: by its configuration, the client's, and what is said of caches."""
+        """The changes to the request by the configuration and the client's profile; and the fields for its caches."""
         request, parameters = cycle.request, cycle.profile.parameters
         rewrite = route.rewrite if route.is_rewritten else NO_REWRITE
         if parameters:
@@ -296,7 +300,7 @@ class Preparing:
         return rewrite.with_asked(cached.fields) if cached.fields else rewrite, cached
 
     def _held(self, cycle: ResponseCycle, data: Bytes) -> RequestBuffer:
-        """What is sent. Of a task's request all stays as it came: the next candidate's is made of it."""
+        """The buffer with the request's body. A task's request keeps the original: the next candidate's body is made from it."""
         if cycle.ladder is None:
             if cycle.loading is not None:
                 cycle.loading.held.release()
@@ -307,7 +311,7 @@ class Preparing:
         return held
 
     def _tokens(self, attempt: Attempt, model: ModelId, shared: int, rewrite: Rewrite, body: Body) -> int:
-        """What it will need of the `shared` context of its worker's requests."""
+        """The tokens that the request will need of the `shared` context of its worker's requests."""
         text_bytes, pictures = measured(attempt.body)
         attempt.text_bytes = 0 if pictures else text_bytes
         most: int | None = None
@@ -322,7 +326,7 @@ class Preparing:
         return self._contexts.needed(model, shared, text_bytes, pictures, most, answers)
 
     async def _load(self, cycle: ResponseCycle, wanted: Sequence[Wanted], body: Body) -> None:
-        """Let the body have the media that it refers to. Raises LlmuxError, also where it would be refused afterwards."""
+        """Load the media that the body refers to. Raises LlmuxError, also for limits that would refuse the request afterwards."""
         request, loading = cycle.request, cycle.loading
         assert loading is not None
         if (refused := self._engine.over(TicketId(""), request.demand.accounts)) is not None:
@@ -340,13 +344,13 @@ class Preparing:
 
 
 def _watched(cycle: ResponseCycle) -> contextlib.AbstractContextManager[object]:
-    """Cancels what takes long when the client leaves. Once the request is entered, somebody does."""
+    """Cancels slow work when the client leaves. Once the request is entered, the gateway does that."""
     is_entered = cycle.request.ticket_id is not None
     return contextlib.nullcontext() if is_entered else CancelOnDisconnect(cycle.scope)
 
 
 def _is_unheard(cycle: ResponseCycle, route: Route, body: Body) -> bool:
-    """Would the worker pass over a part of the request, or of what the configuration adds to it?"""
+    """Would the worker ignore a part of the request, or of what the configuration adds to it?"""
     assert route.endpoint is not None
     settings = cycle.request.dialect.unheard_settings
     return any((raw := body.raw(name)) not in _NOTHING and part in raw for name, part in route.endpoint.unheard) or (
@@ -355,7 +359,7 @@ def _is_unheard(cycle: ResponseCycle, route: Route, body: Body) -> bool:
 
 
 async def _target_model(route: Route) -> TargetModel:
-    """What a translation has to know of the model."""
+    """What a translation needs to know about the model."""
     model = route.model
 
     def known() -> TargetModel:

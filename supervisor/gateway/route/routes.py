@@ -1,9 +1,9 @@
-"""Which model a request means, and all that follows from the configuration for its path and that name.
+"""Finds the model that a request means, and everything that follows from the configuration for its path and that name.
 
-It is compiled at the first request, and kept for each name of a model; not for tasks, and not where a request's fields decide.
+That is compiled at the first request, and kept for each name of a model; not for tasks, and not where a request's fields decide.
 
 A request names its model in the body's `model` (JSON or multipart) or in `?model=`. Where only one configured model serves
-the path, it may leave the name out. A task stands for several models: `ladder` says whom to ask.
+the path, it may leave the name out. A task stands for several models: `ladder` says which to ask.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NONE: Final[Mapping[ModelId, Endpoint]] = {}
 
 
 class ModelFacts(NamedTuple):
-    """What is the same for all requests to a model."""
+    """Facts about a model that are the same for all requests."""
 
     inputs: frozenset[Modality] | None  # None: only its worker knows
     texts: TextReferences | None
@@ -54,7 +54,7 @@ class ModelFacts(NamedTuple):
 
     @classmethod
     def of(cls, model: CatalogModel) -> ModelFacts:
-        """May read the heads of its files."""
+        """The facts of a model. May read the heads of its files."""
         adapter, config = model.adapter, model.config
         return cls(
             model.inputs,
@@ -70,7 +70,7 @@ class ModelFacts(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A public name on a path: nothing here depends on the request."""
+    """A public name on a path. Nothing in it depends on the request."""
 
     name: str  # as it was asked for
     model: CatalogModel
@@ -93,7 +93,7 @@ class Route:
 
 
 class Routes:
-    """Of one catalog."""
+    """The routes of one catalog."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -113,17 +113,17 @@ class Routes:
         return translation is not None and (method, translation.path) in self._table
 
     def is_served_by(self, name: str | None, method: str, path: str) -> bool:
-        """Does this model serve the path itself, or, of a request that names none, any model?"""
+        """Does the model of this name serve the path itself? Without a name: does any model?"""
         route = None if name is None else self._catalog.route(name)
         serving = self._table.get((method, path), _NONE)
         return bool(serving) if route is None else route.model.id in serving
 
     def methods(self, path: str, dialect: Dialect) -> tuple[str, ...]:
-        """The methods this path is served with; for error messages."""
+        """The methods with which this path is served; for error messages."""
         return tuple(method for method in ("GET", "POST") if self.serves(method, path, dialect))
 
     def pattern(self, scope: Scope) -> str | None:
-        """The most particular path with a pattern that a request's path fits as it came, and that the model in its query serves."""
+        """The most specific path pattern that fits a request's raw path and, if possible, is served by the model in its query."""
         method, raw_path = scope["method"], scope["raw_path"]
         fitting = [path for its, path, pattern in self._patterns if its == method and pattern.fullmatch(raw_path)]
         if not fitting or leaves_its_folder(raw_path):
@@ -134,7 +134,7 @@ class Routes:
         return next(served, fitting[0])
 
     def find(self, cycle: ResponseCycle) -> Route | Task:
-        """The one that a request means. Raises InvalidRequestError, NotFoundError."""
+        """The route or task that a request means. Raises InvalidRequestError, NotFoundError."""
         request, body, method = cycle.request, cycle.body, cycle.scope["method"]
         dialect, path = request.dialect, request.path
         required = _required(cycle)
@@ -165,11 +165,11 @@ class Routes:
         return route
 
     def candidate(self, cycle: ResponseCycle, public: Public) -> Route:
-        """The request's path at a candidate of the task that was asked."""
+        """The route of the request's path at a candidate of its task."""
         return self.route(cycle, public, _required(cycle))
 
     def route(self, cycle: ResponseCycle, public: Public, required: TargetedTranslation | None) -> Route:
-        """The request's path at this model. `required`: see `Dialect.required_translation`."""
+        """The route of the request's path at this model. `required`: see `Dialect.required_translation`."""
         request, method = cycle.request, cycle.scope["method"]
         dialect, name = request.dialect, request.name
         assert name is not None
@@ -217,9 +217,9 @@ class Routes:
         )
 
     def _unnamed(self, cycle: ResponseCycle, required: TargetedTranslation | None) -> str | None:
-        """The model of a request whose body names none: its query's, its client's, or the only one that there is.
+        """The model of a request whose body names none: its query's, its client's, or the only one that serves the path.
 
-        Those come first that need no translation.
+        Models that need no translation come first.
         """
         query: bytes = cycle.scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
@@ -240,7 +240,7 @@ class Routes:
     def _serving(
         self, method: str, path: str, translation: Translation | None, required: TargetedTranslation | None
     ) -> Mapping[ModelId, Endpoint]:
-        """The models that can be asked there."""
+        """The models that serve this path, possibly by a translation."""
         serving = self._table.get((method, path if required is None else required.path), _NONE)
         return serving if translation is None else {**self._table.get((method, translation.path), _NONE), **serving}
 
@@ -266,8 +266,9 @@ class Routes:
 
 
 def endpoint_table(catalog: Catalog) -> Table:
-    """(method, public path) → the models that serve it. Aliases stand there as well, so that they cost no request anything,
-    and chats' counts of tokens for all models that chat.
+    """(method, public path) → the models that serve it.
+
+    Aliases are in the table as well, so that they cost no request anything; so are token counts of chats, for all models that chat.
     """
     table: dict[tuple[str, str], dict[ModelId, Endpoint]] = {}
     for model in catalog.models.values():

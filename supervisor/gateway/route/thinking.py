@@ -1,4 +1,4 @@
-"""How a request may choose whether a model reasons, by the name that it is asked by."""
+"""How a request may choose whether a model reasons, for one public name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from supervisor.schema.model import ThinkingMode
 
 
 def thinking_modes(rewrite: Rewrite, model: CatalogModel) -> tuple[ThinkingMode, ...]:
-    """What a request may choose: the model's own way by `default`, or switched.
+    """The modes that a request may choose: the model's own way by `default`, or switched.
 
-    `rewrite` is the name's; `model` is the one behind it, possibly with an operator's overrides. The first call may block on its files.
+    `rewrite` is the public name's; `model` may have an operator's overrides. The first call may block on the model's files.
     """
     switch = model.thinking
     fixed = None if switch is None else rewrite.switches(switch)
