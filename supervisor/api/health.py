@@ -1,4 +1,4 @@
-"""What monitors, scrapers and browsers ask for."""
+"""Operations for monitors, scrapers and browsers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _health(api: Api) -> Health:
 
 
 def runner_health(daemon: Daemon) -> RunnerHealth:
-    """As a model runner says it."""
+    """The health in a model runner's form."""
     found = trouble(daemon)
     return RunnerHealth(
         status="healthy" if found is None else "unhealthy",

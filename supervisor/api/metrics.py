@@ -1,11 +1,11 @@
-"""`GET /metrics`: what llmux counts and what its workers count, in Prometheus's text format.
+"""`GET /metrics`: llmux's own counters and those of its workers, in Prometheus's text format.
 
 Workers' own metrics are fetched at the same moment, all at once, and passed on with a `model` label. A worker that does
 not answer in time is left out.
 
 A scraper drops a whole response for one invalid line or one duplicate label, so every line is checked. Malformed samples
 are left out. A worker's own label `model` becomes `exported_model` (Prometheus does the same). The samples of a metric are
-grouped across workers. Names of llmux's own metrics are not taken from workers.
+grouped across workers. A worker's metric with the name of one of llmux's own is left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PARTS: Final = ("", "_bucket", "_sum", "_count", "_total", "_created")  # what 
 
 
 async def exposition(daemon: Daemon) -> Response:
-    """All of it."""
+    """The response with all metrics."""
     process = await daemon.metrics.own_process()
     own, taken = [process.encode()], set(_NAMES.findall(process))
     async for made in slices(daemon.metrics.lines()):
@@ -56,7 +56,7 @@ class _Metric:
 
 
 def together(texts: Iterable[tuple[str, bytes]], taken: Container[str]) -> bytes:
-    """The metrics of several models' workers as one text, each sample with its `model`; names in `taken` are left out."""
+    """The metrics of several models' workers as one text, each sample with its `model`, without the names in `taken`."""
     metrics: dict[str, _Metric] = {}
     for model, text in texts:
         _read(metrics, model, text.decode("utf-8", "replace"))
@@ -84,7 +84,7 @@ def _read(metrics: dict[str, _Metric], model: str, text: str) -> None:
 
 
 def _labels(text: str, model: str) -> str | None:
-    """The labels with `model` before them; None where they can't be read, or one stands twice."""
+    """The labels with `model` before them; None if they can't be read, or a label stands twice."""
     found = {"model": model}
     at, text = 0, text.rstrip()
     while at < len(text):

@@ -24,7 +24,7 @@ from supervisor.io.distribution import version
 from supervisor.schema.operation import JSON, Example, Operation, Parameter, Schema, Section, plain, schema_of
 
 EXAMPLES: Final = Path(__file__).with_name("examples.json")
-"""What the examples were answered: `python -m tools.api_examples` writes it."""
+"""The recorded answers to the examples: `python -m tools.api_examples` writes them."""
 COMMON_ERRORS: Final = (400, 401, 403)
 RUN_ERRORS: Final = (404, 410, 413, 429, 502, 503, 504)
 RETRIES: Final = frozenset({409, 429, 503, 504})  # answers that may say when to try again
@@ -72,14 +72,14 @@ _ASKED: Final = (
         "header",
     ),
 )
-"""What a request to a model may say beside its body."""
+"""Headers with which a request to a model may direct llmux."""
 
 Json = dict[str, Any]
 
 
 @cache
 def sections() -> tuple[Section, ...]:
-    """The parts of the document: the dialects' own lists, then the daemon's groups of operations. Imports them."""
+    """The parts of the document: the dialects' own lists, then the daemon's groups of operations. Imports their modules."""
     modules = [importlib.import_module(name) for name in OPERATIONS]
     dialects = (module.GROUP.section() if hasattr(module, "GROUP") else module.SECTION for module in modules)
     groups = importlib.import_module("supervisor.api.routing").GROUPS  # which imports this module
@@ -103,7 +103,7 @@ def encoded() -> bytes:
 
 
 def document() -> Json:
-    """The whole of it."""
+    """The whole document."""
     examples = recorded()
     schemas: Json = {}
     responses: Json = {}
@@ -147,7 +147,7 @@ def document() -> Json:
 
 
 def _aliases(operation: Operation) -> Iterator[str]:
-    """Other paths that are the same, but for those that somebody says more about."""
+    """The operation's other paths, except those that have an operation of their own."""
     own = {each.name for section in sections() for each in section.operations}
     known = aliases_of(operation.path) if operation.is_run else ()
     return (path for path in (*operation.aliases, *known) if f"{operation.method} {path}" not in own)
@@ -203,7 +203,7 @@ def _parameter(parameter: Parameter) -> Json:
 
 
 def _answer(operation: Operation, status: int, schemas: Json, example: Any) -> Json:
-    """What comes back if all is well."""
+    """The response of a request that succeeds."""
     found: Json = {"description": HTTPStatus(status).phrase, "headers": _headers("x-request-id", "x-llmux-ignored")}
     content: Json = {}
     if operation.answer is not None:
@@ -218,7 +218,7 @@ def _answer(operation: Operation, status: int, schemas: Json, example: Any) -> J
 
 
 def answer_of(name: str, example: Example, recorded: Mapping[str, Any]) -> Any:
-    """The answer of an example; None: there is none."""
+    """The answer of an example; None without one."""
     return example.answer if example.answer is not None else recorded.get(name)
 
 
@@ -271,7 +271,7 @@ def _name(schema: Any, schemas: Json) -> Any:
 
 
 def _merged(one: Json, other: Json) -> Json:
-    """Two ways of asking the same path: whoever asks in either is served."""
+    """One description of two operations on the same path, whose requests it both allows."""
     found = one | {
         "tags": [*one["tags"], *(tag for tag in other["tags"] if tag not in one["tags"])],
         "description": f"{one['description']}\n\n{other['summary']} {other['description']}",
@@ -297,7 +297,7 @@ def _merged(one: Json, other: Json) -> Json:
 
 
 def _both(*contents: Json) -> Json:
-    """Media types of all, each with the schemas of all."""
+    """All media types of both, each with all of its schemas."""
     found: Json = {}
     for content in contents:
         for kind, value in content.items():

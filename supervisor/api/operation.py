@@ -1,4 +1,4 @@
-"""What the operations of the daemon's API work on."""
+"""The object that the operations of the daemon's API work on."""
 
 from __future__ import annotations
 

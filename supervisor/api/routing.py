@@ -26,7 +26,7 @@ GROUPS: Final[tuple[Group, ...]] = (
 
 
 def _exactness(endpoint: Endpoint) -> tuple[int, int]:
-    """Where two paths match, the longer one is meant, and of equally long ones that with fewer places."""
+    """Sorts paths so that of two that match the longer one comes first, and of equally long ones that with fewer parameters."""
     return -endpoint.path.count("/"), endpoint.path.count("{")
 
 
@@ -46,12 +46,12 @@ _PREFIXES: Final = tuple({path.partition("{")[0] for path, _ in _SCOPES} - {"/"}
 
 
 def routes(api: Api) -> list[Route]:
-    """Those of all operations, the most exact paths first."""
+    """The routes of all operations, the most exact paths first."""
     return [route for endpoint in ENDPOINTS for route in endpoint.routes(api)]
 
 
 def scope_of(path: str) -> tuple[Scope | None] | None:
-    """The scope of a key that the path needs, in a tuple; None: the path is none of the daemon's own."""
+    """The key scope of a path, in a tuple; None: the path is none of the daemon's own."""
     if path != "/" and not path.startswith(_PREFIXES):
         return None
     return next(((scope,) for pattern, scope in _PATTERNS if pattern.fullmatch(path)), None)

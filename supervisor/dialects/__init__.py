@@ -1,6 +1,6 @@
-"""The API dialects, a folder each. A new one is named here and nowhere else.
+"""The API dialects, a folder each. A new dialect is added here and nowhere else.
 
-A request belongs to the first one that its client speaks: OpenAI's is spoken wherever no other is.
+A request belongs to the first dialect that its client speaks. OpenAI's is the last one, for all other requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATIONS: Final = (
     "supervisor.dialects.ollama.operations",
     "supervisor.dialects.runner.operations",
 )
-"""The modules that say what the dialects serve, in the order of the documentation; see `operation`."""
+"""The modules that declare the dialects' operations, in the order of the documentation; see `gateway.operation`."""
 
 
 def dialect_of(scope: Scope) -> OpenAI:

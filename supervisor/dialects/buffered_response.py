@@ -1,4 +1,4 @@
-"""Answers that can be changed only once they are whole."""
+"""Answers that can be changed only once they are complete."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _fields: Final = msgspec.json.Decoder(Fields).decode
 
 
 class BufferedResponse(abc.ABC):
-    """A `StreamTranslation` of one answer in JSON, which is held back until it is whole. What is no object passes as it is."""
+    """A `StreamTranslation` that holds an answer in JSON until it is complete. Anything but an object passes unchanged."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     @abc.abstractmethod
     def changed(self, fields: Fields) -> Fields | None:
-        """What the answer's fields become; None: it stays as it is."""
+        """The new fields of the answer; None: it stays unchanged."""
 
     @property
     def gathered(self) -> int:
@@ -30,12 +30,12 @@ class BufferedResponse(abc.ABC):
         return len(self._held)
 
     def feed(self, piece: bytes) -> bytes:
-        """Nothing yet, or an answer that is too long."""
+        """Nothing yet; or everything, once the answer is too long to be held."""
         self._held += piece
         return self._taken() if len(self._held) > ANSWER_LIMIT else b""
 
     def end(self) -> bytes:
-        """All of it."""
+        """The whole answer."""
         body = self._taken()
         try:
             fields = self.changed(_fields(body))

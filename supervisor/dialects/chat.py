@@ -1,6 +1,6 @@
-"""Chat completions as translations read them: whole answers, and streams event by event.
+"""Chat completions in the form that translations read: whole answers, and streams event by event.
 
-Only what translations need is decoded; what workers leave out has its default.
+Only the fields that translations need are decoded; a field that a worker leaves out has its default.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PATH: Final = "/v1/chat/completions"
 
 
 class Function(msgspec.Struct):
-    """What a tool call asks for; in a stream, the next piece of it."""
+    """The function that a tool call names, with its arguments; in a stream, the next piece of it."""
 
     name: str | None = None
     arguments: str | None = None  # JSON
 
 
 class ToolCall(msgspec.Struct):
-    """One tool call; in a stream, a piece of the one with this `index`, which `ChatStream` adds where workers leave it out."""
+    """One tool call; in a stream, a piece of the call with this `index`, which `ChatStream` adds where workers leave it out."""
 
     index: int | None = None
     id: str | None = None
@@ -37,7 +37,7 @@ class ToolCall(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """What was answered, or the next piece of it."""
+    """The answer's message, or the next piece of it."""
 
     content: str | None = None
     reasoning_content: str | None = None  # llama.cpp, our own workers
@@ -64,13 +64,13 @@ class Choice(msgspec.Struct):
 
 
 class PromptDetails(msgspec.Struct):
-    """Of a prompt's tokens."""
+    """Details of a prompt's tokens."""
 
     cached_tokens: int | None = None
 
 
 class CompletionDetails(msgspec.Struct):
-    """Of an answer's tokens."""
+    """Details of an answer's tokens."""
 
     reasoning_tokens: int | None = None
 
@@ -85,12 +85,12 @@ class Usage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt's, those that were met again."""
+        """Tokens of the prompt that came from a cache."""
         return (self.prompt_tokens_details.cached_tokens or 0) if self.prompt_tokens_details is not None else 0
 
     @property
     def reasoning_tokens(self) -> int:
-        """Of the answer's, those that were thought."""
+        """Tokens of the answer that were reasoning."""
         details = self.completion_tokens_details
         return (details.reasoning_tokens or 0) if details is not None else 0
 
@@ -117,14 +117,14 @@ class Answer(msgspec.Struct):
 
 @dataclass(slots=True)
 class Measured:
-    """What the worker told of one answer, and when its first piece came. None: it didn't, or came as a whole."""
+    """The figures that a worker reported of one answer, and when its first piece came. None: not reported, or not streamed."""
 
     usage: Usage | None = None
     timings: Timings | None = None
     first_at: float | None = None  # on the caller's clock
 
     def add(self, event: Answer, clock: Callable[[], float]) -> None:
-        """What the next event of a stream tells, which came just now."""
+        """Add the figures of the next event of a stream, which came just now."""
         self.usage, self.timings = event.usage or self.usage, event.timings or self.timings
         if self.first_at is None and event.choices:
             said = event.choices[0].delta
@@ -136,7 +136,7 @@ _answer: Final = msgspec.json.Decoder(Answer).decode
 
 
 def whole(body: bytes) -> Answer:
-    """A whole answer. Raises UpstreamError for what is none."""
+    """A whole answer. Raises UpstreamError for anything but a chat completion with a choice."""
     answer = worker_said(_answer, body, "chat completion")
     if not answer.choices:
         raise UpstreamError("The worker's answer is a chat completion without a choice.")
@@ -145,7 +145,7 @@ def whole(body: bytes) -> Answer:
 
 
 class ChatStream(FrameStream):
-    """A streamed chat completion, taken apart; a `StreamTranslation` but for what becomes of its parts."""
+    """A streamed chat completion, taken apart. Subclasses translate its parts, as a `StreamTranslation`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,15 +155,15 @@ class ChatStream(FrameStream):
 
     @abc.abstractmethod
     def event(self, answer: Answer) -> bytes:
-        """What the next event becomes; possibly nothing. Its `choices` are those of the first answer: one, or none."""
+        """The translation of the next event, possibly nothing. Its `choices` are those of the first answer: one, or none."""
 
     @abc.abstractmethod
     def failed(self, error: WorkerAnswerError) -> bytes:
-        """What becomes of an error of the worker within its stream. Nothing follows."""
+        """The translation of a worker's error within its stream. Nothing follows it."""
 
     @abc.abstractmethod
     def over(self) -> bytes:
-        """What ends the stream."""
+        """The bytes that end the stream."""
 
     def end(self) -> bytes:
         """See StreamTranslation. Raises UpstreamError where the worker didn't come to an end."""
@@ -193,7 +193,7 @@ class ChatStream(FrameStream):
         return self.failed(self._failure)
 
     def _count(self, pieces: Iterable[ToolCall]) -> None:
-        """A piece without a number begins a call if it has a name, else it goes on with the last one."""
+        """Number the pieces of calls: one without a number begins a call if it has a name, else it continues the last one."""
         for piece in pieces:
             if piece.index is None:
                 piece.index = self._last_call + 1 if piece.function.name or self._last_call < 0 else self._last_call

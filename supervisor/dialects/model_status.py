@@ -1,4 +1,4 @@
-"""A model's state in llama.cpp's words, which clients of both dialects read: unloaded, loading, loaded, failed."""
+"""A model's state in llama.cpp's words, for clients of llama.cpp and OpenAI: unloaded, loading, loaded, failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ModelStatus(Struct):
 
 
 def status_view(daemon: Daemon, model: ModelId) -> ModelStatus:
-    """A model's `status`."""
+    """The `status` of a model in lists."""
     found = daemon.engine.figures_of(model)
     value = status(found)
     if value != "failed" or found is None or found.crash is None:

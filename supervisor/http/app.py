@@ -60,7 +60,7 @@ _NOT_OFFERED = {
 
 
 class _Place(NamedTuple):
-    """What a method and path are to the clients of a dialect, by the configuration."""
+    """The scope and kind of a method and path, for clients of one dialect, by the configuration."""
 
     scope: str | None  # that a key needs
     is_inference: bool
@@ -107,7 +107,7 @@ class Application:
         return check_line(self._daemon, endpoint, body)
 
     def close(self) -> None:
-        """End the endless responses: the event streams, which get what has ended so far."""
+        """End the endless responses. The event streams first send the requests that have ended so far."""
         self._daemon.requests.record()
         self._daemon.hub.close()
 
@@ -163,7 +163,7 @@ class Application:
         return found
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, request: Request) -> None:
-        """The successor answers it, from the beginning."""
+        """Let the successor answer the request, from the beginning."""
         upstream, dialect, body = self._daemon.successor, request.dialect, request.waiting
         assert upstream is not None
         is_started = request.answering
@@ -184,7 +184,7 @@ class Application:
                 body.release()
 
     async def _whole(self, scope: Scope, receive: Receive, held: RequestBuffer) -> Bytes:
-        """A body that another daemon gets. Raises LlmuxError."""
+        """The body of a request that another daemon answers. Raises LlmuxError."""
         try:
             return await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, held)
         except TooLargeError as error:
@@ -201,7 +201,7 @@ class Application:
         send: Send,
         request: Request,
     ) -> None:
-        """Do what a request on a path of inference asks of the daemon. What changes something is for the one that goes on."""
+        """Let the daemon itself answer a request on a path of inference. A successor makes changes instead."""
         body = request.waiting
         assert body is not None
         try:
@@ -241,7 +241,7 @@ class Application:
         return error_response(refused, dialect_of(request.scope), headers)
 
     def _has_route(self, scope: Scope) -> bool:
-        """Does the daemon answer it itself?"""
+        """Does the daemon answer this request itself?"""
         return any(route.matches(scope)[0] is Match.FULL for route in self._others.routes)
 
     def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
@@ -256,12 +256,12 @@ class Application:
 
 
 def _is_upload(scope: Scope) -> bool:
-    """A body that may be too large to be held, and so for a successor."""
+    """May the body be too large to be held for a successor?"""
     return bool(scope["method"] == "POST" and scope["path"] == FILES)
 
 
 def _keeping(receive: Receive, request: Request) -> Receive:
-    """`receive`, which keeps the body: a successor may have to read it, too."""
+    """`receive`, which also keeps the body: a successor may have to read it, too."""
     read = bytearray()
 
     async def kept() -> Message:
@@ -288,7 +288,7 @@ async def _refused(request: StarletteRequest, error: Exception) -> Response:
 
 
 async def _left_to_the_server(_request: StarletteRequest, error: Exception) -> Response:
-    """A bug, or a client that can't get anything more."""
+    """Re-raise a bug, or the error of a response that can't be continued: the server protocol handles both."""
     raise error
 
 

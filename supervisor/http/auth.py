@@ -38,16 +38,16 @@ _HEALTH = frozenset({"/health", "/v1/health", "/livez"})
 
 
 def own_names() -> frozenset[str]:
-    """What this machine is called: by itself, by its containers, and by its network (mDNS).
+    """The names of this machine: its own, the one for its containers, and the one in its network (mDNS).
 
-    Whoever controls the network's DNS or mDNS can claim each of them, and so rebind a page to it.
+    Anyone who controls the network's DNS or mDNS can claim each of them, and so rebind a page to it.
     """
     name = socket.gethostname().lower()
     return CONTAINER_NAMES | ({name, f"{name.partition('.')[0]}.local"} - {"", ".local"})
 
 
 def scope_for(path: str, dialect: Dialect) -> str | None:
-    """The key scope that `path` requires; None if it is open to all. The dialect decides about paths that aren't the daemon's."""
+    """The key scope that `path` requires; None if it is open to all. The dialect decides about paths of inference."""
     declared = scope_of(path)
     return dialect.scope_for(path) if declared is None else declared[0]
 
@@ -72,9 +72,9 @@ def restrict_to_port(key: str, scope: Scope, dialect: Dialect) -> None:
 
 
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The one credential in these fields, which are for it: `Authorization: Bearer`, or another header.
+    """The one credential in these fields for credentials: `Authorization: Bearer`, or another header.
 
-    An empty one counts as none: clients without a key send `Bearer` and nothing. Raises InvalidRequestError for two
+    An empty credential counts as none: clients without a key send `Bearer` and nothing. Raises InvalidRequestError for two
     different credentials: which of them counts must not depend on the reader. Raises AuthenticationError for another scheme.
     """
     found: set[bytes] = set()
@@ -98,7 +98,7 @@ class Auth:
     """Checks every request before anything else looks at it."""
 
     def __init__(self, keyring: Keyring, server: ServerConfig, local: Key | None = None) -> None:
-        """`local` opens everything as well, where keys are needed at all."""
+        """`local`: the daemon's own key, which opens everything where keys are required."""
         self._keyring = replace(keyring, keys=(*keyring.keys, local)) if keyring and local is not None else keyring
         named = {host.lower() for host in (*server.allowed_hosts, server.host)}
         self._hosts = LOOPBACK_NAMES | named
@@ -174,7 +174,7 @@ class Auth:
             self._served_hosts.add(value)
 
     def _check_origin(self, head: RequestHead, wanted: str | None) -> None:
-        """Our own pages may call everything, those of other allowed origins only paths up to the scope inference.
+        """The daemon's own pages may call everything, those of other allowed origins only paths up to the scope inference.
 
         Images, frames and links send no Origin, but browsers report whether they are on another site's page.
         """
@@ -197,12 +197,12 @@ class Auth:
 
 
 def _is_own(origin: str, host: bytes | None) -> bool:
-    """Our own page, whose host was checked. The scheme may differ: a reverse proxy may terminate TLS."""
+    """Is the origin llmux's own page, whose host was checked? The scheme may differ: a reverse proxy may terminate TLS."""
     return bool(host) and host is not None and _authority(origin)[1] == host.decode("latin-1").strip().lower()
 
 
 def _authority(origin: str) -> tuple[str | None, str]:
-    """Host name, and host with port, of an origin; of one that is no URL, neither."""
+    """The host name, and the host with its port, of an origin; neither for an origin that is no URL."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -211,7 +211,7 @@ def _authority(origin: str) -> tuple[str | None, str]:
 
 
 def _is_address(host: str) -> bool:
-    """DNS can't rebind an address: a page that reaches us by an address was loaded from that address."""
+    """Is the host an address? DNS can't rebind an address: a page that reaches llmux by one was loaded from it."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

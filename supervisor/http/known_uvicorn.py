@@ -1,6 +1,6 @@
-"""Has the installed uvicorn what `protocol`, `response_cycle` and the command line's server subclass of it, most of it private?
+"""Checks that the installed uvicorn has the mostly private parts that `protocol`, `response_cycle` and the server subclass.
 
-A tested version is taken as it is. Another one is looked at before it serves: most minor versions change nothing there.
+A tested version is accepted as it is. Another one is checked before it serves: most minor versions change nothing there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ USED: Final = {
 
 
 class UnknownUvicornError(LlmuxError):
-    """The installed uvicorn lacks what llmux uses of its inside."""
+    """The installed uvicorn lacks an internal part that llmux uses."""
 
     code = "unknown_uvicorn"
 
 
 def refuse_unknown_uvicorn() -> None:
-    """Raises UnknownUvicornError, with the remedy, where ours can't be built on it. Costs nothing for a tested version."""
+    """Raises UnknownUvicornError, with the remedy, where uvicorn lacks such a part. Costs nothing for a tested version."""
     if not uvicorn.__version__.startswith(f"{TESTED}.") and (wrong := _wrong()):
         raise UnknownUvicornError(
             f"uvicorn {uvicorn.__version__} doesn't fit: {wrong}. This llmux was tested with {TESTED}. "

@@ -1,9 +1,9 @@
 """uvicorn's httptools protocol with the guards it lacks.
 
-A request's headers have a deadline and a size limit, its body a deadline and a least rate, and so has a client that reads
-its answer. A client has a limited number of connections, and may end its side of one before it has the answer.
-Ambiguous requests (Content-Length with Transfer-Encoding, not one Host) are rejected before they get a scope. Trailers are
-dropped. A response sent before the whole body arrived ends the connection, but only after a moment in which the rest of the
+The headers of a request have a deadline and a size limit. Its body has a deadline and a minimum rate, and so does a client that
+reads its answer. A client has a limited number of connections, and may end its side of one before it has the answer.
+Ambiguous requests (Content-Length with Transfer-Encoding, not exactly one Host) are rejected before they get a scope. Trailers
+are dropped. A response sent before the whole body arrived ends the connection, but only after a moment in which the rest of the
 body is read and dropped: if bytes are unread at the close, the kernel discards the response. A rejection is a JSON error
 response, and the connection closes. The scope has a `Disconnect`, so a request learns at once that its client
 disconnected. If an application fails after its response began, its connection is cut, so the response never looks complete.
@@ -74,7 +74,7 @@ class TunnelledClient:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Give it to uvicorn as `http=GuardedProtocol`, with `ws="none"`. One instance per connection."""
+    """One connection. Give the class to uvicorn as `http=GuardedProtocol`, with `ws="none"`."""
 
     head_limit = 64 * 1024  # bytes of request line and headers
     head_s = 10.0  # from a request's first byte (or the connection's start) to the end of its headers
@@ -121,7 +121,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @classmethod
     def configure(cls, limits: LimitsConfig) -> None:
-        """For new connections."""
+        """Set the limits for new connections."""
         cls.head_limit, cls.head_s = limits.header_kib * 1024, limits.header_s
         cls.body_s, cls.least_bytes_per_s = limits.body_s, limits.least_bytes_per_s
         cls.most_connections = limits.connections_per_client
@@ -184,7 +184,7 @@ class GuardedProtocol(HttpToolsProtocol):
         LEAVING.call(self._disconnect.happened)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
-        """True keeps the connection: for the answer that is still to come, see `HalfClosed`, or until its turn to be closed."""
+        """True keeps the connection: for an answer that is still to come, see `HalfClosed`; else until its turn to be closed."""
         serving, self._has_ended = self._serving, True
         self._forget_waiting()
         if self._tunnelled is not None:
@@ -272,7 +272,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._slow_reader.resumed()
 
     def _linger(self) -> None:
-        """End our side, and the connection soon after."""
+        """End the server's side now, and the connection soon after."""
         self._linger_left = self.linger_bytes
         self.transport.write_eof()
         self._stop_receive_timer()
@@ -298,7 +298,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._receive_timer = self.loop.call_later(max(0.0, left_s), self._check_progress)
 
     def _fail_body(self, error: LlmuxError) -> None:
-        """The request's body won't be complete. Whoever serves it says so, unless its response has begun."""
+        """The request's body won't be complete. The application responds with `error`, unless its response has begun."""
         if self.cycle.response_started:
             self.transport.abort()
             return
@@ -372,7 +372,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """Continue without it: some clients offer h2c with every request, and then the parser skips the body."""
+        """Continue without the upgrade: some clients offer h2c with every request, and the parser then skips the body."""
         parser, self.parser = self.parser, httptools.HttpRequestParser(self)
         self._upgrading = False
         head = without_upgrade(parser.get_method(), parser.get_http_version(), self.url, self.headers)
@@ -396,7 +396,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # WebSockets: see `gateway.tunnel.Client`
 
     def begin(self, head: bytes) -> asyncio.StreamReader:
-        """From now on its bytes are the worker's."""
+        """Answer the handshake. From now on the client's bytes are the worker's."""
         self._unset_keepalive_if_required()
         self._tunnelled = TunnelledClient(self.loop, self.transport)
         self.flow.resume_reading()
@@ -405,7 +405,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._tunnelled.received
 
     async def write(self, data: bytes) -> None:
-        """Send it, once the client has taken what came before."""
+        """Send bytes, once the client has taken those before."""
         assert self._tunnelled is not None
         self._tunnelled.last_at = self.loop.time()
         if self.flow.write_paused:
@@ -431,7 +431,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._look_at_idleness_in(self.timeout_keep_alive)
 
     def timeout_keep_alive_handler(self) -> None:
-        """One timer for all of a connection's requests: setting one for each would cost as much as parsing it."""
+        """Close an idle connection. One timer serves all of its requests: one for each would cost as much as parsing it."""
         now = self.loop.time()
         if self._in_message or not self.cycle.response_complete:
             self._idle_since = now

@@ -1,7 +1,7 @@
-"""A request that another daemon answers: it goes there as it came, and its response comes back as it is.
+"""Relays a request to another daemon: the request goes there as it came, and the response comes back unchanged.
 
-After an upgrade the old daemon still has its clients' connections. What arrives on them, and what waits for a model, goes
-to the successor, which authorises and answers it.
+After an upgrade the old daemon still has its clients' connections. Requests that arrive on them, or wait for a model, go
+to the successor, which authorises and answers them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def relay(
     *,
     is_started: bool,
 ) -> None:
-    """Ask `upstream` instead. `is_started`: the client has the head of an event stream already, so errors go into it.
+    """Send the request to `upstream`. `is_started`: the client already has the head of an event stream, so errors go into it.
 
     Raises UpstreamError while nothing was sent, later ResponseBrokenError, unless a stream can end with the error;
     ClientDisconnectedError.
@@ -69,5 +69,5 @@ async def relay(
 
 
 def _stream_type(headers: Headers) -> bytes:
-    """Empty where the answer is no stream."""
+    """The content type of a stream; empty for any other answer."""
     return next((value for name, value in headers if name == b"content-type" and value.startswith(STREAMS)), b"")

@@ -1,4 +1,4 @@
-"""A request's line and headers: what llhttp accepts and llmux doesn't."""
+"""Refuses request lines and headers that llhttp accepts and llmux doesn't."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"
 
 
 class HeadersTooLargeError(TooLargeError):
-    """Request line and headers over their limit."""
+    """The request line and headers are larger than the limit."""
 
     status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
     code = "headers_too_large"
@@ -30,7 +30,7 @@ def headers_too_large(limit: int) -> HeadersTooLargeError:
 def refused_head(
     method: bytes, version: str, url: bytes, headers: list[tuple[bytes, bytes]], limit: int
 ) -> LlmuxError | None:
-    """What is wrong with it, if anything is. At most `limit` bytes."""
+    """The error for a request's line and headers, which may have at most `limit` bytes; None for a valid head."""
     hosts = framings = 0
     host = b""
     size = len(url)
@@ -64,14 +64,14 @@ def refused_head(
 
 
 def without_upgrade(method: bytes, version: str, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The head on the wire, as of a client that offers no other protocol."""
+    """The head in its form on the wire, without the offer of another protocol."""
     lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
     lines += [b"%b: %b" % field for field in headers if field[0] not in _UPGRADE_FIELDS]
     return b"\r\n".join((*lines, b"\r\n"))
 
 
 def split_url(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query, as they are on the wire. Raises httptools.HttpParserInvalidURLError."""
+    """Path and query, in their form on the wire. Raises httptools.HttpParserInvalidURLError."""
     if url[:1] == b"/" and b"#" not in url:
         path, _, query = url.partition(b"?")
         return path, query

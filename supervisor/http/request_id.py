@@ -1,4 +1,4 @@
-"""The id of a request in our log, in the response's headers and at the worker."""
+"""The id of a request, in llmux's log, in the response's headers and at the worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HARMLESS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW
 
 
 def request_id_of(said: bytes | None) -> bytes:
-    """The client's own `x-request-id` if it `said` one that is short and harmless, else a new one."""
+    """The client's own `x-request-id` if it is short and harmless, else a new one."""
     if said is not None and 0 < len(said) <= MAX_LENGTH and _HARMLESS.issuperset(said):
         return said
     return b"req_%024x" % _random.getrandbits(96)

@@ -65,7 +65,7 @@ class ResponseCycle(RequestResponseCycle):
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     def fail(self, error: LlmuxError) -> None:
-        """The rest of the request's body won't come: whoever receives it gets `error`."""
+        """The rest of the request's body won't come: `receive` raises `error`."""
         self._failure = error
         self.message_event.set()
 
@@ -77,9 +77,9 @@ class ResponseCycle(RequestResponseCycle):
             self._failure = None  # kept here, it would keep the frames that it passes
 
     def probe(self) -> bool:
-        """Provoke a reset from a client that has gone, by something that changes nothing. False: there is no way to.
+        """Send something harmless that provokes a reset from a client that has gone. False: that isn't possible.
 
-        The next piece of an answer whose length is known does it as well.
+        After the first piece of an answer with a known length, nothing is sent: the next piece provokes the reset.
         """
         if self.response_complete or self.transport.is_closing():
             return False
@@ -106,7 +106,7 @@ class ResponseCycle(RequestResponseCycle):
             raise RuntimeError(f"An ASGI message {message['type']!r} has no place in an HTTP response.")
 
     def cut(self) -> None:
-        """Write what is held, and close the connection."""
+        """Write the held bytes, and close the connection."""
         self._flush()
         if self._ends_with_connection and not self.response_complete:
             reset(self.transport)  # a plain end would look complete

@@ -1,6 +1,6 @@
-"""Clients that send their body, or read their answer, more slowly than they must.
+"""Clients that send their body, or read their answer, more slowly than the limits allow.
 
-Only time counts in which we wait for the client; so a slow stream, whose reader waits for us, is never cut.
+Only the time in which the server waits for the client counts; so a slow stream, whose reader waits for the server, is never cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RequestTimeoutError(LlmuxError):
 
 
 class SlowSender:
-    """Judges one body, that began to come at `now`, window by window. Add to `received` what comes."""
+    """Judges one body, which began to arrive at `now`, window by window. The owner adds to `received`."""
 
     def __init__(self, now: float, *, window_s: float, bytes_per_s: float, limit_s: float) -> None:
         self.received = 0  # in this window
@@ -40,11 +40,11 @@ class SlowSender:
 
     @property
     def next_at(self) -> float:
-        """When to judge again."""
+        """When to call `refused` again."""
         return min(self._window_since + self._window_s, self._since + self._limit_s)
 
     def refused(self, now: float, *, we_are_slow: bool) -> RequestTimeoutError | None:
-        """The error, if it was too slow. `we_are_slow`: we don't read at the moment."""
+        """The error for a body that is too slow. `we_are_slow`: the server doesn't read at the moment."""
         if now - self._since >= self._limit_s:
             return RequestTimeoutError(
                 f"The request's body was not complete after {self._limit_s:g} s (limits.body_s)."
@@ -60,9 +60,9 @@ class SlowSender:
 
 
 class SlowReader:
-    """Cuts one connection; `paused` and `resumed` say whether we wait for the client.
+    """Cuts the connection of a slow reader; `paused` and `resumed` say whether the server waits for the client.
 
-    The kernel counts what the client has received, which costs nothing for each piece.
+    The kernel counts the bytes that the client has received, so no piece costs anything.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SlowReader:
             self._begin()
 
     def resumed(self) -> None:
-        """It has taken it."""
+        """The client has taken it."""
         if self._paused_at is not None:
             self._waited_s += self._loop.time() - self._paused_at
             self._paused_at = None
@@ -118,7 +118,7 @@ class SlowReader:
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """End a connection so that its client can't take what it got for all."""
+    """Reset a connection, so that its client can't take an incomplete answer for a complete one."""
     with contextlib.suppress(OSError):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
@@ -136,7 +136,10 @@ def read_while_held_up(flow: FlowControl, transport: asyncio.Transport) -> int |
 
 
 def bytes_read(transport: asyncio.Transport) -> int | None:
-    """What the client's kernel has received; once its buffers are full, what the client has read. None: ours doesn't say."""
+    """The bytes that the client's kernel has received; once its buffers are full, those that the client has read.
+
+    None: this machine's kernel doesn't say.
+    """
     try:
         info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         (acked,) = struct.unpack_from("Q", info, _ACKED_AT)

@@ -1,8 +1,8 @@
 """Anthropic's API: `/v1/messages`, its count of tokens, and its list of models.
 
-Workers that serve these paths get their requests untouched. For all other chat models `decode` maps the requests to chat
-completions, and `encode` maps the answers and streams back. `types` are those requests and answers, `operations` describes the
-paths and answers for the list. `stops` mends the reason that some workers give for the end of an answer.
+Workers that serve these paths get their requests untouched. For all other chat models `decode` translates the requests to chat
+completions, and `encode` translates the answers and streams back. `types` has the requests and answers; `operations` describes
+the paths and answers for the list. `stops` corrects the reason that some workers give for the end of an answer.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _TRANSLATIONS: Final[Mapping[tuple[str, str], Translation]] = {
 
 
 class Anthropic(OpenAI):
-    """Errors as `{"type": "error", "error": {"type", "message", …}}` with Anthropic's types, our other fields inside."""
+    """Errors are `{"type": "error", "error": {"type", "message", …}}` with Anthropic's types, llmux's other fields inside."""
 
     name = "anthropic"
     shares_paths = True
     has_openai_errors = False
 
     def owns(self, path: str) -> bool:
-        """`/v1/messages`, the list of models, and below, and what is not offered."""
+        """`/v1/messages`, the list of models, all paths below both, and a path that is not offered."""
         return path.startswith(_ROOTS) and any(_is_at(path, root) for root in _ROOTS)
 
     def is_spoken_by(self, scope: Scope) -> bool:
-        """On paths that others have too, only by its clients."""
+        """Other dialects have the list of models, too: there its clients name a version."""
         return _is_at(scope["path"], MESSAGES) or names_version(scope)
 
     def headers(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
-        """Where its SDKs look for the id."""
+        """The header in which Anthropic's SDKs look for the id."""
         return [(b"request-id", request_id)]
 
     def scope_for(self, path: str) -> str | None:
@@ -55,7 +55,7 @@ class Anthropic(OpenAI):
         return "inference"
 
     def translation(self, method: str, path: str) -> Translation | None:
-        """Of messages, and of their count."""
+        """The translations of messages and of their count."""
         return _TRANSLATIONS.get((method, path))
 
     def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation | None:
@@ -73,7 +73,7 @@ class Anthropic(OpenAI):
         return after(sent, encode.error_event(body))
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """Of the list of models."""
+        """The routes of the list of models."""
         return GROUP.routes(daemon)
 
 

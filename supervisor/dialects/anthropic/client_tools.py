@@ -1,4 +1,4 @@
-"""The tools of Anthropic's that clients run themselves: their models know what these take, so requests don't say it."""
+"""Anthropic's tools that clients run themselves: Anthropic's models know the parameters, so requests don't include them."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ _SCHEMAS: Final[Mapping[str, Json]] = {
 
 
 def schema_of(kind: str) -> Json | None:
-    """What such a tool takes. None: it is no tool that clients run, or nobody here knows it."""
+    """The parameters of such a tool. None: the tool is unknown, or clients don't run it."""
     return _SCHEMAS.get(_VERSION.sub("", kind)) if _VERSION.search(kind) else None

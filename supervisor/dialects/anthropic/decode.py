@@ -1,8 +1,8 @@
-"""Requests to `/v1/messages` and to its count as chat completions.
+"""Translates requests to `/v1/messages`, and to its count, into chat completions.
 
-Content there is a list of blocks. Turns of one role that follow each other are one turn, as in Anthropic's API: many chat
+Content there is a list of blocks. Consecutive turns of one role become one turn, as in Anthropic's API: many chat
 templates take only turns that alternate. Results of tools become messages of their own, before the rest of the user's
-turn, and their pictures become part of that rest. Which thoughts of earlier turns a model sees, its chat template says.
+turn, and their pictures become part of that rest. The model's chat template decides which thoughts of earlier turns it sees.
 
 Texts may hold marks (see `gateway.filters.translation`), so they are joined by line breaks only.
 """
@@ -56,7 +56,7 @@ class Messages:
 
 
 class CountTokens:
-    """`POST /v1/messages/count_tokens`, by the path where llama.cpp's server counts those of a chat."""
+    """`POST /v1/messages/count_tokens`, translated to the path on which llama.cpp's server counts a chat's tokens."""
 
     path = COUNT
 
@@ -67,7 +67,7 @@ class CountTokens:
 
 
 def _without_effect(request: types.MessageFields) -> Iterator[str]:
-    """Fields without effect that have a type: see `Reader` for the others."""
+    """Typed fields that have no effect; `Reader` names all others."""
     if isinstance(request.messages[-1], types.AssistantMessageParam):
         yield "prefill"  # Anthropic's older models went on from such a turn
     if request.context_management is not None:
@@ -75,7 +75,7 @@ def _without_effect(request: types.MessageFields) -> Iterator[str]:
 
 
 def _completion(request: types.MessageFields, fields: Fields) -> Fields:
-    """The chat completion that does what the request asks for. Raises InvalidRequestError."""
+    """The chat completion that the request asks for. Raises InvalidRequestError."""
     completion: Json = {name: fields[name] for name in _SAME if name in fields and not is_null(fields[name])}
     completion["messages"] = [*_messages(request)]
     if request.stop_sequences:
@@ -160,7 +160,7 @@ def _user(blocks: Sequence[types.Cacheable]) -> Iterator[Json]:
 
 
 def _parts(blocks: Iterable[types.Cacheable]) -> Iterator[Json]:
-    """Texts and pictures. A picture may be an address: whatever refuses addresses in chat completions refuses it."""
+    """Texts and pictures as a chat's parts. A picture may be an address: chat completions check addresses themselves."""
     for block in blocks:
         match block:
             case types.TextBlockParam(text=text):
@@ -184,7 +184,7 @@ def _assistant(blocks: Sequence[types.Cacheable]) -> Json:
 
 
 def _call(block: types.ToolUseBlockParam) -> Json:
-    """An earlier call of a tool, whose `input` stays as the client wrote it."""
+    """An earlier tool call. Its `input` stays as the client wrote it."""
     try:
         arguments = str(block.input, "utf-8") if is_given(block.input) else "{}"
     except UnicodeDecodeError:

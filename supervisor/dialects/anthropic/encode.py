@@ -1,7 +1,7 @@
-"""Chat completions as Anthropic's messages: whole, and event by event; and errors in Anthropic's shape.
+"""Translates chat completions into Anthropic's messages, whole and event by event; and errors into Anthropic's shape.
 
-A message is a list of content blocks: thoughts, text, and calls of tools. In a stream one block is open at a time. The reason
-why the answer ended and its tokens come last, after the worker said both.
+A message is a list of content blocks: thoughts, text, and tool calls. In a stream one block is open at a time. The reason
+for the answer's end and its tokens come last, after the worker has sent both.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def error_event(body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswers:
-    """An `AnswerTranslation` of one request. `model` is the name in the request, empty without one."""
+    """The `AnswerTranslation` of one request. `model` is the name in the request, empty without one."""
 
     model: str
     stops: Sequence[str]
@@ -95,7 +95,7 @@ class MessageAnswers:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """An `AnswerTranslation` of a count."""
+    """The `AnswerTranslation` of a count."""
 
     ignored: Sequence[str]
     names = _NAMES
@@ -112,7 +112,7 @@ class TokenCounts:
 
 
 class MessageStream(chat.ChatStream):
-    """One streamed message."""
+    """The translation of one stream."""
 
     def __init__(self, model: str, stops: Sequence[str]) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class MessageStream(chat.ChatStream):
         return events
 
     def _piece(self, call: chat.ToolCall) -> bytes:
-        """The next piece of a call. Raises UpstreamError for one of a call whose block is closed."""
+        """The event of the next piece of a call. Raises UpstreamError for a piece of a call whose block is closed."""
         events = b""
         if call.index not in self._calls[-1:] or self._open is not types.ToolUseBlock:
             if call.index in self._calls:
@@ -201,7 +201,7 @@ class MessageStream(chat.ChatStream):
 
 
 def _message(answer: chat.Answer, model: str, usage: chat.Usage | None) -> types.Message:
-    """A message without content."""
+    """A message without content, for the beginning of a stream."""
     own = answer.id.removeprefix("chatcmpl-") or uuid.uuid4().hex
     return types.Message(id=f"msg_{own}", model=model or answer.model, content=[], usage=_usage(usage))
 
@@ -215,7 +215,7 @@ def _tool_use(call: chat.ToolCall, arguments: dict[str, Any]) -> types.ToolUseBl
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """The input of a call. Arguments that are no JSON object, as where they were cut off, stand in `arguments` as a text."""
+    """The input of a call. Arguments that are no JSON object, such as cut-off ones, become a text in the field `arguments`."""
     try:
         return _object(arguments or "{}")
     except UNREADABLE:
@@ -223,7 +223,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def _stop(choice: chat.Choice, stops: Sequence[str], *, has_calls: bool) -> tuple[str, str | None]:
-    """The reason, and the text that ended the answer."""
+    """The reason for the end, and the stop text that ended the answer."""
     reason = _STOP_REASONS.get(choice.finish_reason or "", "end_turn")
     if reason == "end_turn" and isinstance(choice.stop_reason, str) and choice.stop_reason in stops:
         return "stop_sequence", choice.stop_reason

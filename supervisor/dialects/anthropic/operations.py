@@ -1,6 +1,6 @@
 """The operations of Anthropic's clients: messages, their count, and the list of models.
 
-The list has OpenAI's paths. A request that names a version of Anthropic's API, as all its clients do, gets this one.
+The list has OpenAI's paths. A request that names a version of Anthropic's API, as all its clients do, gets Anthropic's list.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GROUP.asked(
 
 
 def names_version(scope: Scope) -> bool:
-    """Whether a request comes from one of Anthropic's clients."""
+    """Does a request come from one of Anthropic's clients?"""
     return any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 

@@ -1,5 +1,7 @@
-"""Why an answer ended, of workers that speak `/v1/messages` themselves: llama.cpp's server tells the `stop_sequence` that
-ended it, but `end_turn` as the `stop_reason` beside it. Clients look at the latter first, so it is put right.
+"""Corrects the reason for an answer's end, for workers that serve `/v1/messages` themselves.
+
+llama.cpp's server reports the `stop_sequence` that ended an answer, but `end_turn` as the `stop_reason` beside it. Clients look
+at the `stop_reason` first.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _RIGHT: Final = b'"stop_sequence"'
 
 
 class WholeStop(BufferedResponse):
-    """A whole answer."""
+    """Corrects a whole answer."""
 
     def changed(self, fields: Fields) -> Fields | None:
         """See BufferedResponse."""
@@ -30,7 +32,7 @@ class WholeStop(BufferedResponse):
 
 
 class StreamedStop:
-    """A stream, line by line: an event's data is one, and what its texts quote is escaped."""
+    """Corrects a stream, line by line: an event's data is one line, and quotes within its texts are escaped."""
 
     def __init__(self) -> None:
         self._rest = b""  # of a line that isn't complete
@@ -50,6 +52,6 @@ class StreamedStop:
         return _WRONG.sub(rb"\g<1>" + _RIGHT + rb"\g<2>", lines) if _EVENT in lines else lines
 
     def end(self) -> bytes:
-        """What follows the last line."""
+        """The rest after the last complete line."""
         rest, self._rest = self._rest, b""
         return rest

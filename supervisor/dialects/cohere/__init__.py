@@ -1,4 +1,4 @@
-"""Cohere's `/v2/rerank`: workers answer it as `/v1/rerank`, and what their answers lack of Cohere's is put in."""
+"""Cohere's `/v2/rerank`: workers answer it as `/v1/rerank`, and llmux adds the fields of Cohere's that their answers lack."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _META: Final = msgspec.Raw(
 
 
 class Cohere(OpenAI):
-    """As OpenAI's other paths, but for what an answer holds."""
+    """Like OpenAI's dialect, except for fields of the answers."""
 
     name = "cohere"
 
     def owns(self, path: str) -> bool:
-        """Reranking alone."""
+        """The path of reranking."""
         return path == "/v2/rerank"
 
     def completion(self, model: str, fields: Fields, *, stream: bool) -> StreamTranslation:
@@ -32,7 +32,7 @@ class Cohere(OpenAI):
 
 
 class Completion(BufferedResponse):
-    """An answer that gets an `id` and `meta` if it has none."""
+    """Adds `id` and `meta` to an answer without them."""
 
     def changed(self, fields: Fields) -> Fields | None:
         """See BufferedResponse."""

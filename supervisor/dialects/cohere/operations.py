@@ -1,4 +1,4 @@
-"""What Cohere's clients ask for."""
+"""The operation of Cohere's clients."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ _SCOPES: Final = {endpoint.path: endpoint.scope for endpoint in GROUP.endpoints 
 
 
 class LlamaCpp(OpenAI):
-    """Its paths at the root; errors and keys are as OpenAI's, as with llama.cpp itself."""
+    """llama.cpp's paths at the root; errors and keys are like OpenAI's, as with llama.cpp itself."""
 
     name = "llamacpp"
 
     def owns(self, path: str) -> bool:
-        """Those that the daemon answers."""
+        """The paths that the daemon answers."""
         return path in _SCOPES
 
     def scope_for(self, path: str) -> str | None:
@@ -33,11 +33,11 @@ class LlamaCpp(OpenAI):
         return _SCOPES[path]
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
-        """`/props` of no model are the router's."""
+        """The router answers `/props` without a model."""
         return path == "/props" and not parse_qs(query.decode("latin-1")).get("model")
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """What the daemon answers itself."""
+        """The routes that the daemon answers itself."""
         return GROUP.routes(daemon)
 
 

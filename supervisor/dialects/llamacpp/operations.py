@@ -1,4 +1,4 @@
-"""What llama.cpp's server has besides OpenAI's API: its router's management of models, and its own paths of inference."""
+"""The operations of llama.cpp's server beyond OpenAI's API: its router's management of models, and its own paths of inference."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def follow_router_models(daemon: Daemon) -> Response:
 
 
 async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator[bytes, None]:
-    """Every model's status first, then each change. Virtual models of one model share its state."""
+    """Events with every model's status, then with each change. Virtual models of one model share its state."""
     shown: dict[str, Status] = {}
 
     def events(kind: str) -> bytes:

@@ -1,10 +1,10 @@
-"""llm-pool's requests to `/v1/responses`, as chat completions.
+"""Translates llm-pool's requests to `/v1/responses` into chat completions.
 
 llm-pool's API has the path of OpenAI's Responses, but other fields: `messages`, `decoding`, `thinking`, and others for the
-content of `input`. Workers that serve the path leave out what they don't know, so a request that says "think not" would
-think. Therefore such a request is known by its fields, and translated whatever its worker serves.
+content of `input`. Workers that serve the path ignore unknown fields, so a model would think although the request forbids it.
+Therefore llmux recognises such a request by its fields, and translates it whatever its worker serves.
 
-`decode` maps requests, `encode` answers; `metrics` reckons the times that each answer has.
+`decode` translates requests, `encode` answers; `metrics` computes the times in each answer.
 """
 
 from __future__ import annotations

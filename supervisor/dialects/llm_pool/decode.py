@@ -1,6 +1,6 @@
-"""llm-pool's requests as chat completions: each field is mapped, refused by its name, or named as ignored.
+"""Translates llm-pool's requests into chat completions: each field is translated, refused by its name, or named as ignored.
 
-A field that is null is as good as missing.
+A null field counts as missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES: Final = {
     "chat_template_kwargs": "thinking",
     "reasoning_effort": "thinking",
 }
-"""Canonical fields → what they are called here."""
+"""Canonical fields → their names in llm-pool's API."""
 _UNKNOWN: Final = TargetModel()
 
 _read: Final = Reader(
@@ -47,9 +47,9 @@ _fields: Final = msgspec.json.Decoder(Fields).decode
 
 
 def is_llm_pool(fields: Fields) -> bool:
-    """Are these the top-level fields of a request that OpenAI's Responses don't have?
+    """Are these the top-level fields of a request of llm-pool's?
 
-    That is one with a field of llm-pool's, unless it is null, or whose `input` consists of parts that only llm-pool has.
+    They are if one of them is llm-pool's own and not null, or if `input` consists of parts that only llm-pool has.
     """
     return any(not is_null(fields[name]) for name in _OWN & fields.keys()) or _has_parts(fields.get("input"))
 
@@ -66,7 +66,7 @@ def _has_parts(content: msgspec.Raw | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LlmPool:
-    """A `TargetedTranslation`, and the translation for a model of which nothing is known."""
+    """A `TargetedTranslation`, and the translation for an unknown model."""
 
     target: TargetModel = _UNKNOWN
     times: Times | None = None
@@ -108,7 +108,7 @@ class LlmPool:
         return [{"role": "system", "content": request.instructions}]
 
     def _languages(self, request: LlmPoolRequest) -> Mapping[str, str]:
-        """What a translation model needs beside the text, and no other takes."""
+        """The languages that a translation model needs besides the text, and no other model takes."""
         codes = {"source_lang_code": request.source_lang_code, "target_lang_code": request.target_lang_code}
         given = {name: code for name, code in codes.items() if code is not None}
         if self.target.translates and "target_lang_code" not in given:
@@ -159,7 +159,7 @@ class LlmPool:
         raise InvalidRequestError(message, param="thinking", code="thinking_unsupported")
 
     def _decoding(self, raw: msgspec.Raw | None) -> tuple[Fields, list[str]]:
-        """The parameters as the client wrote them, by their names at the worker, and those that it doesn't have."""
+        """The parameters by the worker's names, with the client's values; and the names of those that the worker lacks."""
         found: Fields = {}
         unused: list[str] = []
         for name, value in ({} if raw is None or is_null(raw) else _fields(raw)).items():
@@ -171,7 +171,7 @@ class LlmPool:
 
 
 def _content(content: Content) -> object:
-    """A text as it is, texts joined to one, and parts among which there is an image as parts."""
+    """One text stays; several texts are joined; parts with an image among them stay parts."""
     if isinstance(content, str):
         return content
     texts = [part.text for part in content if isinstance(part, LlmPoolText)]

@@ -1,7 +1,7 @@
-"""Chat completions as llm-pool's answers: one object, or a stream of four kinds of events.
+"""Translates chat completions into llm-pool's answers: one object, or a stream of four kinds of events.
 
 A stream is `response.created`, `response.output_text.delta` for each piece of text as it comes, `response.metrics` and
-`response.completed` with the whole answer. What a model thinks is no part of its text.
+`response.completed` with the whole answer. The model's thoughts are no part of its text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The AnswerTranslation of one request, whose model the client calls `model`. `times` None: not known."""
+    """The `AnswerTranslation` of one request. `model` is the client's name for the model; `times` None: unknown."""
 
     model: str
     ignored: Sequence[str]
@@ -48,7 +48,7 @@ class Answers:
 
 
 class Events(chat.ChatStream):
-    """One stream."""
+    """The translation of one stream."""
 
     def __init__(self, model: str, times: Times | None, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Events(chat.ChatStream):
 
 
 def new_id() -> str:
-    """Of an answer that begins."""
+    """An id for an answer that begins."""
     return f"resp_{uuid.uuid4().hex}"
 
 

@@ -1,7 +1,7 @@
-"""The times and tokens in an answer: llm-pool's metrics, which responses of OpenAI's shape have as well.
+"""The times and tokens in an answer: llm-pool's metrics, which responses of OpenAI's shape get as well.
 
-Its timers lie within each other: the backend's in the engine's, that in the pool's. Here the backend is the worker, from
-the admission of the request on; the engine's time begins in the queue of the model, the pool's when the request arrives.
+Its timers contain each other: the pool's contains the engine's, which contains the backend's. Here the backend is the worker,
+from the request's admission on; the engine's time begins in the model's queue, the pool's when the request arrives.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from supervisor.gateway.filters.translation import Times
 
 
 def metrics_of(measured: chat.Measured, times: Times | None, now: float) -> AnswerMetrics:
-    """At the end of the answer. What isn't known is None; milliseconds but for tokens."""
+    """The metrics at the end of an answer, in milliseconds and tokens. Unknown ones are None."""
     arrived_at, entered_at, admitted_at = (
         (None, None, None) if times is None else (times.arrived_at, times.entered_at, times.admitted_at)
     )
@@ -38,7 +38,7 @@ def metrics_of(measured: chat.Measured, times: Times | None, now: float) -> Answ
 
 
 def _generated(measured: chat.Measured, admitted_at: float | None, now: float) -> tuple[float | None, float | None]:
-    """Milliseconds up to the first token, and from then on: as the worker tells, else as seen from here."""
+    """Milliseconds until the first token, and after it: by the worker's report, else as measured here."""
     if measured.timings is not None and measured.timings.predicted_ms is not None:
         return measured.timings.prompt_ms, measured.timings.predicted_ms
     return _ms(admitted_at, measured.first_at), _ms(measured.first_at, now)

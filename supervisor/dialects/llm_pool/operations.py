@@ -1,4 +1,4 @@
-"""What llm-pool's clients ask."""
+"""The operation of llm-pool's clients."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ollama's API, below `/api`: chats, prompts and embeddings are translated, lists and the like are the daemon's.
+"""Ollama's API, below `/api`: chats, prompts and embeddings are translated; the daemon answers lists and the like.
 
 Errors are `{"error": "MESSAGE"}`, as the last line of a stream as well. Its clients add `:latest` to a name without a tag,
-and some look for the result in the list, so names are listed with it; see `OpenAI.model_name`. Whatever would make, fetch or
-remove a model is refused: models come from the configuration.
+and some look for the result in the list, so names are listed with it; see `OpenAI.model_name`. Requests to make, fetch or
+remove a model are refused: models come from the configuration.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from supervisor.gateway.filters.translation import TargetedTranslation, Translat
 from supervisor.schema.operation import JSON, LINES
 
 AT_OWN_PORT: Final = "ollama_port"
-"""In the state of a request that came by a port for Ollama's clients, whose root has no page."""
+"""Key in the state of a request that came to the port for Ollama's clients, whose root has no page."""
 _BLOBS: Final = "/api/blobs/"
 _SCOPES: Final = {endpoint.path: endpoint.scope for endpoint in GROUP.endpoints}
 _GENERATING: Final = frozenset({decode.CHAT, decode.GENERATE})
@@ -41,7 +41,7 @@ _KEEPALIVE: Final = (
 
 
 class Ollama(OpenAI):
-    """Keys are as OpenAI's: clients that have any send `Authorization: Bearer`."""
+    """Keys are like OpenAI's: clients with a key send `Authorization: Bearer`."""
 
     name = "ollama"
     reads_fields = True
@@ -49,15 +49,15 @@ class Ollama(OpenAI):
     has_openai_errors = False
 
     def owns(self, path: str) -> bool:
-        """Known paths below `/api`; llmux has paths of its own there, too."""
+        """Known paths below `/api`, where llmux has paths of its own, too."""
         return path.startswith("/api/") and (path in _SCOPES or path.startswith(_BLOBS))
 
     def scope_for(self, path: str) -> str | None:
-        """An operation's own; changes of models need the admin scope."""
+        """The operation's scope; changes of models need the admin scope."""
         return "admin" if path.startswith(_BLOBS) else _SCOPES.get(path, "inference")
 
     def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
-        """All but what models answer, whatever a worker serves."""
+        """Everything that models don't answer, whatever a worker serves."""
         return path not in decode.TRANSLATIONS
 
     def streams_unasked(self, path: str) -> bool:
@@ -77,7 +77,7 @@ class Ollama(OpenAI):
         return msgspec.json.encode({"error": fields["message"]})
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
-        """`keep_alive: 0` without a prompt unloads the model, for all who use it: as everywhere, that is an operator's."""
+        """`keep_alive: 0` without a prompt unloads the model for all of its users, so it needs the admin scope."""
         return "admin" if path in _GENERATING and decode.is_unload(path, fields) else None
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
@@ -96,7 +96,7 @@ class Ollama(OpenAI):
 
 
 class _Root(Route):
-    """A route for programs; browsers, which want a page, get the next one with its path."""
+    """A route for programs. Browsers, which want a page, get the next route with its path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return (Match.NONE, {}) if _wants_page(scope) else super().matches(scope)

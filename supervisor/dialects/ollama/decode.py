@@ -1,7 +1,7 @@
-"""Requests of `/api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings` as canonical ones.
+"""Translates requests of `/api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings` into canonical ones.
 
-A chat without messages, and a prompt or an input that is empty, ask for the model alone: the canonical request is then one
-for which a model computes as little as possible, so that it waits, counts and stays like every other request.
+A chat without messages, or an empty prompt or input, only asks to load the model: the canonical request then lets the model
+compute as little as possible, so that it waits, counts and keeps its model loaded like every other request.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _REMEDIES: Final = (
 
 
 def _param(place: str) -> str:
-    """The field of an error: that of the request, or the pictures of a message."""
+    """The field to name in an error: the request's, or a message's pictures."""
     return "images" if ".images" in place else place.partition("[")[0]
 
 
@@ -80,7 +80,7 @@ _embeddings: Final = _reader(types.OllamaEmbeddingsRequest)
 
 
 def _read(reader: Reader[_T], fields: Fields) -> tuple[_T, list[str]]:
-    """The request, and the names of fields without effect, but for empty ones: Ollama's own client sends many."""
+    """The request, and the names of fields without effect, except empty ones: Ollama's own client sends many."""
     request, ignored = reader(fields)
     return request, [name for name in ignored if name not in fields or not _is_empty(fields[name])]
 
@@ -94,7 +94,7 @@ def _is_empty(value: msgspec.Raw) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Translated:
-    """A Translation: `request` is a function."""
+    """A `Translation` by a function."""
 
     path: str
     request: Callable[[Fields], tuple[Fields, AnswerTranslation]]
@@ -127,7 +127,7 @@ def _prompt(fields: Fields) -> tuple[Fields, Answers]:
 
 
 def _raw_prompt(fields: Fields) -> tuple[Fields, AnswerTranslation]:
-    """A prompt that no template is put around. With a suffix, the model fills in the text between them."""
+    """A prompt without a template around it. With a suffix, the model fills in the text between them."""
     for name in ("images", "template", "context"):
         if is_given(value := fields.get(name, _ABSENT)) and not _is_empty(value):
             message = f'"{name}" is not supported: leave it out where the prompt goes to the model as it is.'
@@ -144,7 +144,7 @@ def _raw_prompt(fields: Fields) -> tuple[Fields, AnswerTranslation]:
 
 
 def raw_of(fields: Fields) -> TargetedTranslation | None:
-    """Set iff the prompt goes to its model as it is."""
+    """The translation of a prompt that goes to its model unchanged; None for any other request."""
     if is_load(GENERATE, fields):
         return None
     request, _ = _generate({name: fields[name] for name in ("raw", "suffix") if name in fields})
@@ -153,7 +153,7 @@ def raw_of(fields: Fields) -> TargetedTranslation | None:
 
 
 def _common(request: types.OllamaRequest, ignored: list[str]) -> Json:
-    """The canonical fields that chats and prompts have in common. It adds fields without effect to `ignored`."""
+    """The canonical fields that chats and prompts share. Adds fields without effect to `ignored`."""
     options = request.options
     values = ((name, getattr(options, name)) for name in options.__struct_fields__)
     canonical: Json = {name: value for name, value in values if isinstance(value, msgspec.Raw) and is_given(value)}
@@ -194,13 +194,13 @@ def _complete(
 
 
 def is_load(path: str, fields: Fields) -> bool:
-    """Does this chat, or prompt, ask for its model alone?"""
+    """Does this chat or prompt only ask to load its model?"""
     content = fields.get("messages" if path == CHAT else "prompt", _ABSENT)
     return not is_given(content) or _is_empty(content)
 
 
 def is_unload(path: str, fields: Fields) -> bool:
-    """Does it ask only to unload its model? Raises InvalidRequestError for a duration that is none."""
+    """Does it only ask to unload its model? Raises InvalidRequestError for an invalid duration."""
     if "keep_alive" not in fields or not is_load(path, fields):
         return False
     request, _ = read_load({"keep_alive": fields["keep_alive"]})
@@ -223,7 +223,7 @@ def _keep_alive(value: float | str, ignored: list[str]) -> Json:
 
 
 def _seconds(value: float | str) -> float | None:
-    """How long the model stays after the request; None: the request leaves that open. A negative time is the longest.
+    """How long the model stays loaded after the request; None: the request doesn't say. A negative time means the longest.
 
     A text is one of Go's durations, such as "1h30m", or a number of seconds.
     """
@@ -241,9 +241,9 @@ def _seconds(value: float | str) -> float | None:
 
 
 class _Calls:
-    """The calls without a result so far, and ids for those that have none.
+    """The calls without a result so far. Calls without an id get one.
 
-    Older clients know no ids: a result belongs to a call by the tool's name, else by its order.
+    Older clients know no ids: a result then belongs to a call by the tool's name, else by its order.
     """
 
     def __init__(self) -> None:
@@ -252,14 +252,14 @@ class _Calls:
         self._made = 0
 
     def add(self, name: str, known: str | None) -> str:
-        """A call, by its own id if it has one; its id."""
+        """Add a call. Returns its id: its own if it has one."""
         call = known or self._new()
         self._open[call] = name
         self._by_name[name][call] = None
         return call
 
     def answer(self, name: str, known: str | None) -> str:
-        """The id of the call that a result belongs to: by id, else by name, else by order."""
+        """The id of the call to which a result belongs: by id, else by name, else by order."""
         calls = self._by_name[name] if name else self._open
         call = known or next(iter(calls), None) or self._new()  # a worker may refuse an id that no call has
         self._by_name[self._open.pop(call, name)].pop(call, None)
@@ -295,7 +295,7 @@ def _call(call: types.OllamaCall, calls: _Calls) -> Json:
 
 
 def _content(text: str, images: list[str] | None) -> str | list[Json]:
-    """A text with its pictures, which come first, as Ollama puts them."""
+    """A text with its pictures. The pictures come first, as with Ollama."""
     if not images:
         return text
     parts: list[Json] = [{"type": "image_url", "image_url": {"url": _url(image)}} for image in images]
@@ -318,7 +318,7 @@ def _texts(fields: Fields) -> tuple[Fields, VectorAnswers]:
 
 
 def _text(fields: Fields) -> tuple[Fields, VectorAnswers]:
-    """The older path."""
+    """The request of the older path, with one text."""
     request, ignored = _read(_embeddings, fields)
     canonical, answers = _vectors(request, fields.get("prompt"), ignored)
     return canonical, replace(answers, is_single=True)

@@ -1,7 +1,7 @@
-"""Chat completions and lists of embeddings as answers to Ollama's clients: whole ones, and streams of JSON lines.
+"""Translates chat completions and lists of embeddings into Ollama's answers: whole ones, and streams of JSON lines.
 
-A stream has a line for each piece of text. Tool calls come whole, in one line, when all pieces of them are there. The last
-line says how the answer ended, and has its figures. A request for nothing, which only loads its model, gets that last line alone.
+A stream has a line for each piece of text. Tool calls come whole, in one line, once all their pieces are there. The last
+line has the reason for the answer's end, and its figures. A request that only loads its model gets that last line alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(_Answers):
-    """Of chats and prompts."""
+    """The `AnswerTranslation` of chats and prompts."""
 
     shape: Shape
 
@@ -64,7 +64,7 @@ class Answers(_Answers):
         return Lines(self)
 
     def line(self, model: str, choice: Choice, message: Message, calls: Sequence[ToolCall]) -> Json:
-        """A piece of the answer, or the whole of it without its end."""
+        """A piece of the answer, or the whole answer without its end."""
         text, thought = message.content or message.refusal or "", message.thought
         more: Json = {"thinking": thought} if thought else {}
         if calls:
@@ -79,7 +79,7 @@ class Answers(_Answers):
         return _encode({**self._begin(model, "", {}), "done": True, **end})
 
     def end(self, measured: Measured, reason: str | None) -> Json:
-        """How the answer ended, and its figures: llama.cpp's own times, or those that the client waited for."""
+        """The reason for the answer's end, and its figures: llama.cpp's own times, or those that the client waited."""
         now, timings = time.monotonic_ns(), measured.timings
         total = now - self.begun
         prompt, answer, before = 0, now - int(measured.first_at or self.begun), 0
@@ -106,7 +106,7 @@ class Answers(_Answers):
 
 
 class Lines(ChatStream):
-    """One stream; see StreamTranslation."""
+    """The translation of one stream."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Lines(ChatStream):
 
 
 def timestamp(seconds: float) -> str:
-    """Unix seconds as RFC 3339 has them."""
+    """Unix seconds in RFC 3339's form."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -173,7 +173,7 @@ def _call(index: int, call: ToolCall) -> Json:
 
 
 def _complete(calls: Sequence[ToolCall], reason: str | None) -> Sequence[ToolCall]:
-    """Without the last one if the answer ended within it, as its `done_reason` says."""
+    """The calls without the last one if the answer ended within it, which its `done_reason` shows."""
     return calls[:-1] if calls and reason == "length" and not _is_json(calls[-1].function.arguments or "") else calls
 
 
@@ -186,7 +186,7 @@ def _is_json(text: str) -> bool:
 
 
 def _logprobs(logprobs: object) -> list[Any] | None:
-    """Those of the text's tokens; None in an older form."""
+    """The log probabilities of the text's tokens; None for an older form."""
     tokens = logprobs.get("content") if isinstance(logprobs, dict) else None
     return tokens if isinstance(tokens, list) else None
 
@@ -215,7 +215,7 @@ _numbers: Final = msgspec.json.Decoder(list[float]).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorAnswers(_Answers):
-    """Of embeddings."""
+    """The `AnswerTranslation` of embeddings."""
 
     is_single: bool = False  # the older path, with one vector
     dimensions: int = 0  # at most so many of each vector; 0: all
@@ -239,5 +239,5 @@ class VectorAnswers(_Answers):
         return msgspec.Raw(_encode(cut(numbers, self.dimensions)))
 
     def stream(self) -> StreamTranslation:
-        """Embeddings have none. Raises UpstreamError."""
+        """Embeddings are never streamed. Raises UpstreamError."""
         raise UpstreamError("The worker's answer is a stream, not a list of embeddings.")

@@ -1,4 +1,4 @@
-"""Models in Ollama's words. A fact that llmux doesn't know is empty, never made up."""
+"""Models in Ollama's words. A fact that llmux doesn't know stays empty: it makes nothing up."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ _EMBEDS: Final = "POST /v1/embeddings"
 
 
 def find(daemon: Daemon, name: str) -> catalog.Route | None:
-    """The model of a name, to which a client may have added `:latest`."""
+    """The model with a name, to which a client may have added `:latest`."""
     return daemon.catalog.route(OPENAI.model_name(name, lambda known: daemon.catalog.route(known) is not None))
 
 
 def resolve(daemon: Daemon, name: str) -> catalog.Route:
-    """The same. Raises NotFoundError."""
+    """As `find`. Raises NotFoundError."""
     return find(daemon, name) or daemon.catalog.resolve(name)
 
 
 def useful(rows: Iterable[catalog.Route]) -> list[catalog.Route]:
-    """The models that chat or embed; Ollama's clients can do nothing with others."""
+    """The models that chat or embed: Ollama's clients can't use others."""
     return [row for row in rows if _CHATS in row.model.paths or _EMBEDS in row.model.paths]
 
 
 def size_of(model: CatalogModel) -> int:
-    """Bytes of its weights; 0 where that isn't known. Blocks on looking at files."""
+    """The bytes of a model's weights; 0 if unknown. Blocks on looking at files."""
     with contextlib.suppress(OSError):
         return sum(file.stat().st_size for file in model.adapter.weights(model.config))
     return 0
 
 
 def listed(daemon: Daemon, public: str, model: CatalogModel, size: int) -> types.OllamaListedModel:
-    """A public name of a model, whether it is loaded or not."""
+    """The entry of a public name in the list of models, loaded or not."""
     name = _tagged(daemon, public)
     return types.OllamaListedModel(name, name, _digest(name), _details(model), _started(daemon), size)
 
 
 def loaded(daemon: Daemon, row: catalog.Route, status: ModelStatus) -> types.OllamaLoadedModel:
-    """A loaded model."""
+    """The entry of a loaded model."""
     name, model = _tagged(daemon, row.name), daemon.fleet.effective(row.model.id)
     on_gpus = {device.id for device in daemon.engine.devices() if not device.spec.takes_whole}
     leases = [(lease.device, lease.measured_mib or lease.mib) for lease in status.leases]
@@ -71,7 +71,7 @@ def loaded(daemon: Daemon, row: catalog.Route, status: ModelStatus) -> types.Oll
 
 
 def shown(daemon: Daemon, row: catalog.Route) -> types.OllamaShown:
-    """The abilities of a model. Clients look for the context below the architecture's name, so there has to be one."""
+    """A model's abilities. Clients look for the context below the architecture's name, so there is always one."""
     model = daemon.fleet.effective(row.model.id)
     known, is_chat = _known(model), _CHATS in model.paths
     architecture = known.architecture or _UNKNOWN
@@ -94,13 +94,13 @@ def shown(daemon: Daemon, row: catalog.Route) -> types.OllamaShown:
 
 
 def _tagged(daemon: Daemon, name: str) -> str:
-    """Some clients, such as older versions of Open WebUI, add the tag to a name without one and look for that in the list."""
+    """The name with `:latest`: some clients, such as older versions of Open WebUI, add the tag and look for that in the list."""
     has_tag = ":" in name.rpartition("/")[2] or daemon.catalog.route(name + LATEST) is not None
     return name if has_tag else name + LATEST
 
 
 def _digest(name: str) -> str:
-    """The same as long as the model has this name."""
+    """A digest that stays the same as long as the model has this name."""
     return sha256(name.encode()).hexdigest()
 
 

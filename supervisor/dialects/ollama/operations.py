@@ -25,7 +25,7 @@ from supervisor.gateway.operation import Group
 from supervisor.schema.operation import LINES, Example, Method
 
 VERSION: Final = "0.12.11"
-"""Of Ollama's API as it is served here; some clients refuse one that is too low."""
+"""The version of Ollama's API that llmux serves; some clients refuse one that is too low."""
 LOOK_S: Final = 0.5
 _REFUSED: Final[tuple[tuple[Method, str], ...]] = (
     ("POST", "/api/push"),

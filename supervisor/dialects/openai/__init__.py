@@ -1,4 +1,4 @@
-"""OpenAI's API: what every client speaks unless its path says otherwise."""
+"""OpenAI's API: the dialect of every client whose path belongs to no other dialect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from supervisor.gateway.filters.picture_links import PREFIX
 from supervisor.gateway.filters.translation import Translation
 
 LATEST: Final = ":latest"
-"""What Ollama's clients add to a name without a tag, also when they speak OpenAI's API."""
+"""Ollama's clients add this to a name without a tag, also when they speak OpenAI's API."""
 _TRANSLATED: Final[Mapping[str, Translation]] = {
     "/v1/completions": Infill(),
     "/v1/embeddings": Embeddings(),
@@ -37,7 +37,7 @@ _CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
 
 class OpenAI(Dialect):
-    """Errors as `{"error": {"message", "type", "param", "code"}}`, keys as `Authorization: Bearer` or `x-api-key`."""
+    """Errors are `{"error": {"message", "type", "param", "code"}}`, keys are `Authorization: Bearer` or `x-api-key`."""
 
     name = "openai"
 
@@ -46,11 +46,11 @@ class OpenAI(Dialect):
         return True
 
     def scope_for(self, path: str) -> str | None:
-        """Inference, except the lists that Open WebUI requests without a key, and pictures, whose names are secrets."""
+        """Inference, but none for the lists that Open WebUI requests without a key, and for pictures, whose names are secrets."""
         return None if path in _OPEN or path.startswith(PREFIX) else "inference"
 
     def model_name(self, name: str, is_known: Callable[[str], bool]) -> str:
-        """`NAME:latest` is NAME if nothing else is called so."""
+        """`NAME:latest` means NAME if nothing else has that name."""
         bare = name.removesuffix(LATEST)
         return bare if bare != name and not is_known(name) and is_known(bare) else name
 
@@ -59,20 +59,20 @@ class OpenAI(Dialect):
         return _TRANSLATIONS.get(path) if method == "POST" else None
 
     def reasoning(self, path: str) -> ReasoningEvent | None:
-        """Of chats."""
+        """The events for streams of chats."""
         return _reasoning_chunk if path in _CHATS else None
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
-        """Do what a request for which `daemon_scope` named a scope asks; `raw` is its body. Raises LlmuxError."""
+        """Answer a request for which `daemon_scope` returned a scope; `raw` is its body. Raises LlmuxError."""
         raise NotImplementedError
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """What the daemon answers itself."""
+        """The routes that the daemon answers itself."""
         return [*operations.GROUP.routes(daemon), *media_operations.GROUP.routes(daemon)]
 
 
 def _reasoning_chunk(text: str, model: str, request_id: str, created: int) -> bytes:
-    """Without `role`: the worker's first chunk has it, and OpenAI's client joins what both say."""
+    """A chunk without `role`: the worker's first chunk has it, and OpenAI's client would join both."""
     chunk = {
         "id": f"chatcmpl-{request_id}",
         "object": "chat.completion.chunk",

@@ -1,4 +1,4 @@
-"""A completion with a `suffix`: llama.cpp's `/infill`, which puts a text between two others."""
+"""Translates completions with a `suffix` to llama.cpp's `/infill`, which fills in a text between two others."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _one_text(raw: msgspec.Raw, name: str) -> msgspec.Raw:
 
 @dataclass(frozen=True, slots=True)
 class Infilled:
-    """What its answers become: text completions; see AnswerTranslation."""
+    """The `AnswerTranslation` into text completions."""
 
     ignored: Sequence[str] = ()
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
@@ -105,7 +105,7 @@ class Infilled:
         return _Stream(self)
 
     def completion(self, filled: _Filled, *, is_last: bool) -> dict[str, object]:
-        """The text, or a piece of it, as a completion."""
+        """A text completion with the worker's text, or with a piece of it."""
         reason = _REASONS.get(filled.stop_type, "stop") if is_last else None
         choice = {"text": filled.content, "index": 0, "logprobs": None, "finish_reason": reason}
         told: dict[str, object] = {"id": self.id, "object": "text_completion", "created": self.created}
@@ -118,7 +118,7 @@ class Infilled:
 
 
 def read(body: bytes) -> _Filled:
-    """Raises UpstreamError."""
+    """A worker's answer, or an event of its stream. Raises UpstreamError."""
     return worker_said(_filled, body, "text that was filled in")
 
 

@@ -1,4 +1,4 @@
-"""What OpenAI's clients ask for: lists of models, chats, completions, embeddings and the like."""
+"""The operations of OpenAI's clients: lists of models, chats, completions, embeddings and the like."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RERANKED: Final = Example(
 )
 _HELLO: Final = {"model": "Tiny-Instruct", "messages": [{"role": "user", "content": "Hello"}]}
 _TASK: Final = "load/"
-"""What a runner's client asks for where no model is called so."""
+"""A runner's client means a load task by this prefix, where no model has such a name."""
 _OUTPUT: Final[Mapping[ModelType, str]] = {
     "llm": "text",
     "asr": "text",
@@ -92,7 +92,7 @@ def _model(daemon: Daemon, entry: catalog.Route, model: catalog.CatalogModel) ->
 
 
 def _is_loaded(daemon: Daemon, row: catalog.Route) -> bool:
-    """Does it answer without a load? A task: does one of its candidates?"""
+    """Can it answer without a load? A task can if one of its candidates can."""
     candidates = row.candidates if isinstance(row, catalog.Task) else (row,)
     return any(status(daemon.engine.figures_of(one.model.id)) == "loaded" for one in candidates)
 

@@ -1,18 +1,18 @@
-"""OpenAI's Responses: `/v1/responses`, whose streams are events with types, numbers and places.
+"""OpenAI's Responses: `/v1/responses`, whose streams are events with types, numbers and positions.
 
-Workers that speak it get their requests untouched, and `completion` puts into their streams what they leave out. For all
+Workers that serve it get their requests untouched, and `completion` adds to their streams what they leave out. For all
 other chat models it is translated to chat completions:
 
-- `types`: what clients send and get
+- `types`: the requests and answers of clients
 - `decode`: a request, or one for the count of its tokens → one for a chat completion
 - `items`: `input` → messages;  `tools`: functions and the choice among them
 - `encode`: a chat completion → the response object, whole or event by event
 
-Responses are kept by the daemon, whatever their worker speaks, and so are those that are generated in the background:
+The daemon stores responses, whatever API their worker serves, also those that it generates in the background:
 
-- `turn`: a request that goes on from a kept response, or whose own is kept;  `kept`: what is kept, as others read it
-- `background`: responses that are generated while nobody waits
-- `operations`: what can be done with a response that is kept
+- `turn`: requests that continue a stored response, or whose response is stored;  `kept`: reads stored responses
+- `background`: responses that are generated while no client waits
+- `operations`: the operations on a stored response
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _COUNT: Final = CountTokens()
 
 
 class Responses(OpenAI):
-    """As OpenAI's other paths, but for the events of its streams."""
+    """Like OpenAI's dialect, except for the events of its streams."""
 
     name = "responses"
     unheard_settings = frozenset({"max_tokens", "max_completion_tokens", "n_predict"})  # a limit has another name here
     reads_fields = True
 
     def __init__(self, *, is_llm_pools: bool = False) -> None:
-        """`is_llm_pools`: all requests for a response are llm-pool's, not only those with its fields."""
+        """`is_llm_pools`: all requests to `/v1/responses` are llm-pool's, not only those with its fields."""
         self._is_llm_pools = is_llm_pools
 
     def spoken_with(self, responses: str) -> Dialect:
@@ -69,12 +69,12 @@ class Responses(OpenAI):
         return path in _PATHS or path in _COUNTED
 
     def daemon_scope(self, path: str, fields: Fields) -> str | None:
-        """A response in the background is a job of the daemon's."""
+        """The daemon generates a response in the background as a job."""
         is_for_background = path in _PATHS and bytes(fields.get("background", b"")) == b"true"
         return "inference" if is_for_background and not self._is_other(path, fields) else None
 
     async def respond(self, daemon: Daemon, scope: Scope, fields: Fields, raw: Bytes) -> Response:
-        """Generate it in the background. Raises LlmuxError."""
+        """Generate a response in the background. Raises LlmuxError."""
         return await background.begin(daemon, scope, raw)
 
     async def turn(self, path: str, body: Body, memory: ConversationStore) -> tuple[Body, StoredConversation | None]:
@@ -84,12 +84,12 @@ class Responses(OpenAI):
         return await turn_of(body, memory, is_counted=path in _COUNTED)
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """What the daemon does with responses that are kept."""
+        """The operations on stored responses."""
         daemon.jobs.on_end.append(partial(background.end, daemon))
         return GROUP.routes(daemon)
 
     def translation(self, method: str, path: str) -> Translation | None:
-        """Of a request for a response, or for the tokens that one would have."""
+        """The translation of a request for a response, or for the count of its tokens."""
         if method != "POST":
             return None
         return _COUNT if path in _COUNTED else _CREATE
@@ -117,7 +117,7 @@ class Responses(OpenAI):
         return Completion(model) if stream else None
 
     def _is_other(self, path: str, fields: Fields) -> bool:
-        """Is this one of llm-pool's requests?"""
+        """Is this a request of llm-pool's?"""
         return path in _PATHS and (self._is_llm_pools or is_llm_pool(fields))
 
 

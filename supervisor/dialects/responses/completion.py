@@ -1,8 +1,7 @@
-"""The streams of workers that speak `/v1/responses` themselves, with what they leave out.
+"""Adds to streams of workers that serve `/v1/responses` themselves what they leave out.
 
-llama.cpp's server, which may run as a `command`, leaves out the events' numbers and places, and `output` of a response that
-begins. OpenAI's own SDKs don't get through such a stream, so these are put in where they are missing: the events are not parsed,
-the fields are spliced in.
+llama.cpp's server, which may run as a `command`, leaves out the events' numbers and positions, and `output` of a response that
+begins. OpenAI's own SDKs fail on such a stream, so missing fields are spliced in, without parsing the events.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TEXT: Final = b'"type":"response.output_text.'
 
 
 class Completion:
-    """A stream whose events get what they lack, if the first one lacks its number."""
+    """Adds the missing fields to all events of a stream if its first one has no number."""
 
     def __init__(self, model: str) -> None:
         self._begun = {"created_at": int(time.time()), "model": model, "output": []}
@@ -52,7 +51,7 @@ class Completion:
         return whole
 
     def end(self) -> bytes:
-        """What follows the last event."""
+        """The rest after the last complete event."""
         rest, self._rest = self._rest, b""
         return rest
 

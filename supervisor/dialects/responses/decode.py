@@ -1,4 +1,4 @@
-"""Requests for a response, and for the count of its tokens, as ones for a chat completion. A field that is null is missing."""
+"""Translates requests for a response, and for the count of its tokens, into chat completions. A null field counts as missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REFUSED: Final = {
     "prompt": "prompt templates are not kept here. Send their text as instructions and input.",
     "background": f"{OFF} Send the request without it, or with stream.",
 }
-"""What a translation can't do. It sees the first and the last only where nothing is kept."""
+"""Fields that a translation can't support. It sees the first and the last only where no responses are stored."""
 _REMEDIES: Final = (
     Remedy("input", "{place}: expected a text, or a list of items."),
     Remedy(
@@ -86,12 +86,12 @@ _value: Final = msgspec.json.Decoder().decode
 
 
 def unsupported(param: str) -> InvalidRequestError:
-    """The error for a field that OpenAI's API knows and this one doesn't."""
+    """The error for a field that OpenAI's API has and llmux doesn't support."""
     return InvalidRequestError(f"{param}: {_REFUSED[param]}", code=UNSUPPORTED, param=param)
 
 
 def keeping_of(fields: Fields) -> KeepingFields:
-    """What a request says of earlier responses, and of keeping its own. Raises InvalidRequestError."""
+    """The request's fields about earlier responses, and about storing its own. Raises InvalidRequestError."""
     return _keeping({name: fields[name] for name in _KEEPING if name in fields})[0]
 
 
@@ -148,7 +148,7 @@ class CountTokens:
 
 
 def _conversation(request: ResponseTokensRequest, ignored: list[str]) -> tuple[dict[str, object], Owns]:
-    """The fields of a chat completion that matter when its tokens are counted, and the client's names of its tools.
+    """The fields of a chat completion that count when its tokens are counted, and the client's names of its tools.
 
     Adds to `ignored`. Raises InvalidRequestError.
     """
@@ -198,7 +198,10 @@ def _format(wanted: object) -> dict[str, object]:
 
 
 def _without_unknown(fields: Fields) -> tuple[Fields, list[str]]:
-    """The request with nulls for items and tools that no chat has, and the names of these. A message may lack its type."""
+    """The request with nulls for items and tools that no chat has, and the names of these.
+
+    A message may lack its type.
+    """
     names: list[str] = []
 
     def item(fields: Fields) -> Fields | None:
@@ -227,7 +230,7 @@ def _without_unknown(fields: Fields) -> tuple[Fields, list[str]]:
 
 
 def _changed(objects: msgspec.Raw, change: Callable[[Fields], Fields | None]) -> msgspec.Raw:
-    """Each object of a list changed. Whatever else there is stays: its reader says what is wrong with it."""
+    """A list with each object changed. Anything else stays: its reader reports what is wrong with it."""
     if bytes(memoryview(objects)[:1]) != b"[":
         return objects
     try:

@@ -1,7 +1,7 @@
-"""Chat completions as responses: a whole one as the response object, a streamed one as events.
+"""Translates chat completions into responses: a whole one into the response object, a streamed one into events.
 
 The output grows item by item: an item begins with its first piece, and is done when another one begins or the stream ends.
-Each event has its number, which stands at its end: there it is found when an error must follow it.
+Each event ends with its number: an error that must follow finds it there.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ NAMES: Final = {
     "response_format": "text.format",
     "logprobs": "include",
 }
-"""Canonical fields → what they are called here."""
+"""Canonical fields → their names in Responses."""
 _CUT_SHORT: Final[Mapping[str | None, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Why a model ended → `incomplete_details.reason`."""
+"""A chat's reason for the end → `incomplete_details.reason`."""
 _PREFIXES: Final[Mapping[Kind, str]] = {"reasoning": "rs", "text": "msg", "refusal": "msg"}
 _EVENTS: Final[Mapping[Kind, str]] = {
     "reasoning": "response.reasoning_text",
@@ -68,7 +68,7 @@ _ECHOED: Final[Json] = {
     "user": None,
     "metadata": {},
 }
-"""Fields that a response repeats of its request → what holds where it has none."""
+"""Fields that a response repeats of its request → their defaults."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -80,7 +80,7 @@ _count: Final = msgspec.json.Decoder(_Count).decode
 
 
 def new_id(prefix: str) -> str:
-    """An id as OpenAI's, told apart by its prefix."""
+    """An id in OpenAI's form: its prefix tells the kind."""
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
@@ -88,7 +88,7 @@ def new_id(prefix: str) -> str:
 
 
 def _echo_of(fields: Fields) -> Json:
-    """What the response object repeats of its request: not what was cut out of a large body. Raises InvalidRequestError."""
+    """The fields of its request that a response object repeats, except parts cut out of a large body. Raises InvalidRequestError."""
     echo = {**_ECHOED}
     for name in _ECHOED.keys() & fields.keys():
         try:
@@ -121,7 +121,7 @@ def _usage(usage: chat.Usage | None) -> Json | None:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTemplate:
-    """A response before its answer: its id, its time, and what it repeats of its request."""
+    """A response before its answer: its id, its time, and the repeated fields of its request."""
 
     id: str
     created_at: int  # Unix seconds
@@ -130,7 +130,7 @@ class ResponseTemplate:
 
     @classmethod
     def of(cls, fields: Fields, times: Times | None = None) -> ResponseTemplate:
-        """For a request that came now. Raises InvalidRequestError."""
+        """The template for a request that has just come. Raises InvalidRequestError."""
         return cls(new_id("resp"), int(time.time()), _echo_of(fields), times)
 
     def response(
@@ -143,7 +143,7 @@ class ResponseTemplate:
         incomplete: str | None = None,
         error: Json | None = None,
     ) -> Json:
-        """The response object. `model`: its name where the request has none; `measured`: set iff it is over."""
+        """The response object. `model`: its name where the request has none; `measured`: set iff the response is over."""
         response: Json = {
             "id": self.id,
             "object": "response",
@@ -168,7 +168,7 @@ class ResponseTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAnswers:
-    """What the answers to one request become; see `AnswerTranslation`."""
+    """The `AnswerTranslation` of one request."""
 
     template: ResponseTemplate
     owns: Owns
@@ -205,7 +205,7 @@ class ResponseAnswers:
 
 @dataclass(frozen=True, slots=True)
 class CountAnswers:
-    """The count of a request's tokens; see `AnswerTranslation`."""
+    """The `AnswerTranslation` of a count."""
 
     ignored: Sequence[str]
     names = NAMES
@@ -218,7 +218,7 @@ class CountAnswers:
         return _encode(ResponseTokens("response.input_tokens", count))
 
     def stream(self) -> StreamTranslation:
-        """Raises UpstreamError: nobody asked for one."""
+        """Counts are never streamed. Raises UpstreamError."""
         raise UpstreamError("The worker answered with a stream where its count of tokens was asked for.")
 
 
@@ -226,7 +226,7 @@ class CountAnswers:
 
 
 def _logprobs_of(choice: chat.Choice) -> list[JsonValue]:
-    """Those of the text's tokens, which both APIs write alike."""
+    """The log probabilities of the text's tokens, which both APIs write alike."""
     tokens = choice.logprobs.get("content") if isinstance(choice.logprobs, dict) else None
     return tokens if isinstance(tokens, list) else []
 
@@ -243,7 +243,7 @@ class _Text:
         self._logprobs = [*logprobs]
 
     def begun(self) -> list[Json]:
-        """The events at its beginning."""
+        """The events at the item's beginning."""
         item = self._item([], "in_progress")
         return [
             {"type": "response.output_item.added", "output_index": self._index, "item": item},
@@ -251,14 +251,14 @@ class _Text:
         ]
 
     def grown(self, piece: str, logprobs: Sequence[JsonValue]) -> Json:
-        """The event of its next piece."""
+        """The event of the text's next piece."""
         self._pieces.append(piece)
         self._logprobs += logprobs
         event = {"type": f"{_EVENTS[self.kind]}.delta", **self._place, "delta": piece}
         return event | self._known(logprobs)
 
     def ended(self, status: Status) -> list[Json]:
-        """The events at its end."""
+        """The events at the item's end."""
         name, part = "refusal" if self.kind == "refusal" else "text", self._part()
         done = {"type": f"{_EVENTS[self.kind]}.done", **self._place, name: part[name]}
         return [
@@ -268,7 +268,7 @@ class _Text:
         ]
 
     def item(self, status: Status) -> Json:
-        """As it is now."""
+        """The item in its current state."""
         return self._item([self._part()], status)
 
     def _item(self, parts: list[Json], status: Status) -> Json:
@@ -303,16 +303,16 @@ class _Call:
         self._pieces = [arguments]
 
     def begun(self) -> list[Json]:
-        """The event at its beginning."""
+        """The event at the call's beginning."""
         return [{"type": "response.output_item.added", "output_index": self._index, "item": self.item("in_progress")}]
 
     def grown(self, piece: str) -> list[Json]:
-        """The event of the next piece of its arguments. A custom tool's text is known when they are whole."""
+        """The event of the arguments' next piece. The text of a custom tool is known only once they are complete."""
         self._pieces.append(piece)
         return [] if self._own.is_custom else [self._event("function_call_arguments.delta", delta=piece)]
 
     def ended(self, status: Status) -> list[Json]:
-        """The events at its end."""
+        """The events at the call's end."""
         item = self.item(status)
         done: Json = {"type": "response.output_item.done", "output_index": self._index, "item": item}
         if not self._own.is_custom:
@@ -322,7 +322,7 @@ class _Call:
         return [delta, self._event("custom_tool_call_input.done", input=item["input"]), done]
 
     def item(self, status: Status) -> Json:
-        """As it is now."""
+        """The call in its current state."""
         own, arguments = self._own, "".join(self._pieces)
         item: Json = {"id": self._id, "type": "function_call", "status": status, "call_id": self._call_id}
         item |= {"type": "custom_tool_call", "input": text_of(arguments)} if own.is_custom else {"arguments": arguments}
@@ -338,7 +338,7 @@ class _Call:
 
 
 class ResponseStream(chat.ChatStream):
-    """One stream; see `StreamTranslation`."""
+    """The translation of one stream."""
 
     def __init__(self, template: ResponseTemplate, owns: Owns) -> None:
         super().__init__()
@@ -417,7 +417,7 @@ class ResponseStream(chat.ChatStream):
         return [*events, *item.grown(arguments)] if arguments else events
 
     def _ended(self, status: Status = "completed") -> list[Json]:
-        """The end of the item that is open, if one is."""
+        """The events that end the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
             return []

@@ -1,8 +1,8 @@
-"""What a request's `input` and `instructions` say, as the messages of a chat.
+"""Translates a request's `input` and `instructions` into the messages of a chat.
 
-What a model said in one turn is several items (its reasoning, its text, its calls), but one message of a chat: items of
-the assistant that follow each other are joined. The instructions and what the system says before anything else become one
-message, because many chat templates take a system prompt only there. Pictures and sounds that functions gave become the user's:
+A model's turn is several items (its reasoning, its text, its calls), but one message of a chat: consecutive items of
+the assistant are joined. The instructions and the system's words before anything else become one message, because many chat
+templates take a system prompt only there. Pictures and sounds in functions' results become part of a user's message:
 a tool's message of a chat has only text.
 """
 
@@ -32,7 +32,7 @@ _Json = dict[str, object]
 
 
 def messages_of(items: Iterable[Item | None], instructions: str | None = None) -> list[_Json]:
-    """The messages for items, after instructions."""
+    """The messages for the instructions and the items."""
     chat = _Chat()
     if instructions:
         chat.system.append(_text_part(instructions))
@@ -42,7 +42,7 @@ def messages_of(items: Iterable[Item | None], instructions: str | None = None) -
 
 
 class _Chat:
-    """The messages so far, and what belongs to the next ones."""
+    """The messages so far, and the parts that belong to the next ones."""
 
     def __init__(self) -> None:
         self.system: list[_Json] = []  # parts of the message at the beginning
@@ -53,7 +53,7 @@ class _Chat:
         self._given: list[_Json] = []  # by functions, all but texts
 
     def add(self, item: Item | None) -> None:
-        """The next item."""
+        """Add the next item."""
         match item:
             case InputMessage(role="assistant"):
                 self._begin_turn()
@@ -99,7 +99,7 @@ class _Chat:
         self._calls.append({"id": item.call_id, "type": "function", "function": function})
 
     def _show(self) -> None:
-        """Let the user say what functions gave: their results have been said."""
+        """Let a user's message show the pictures and sounds of functions, after the functions' results."""
         if self._given:
             self._messages.append({"role": "user", "content": _content(self._given)})
             self._given = []
@@ -124,7 +124,7 @@ def _parts(content: Content) -> list[_Json]:
 
 
 def _part(part: Part) -> _Json:
-    """A part of a message, as chats have it."""
+    """A part of a message in a chat's form."""
     match part:
         case InputImage():
             detail = {} if part.detail is None else {"detail": part.detail}
@@ -142,6 +142,6 @@ def _text_part(text: str) -> _Json:
 
 
 def _content(parts: list[_Json], gap: str = "") -> object:
-    """A text, where that says it: not all workers take parts, above all not from tools. `gap`: joins several texts."""
+    """A text instead of parts where possible: not all workers take parts, above all not from tools. `gap` joins several texts."""
     texts = [str(part["text"]) for part in parts if part["type"] == "text"]
     return parts if len(texts) < len(parts) or (len(texts) > 1 and not gap) else gap.join(texts)

@@ -1,6 +1,6 @@
-"""What is kept of a response, as others read it: its object, and the items that led to it and follow from it.
+"""Reads stored responses: the response object, and the items that led to it and follow from it.
 
-Items are kept as they came. Their ids and what else OpenAI adds are worked out when they are read, the same each time, upon an
+Items are stored as they came. Their ids and OpenAI's other fields are computed when they are read, the same each time, from an
 outline: a conversation may have megabytes.
 """
 
@@ -38,18 +38,18 @@ _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 async def response_of(kept: StoredResponse) -> Json:
-    """The response object, of one that has no answer: it is as small as its request's fields."""
+    """The object of a response without an answer, which is as small as its request's fields."""
     found: Json = _decode(await kept.response.whole())
     return found
 
 
 def is_running(kept: StoredResponse) -> bool:
-    """Is it still to be generated, or being so?"""
+    """Is the response still queued or being generated?"""
     return kept.is_background and kept.status in RUNNING
 
 
 async def items_of(kept: StoredResponse, outline: Outline, source: Part | None = None) -> list[Fields]:
-    """All that its model was given, oldest first, in their places; an empty one for what is no object.
+    """All items that its model was given, oldest first, in their positions; an empty item for anything but an object.
 
     They are added to `outline`; see `Outline.add`. Raises LlmuxError.
     """
@@ -58,7 +58,7 @@ async def items_of(kept: StoredResponse, outline: Outline, source: Part | None =
 
 
 async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admin: bool) -> StoredResponse:
-    """A response that can be gone on from. Raises InvalidRequestError."""
+    """A stored response that a request may continue. Raises InvalidRequestError."""
     kept = await store.find(name, owner, is_admin=is_admin)
     if kept is None:
         raise InvalidRequestError(
@@ -73,7 +73,7 @@ async def earlier(store: ResponseStore, name: str, owner: str | None, *, is_admi
 
 
 async def continued(body: JsonBody, name: str, kept: StoredResponse) -> JsonBody:
-    """`body`, after all that was said up to and with this response. Raises LlmuxError."""
+    """`body` with the conversation up to and including this response in front. Raises LlmuxError."""
     before: list[bytes] = []
     items = await items_of(kept, body.outline)
     for start in range(0, len(items), _BATCH):
@@ -87,7 +87,7 @@ async def continued(body: JsonBody, name: str, kept: StoredResponse) -> JsonBody
 
 
 def _own(given: bytes) -> bytes:
-    """The items of `input` as it came."""
+    """The items of `input` as they came."""
     if given == b"null":
         return b""
     if given[:1] == b'"':
@@ -98,17 +98,17 @@ def _own(given: bytes) -> bytes:
 
 
 def _inner(items: Sequence[Fields]) -> bytes:
-    """These, as JSON between the brackets of a list."""
+    """The items as JSON, without the brackets of a list."""
     return _encode(items)[1:-1]
 
 
 def begin_of(value: msgspec.Raw) -> bytes:
-    """Its first byte, which tells of which kind it is."""
+    """The first byte of a value, which shows its kind."""
     return bytes(memoryview(value)[:1])
 
 
 async def _items_of(value: msgspec.Raw) -> list[Fields]:
-    """The objects of a list in their places; an empty one for all else."""
+    """The objects of a list in their positions; an empty one for any other item."""
     found: list[Fields] = []
     for item in _items(value) if begin_of(value) == b"[" else ():
         if len(found) % _BATCH == 0:
@@ -130,7 +130,7 @@ def _message(text: msgspec.Raw) -> Fields:
 
 
 def id_of(item: Fields, name: str, index: int) -> msgspec.Raw:
-    """Its own, or the one that it has in this place of this response."""
+    """The item's own id, or one computed from its position in this response."""
     if (own := item.get("id", NULL)) != NULL:
         return own
     digest = hashlib.sha256(f"{name}/{index}".encode()).hexdigest()[:32]
@@ -142,7 +142,7 @@ def _kind(item: Fields) -> str:
 
 
 def full(item: Fields, name: str, index: int) -> Fields:
-    """An item with what its client may leave out."""
+    """An item with the fields that its client may leave out."""
     kind = _kind(item)
     found: Fields = {"id": id_of(item, name, index), "type": _raw(kind)}
     if kind != "reasoning":

@@ -1,4 +1,4 @@
-"""What OpenAI's Responses are asked for: models answer conversations, the daemon what concerns responses that are kept."""
+"""The operations of OpenAI's Responses: models answer conversations; the daemon answers requests about stored responses."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ async def _find(daemon: Daemon, name: str, request: Request) -> StoredResponse:
 
 
 async def _page(name: str, items: Sequence[Fields], query: InputItemsQuery, *, has_images: bool) -> bytes:
-    """The items that are asked for, as JSON."""
+    """The requested items, as JSON."""
     ids: list[tuple[bytes, int]] = []  # with their places
     for index, item in enumerate(items):
         if index % _BATCH == 0:
@@ -234,7 +234,7 @@ def _place(ids: list[tuple[bytes, int]], wanted: str, param: str) -> int:
 
 
 def _without_images(item: Fields) -> Fields:
-    """OpenAI tells the content of images only if it is asked to."""
+    """The item without its images' content, which OpenAI includes only on request."""
     content = item.get("content", NULL)
     if begin_of(content) != b"[":
         return item
@@ -247,7 +247,7 @@ def _without_images(item: Fields) -> Fields:
 
 
 def _included(request: Request) -> list[str]:
-    """What `include` names. The SDKs write `include[]`."""
+    """The fields that `include` names. The SDKs write `include[]`."""
     found = [value for name in ("include", "include[]") for value in request.query_params.getlist(name)]
     if unknown := [one for one in found if one not in INCLUDABLE]:
         message = f"{unknown[0][:50]!r} can't be included; there is {', '.join(INCLUDABLE)}."

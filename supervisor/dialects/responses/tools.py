@@ -1,9 +1,9 @@
-"""Tools: the functions among them as a chat has them, and the choice.
+"""Translates tools and the choice among them into the functions of a chat.
 
-A chat completion's model calls functions and nothing else. A custom tool is a function of one text. Tools that OpenAI itself
-would run are refused, unless programs offer them whether they are needed or not, as Codex does: `decode` leaves these out.
+A chat completion's model calls functions and nothing else. A custom tool becomes a function with one text. Tools that OpenAI
+itself would run are refused, unless programs offer them whether they need them or not, as Codex does: `decode` drops these.
 
-Functions within a namespace get its name before their own, and lose it again in the answer. What lies in `functions` has none:
+Functions within a namespace get its name before their own, and lose it again in the answer. Those in `functions` get none:
 OpenAI's models know functions by that name.
 """
 
@@ -39,7 +39,7 @@ class _Arguments(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What a client calls a tool."""
+    """The client's name for a tool."""
 
     namespace: str | None
     name: str
@@ -47,7 +47,7 @@ class Own:
 
 
 Owns = Mapping[str, Own]
-"""Tools by their name in the chat: those that the client knows otherwise, or not as functions."""
+"""Tools by their name in the chat: those that the client knows by another name, or not as functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class _Function:
 
     @property
     def function(self) -> dict[str, object]:
-        """As a chat has it."""
+        """The function in a chat's form."""
         return {"type": "function", "function": {"name": self.name, **self.fields}}
 
 
 def flat_name(namespace: object, own: str) -> str:
-    """A function's name in a chat."""
+    """The name of a function in a chat."""
     if not isinstance(namespace, str) or namespace in {"", _FUNCTIONS}:
         return own
     return f"{namespace}{own}" if namespace.endswith("_") else f"{namespace}__{own}"
@@ -75,7 +75,7 @@ def arguments_of(text: str) -> str:
 
 
 def text_of(arguments: str) -> str:
-    """The other way round. What else a model says is the text itself."""
+    """The text in a function's arguments: the reverse of `arguments_of`. Arguments of another form are the text themselves."""
     try:
         return msgspec.json.decode(arguments, type=_Arguments).input
     except UNREADABLE:
@@ -85,7 +85,7 @@ def text_of(arguments: str) -> str:
 def tools_of(
     tools: Iterable[Tool | None], choice: ToolChoice | None, left_out: Sequence[str]
 ) -> tuple[dict[str, object], Owns]:
-    """A chat completion's `tools` and `tool_choice`, if there is a function, and what the client calls its functions.
+    """A chat completion's `tools` and `tool_choice`, if there is a function, and the client's names of its functions.
 
     `left_out`: the names of tools that can't be called. Raises InvalidRequestError for a choice that no chat can make.
     """
@@ -115,7 +115,7 @@ def _functions(tools: Iterable[Tool | None], namespace: str | None = None) -> It
 
 
 def _custom(tool: CustomTool) -> Mapping[str, object]:
-    """The function that stands for a custom tool. A grammar of its text is words only: no worker holds an argument to one."""
+    """The function for a custom tool. The description mentions a grammar of its text: no worker holds an argument to one."""
     about, shape = "The text, as it is.", tool.format or {}
     if isinstance(rules := shape.get("definition"), str):
         about = f"The text, by this grammar ({ascii(shape.get('syntax'))[:_SHOWN]}):\n{rules}"
@@ -125,7 +125,7 @@ def _custom(tool: CustomTool) -> Mapping[str, object]:
 
 
 def _chosen(functions: list[_Function], choice: ToolChoice) -> tuple[list[_Function], str]:
-    """The functions that are offered, and the chat's choice."""
+    """The functions to offer, and the chat's choice."""
     match choice:
         case ChosenFunction():
             flat = flat_name(choice.namespace, choice.name)
@@ -142,7 +142,7 @@ def _chosen(functions: list[_Function], choice: ToolChoice) -> tuple[list[_Funct
 
 
 def _allowed(choice: AllowedTools) -> Iterator[str]:
-    """The names in the chat of the functions among them; others can't be called anyway."""
+    """The chat's names of the functions among the allowed tools; other tools can't be called anyway."""
     for index, tool in enumerate(choice.tools):
         if tool.get("type") in ("function", "custom"):
             if not isinstance(name := tool.get("name"), str) or not name:

@@ -1,7 +1,8 @@
-"""A request whose response is kept, or which goes on from one that is; see `gateway.filters.stored_conversation`.
+"""Requests that continue a stored response, or whose response is stored; see `gateway.filters.stored_conversation`.
 
-What was said before is put in front of its input, so every worker can answer it, whatever it speaks. The answer passes as the
-worker or the translation gives it, but for the fields that only llmux knows: `store`, `previous_response_id`, `background`.
+The earlier conversation is put in front of the request's input, so every worker can answer it, whatever API it serves. The
+answer passes as the worker or the translation gives it, except for the fields that only llmux knows: `store`,
+`previous_response_id`, `background`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _text: Final = msgspec.json.Decoder(str).decode
 
 
 async def turn_of(body: Body, memory: ConversationStore, *, is_counted: bool) -> tuple[Body, StoredConversation | None]:
-    """See `Dialect.turn`. `is_counted`: its tokens are, and nothing is generated."""
+    """See `Dialect.turn`. `is_counted`: only tokens are counted, and nothing is generated."""
     if not memory.store.is_on or not isinstance(body, JsonBody):
         return body, None
     if memory.response is not None:
@@ -99,10 +100,10 @@ class StoredResponseConversation(StoredConversation):
         is_shown: bool = True,
         again: tuple[StoredResponse, Json] | None = None,
     ) -> None:
-        """Raises UnavailableError if what must be kept of the request has no room.
+        """Raises UnavailableError if there is no room to keep the request's items.
 
-        `items`: all that the worker gets; None: the response isn't kept. `own`: fields of the response, also of one that
-        lacks them if `is_shown`. `again`: what is kept of one that is generated in the background, and its object.
+        `items`: everything that the worker gets; None: the response isn't stored. `own`: fields of the response; with `is_shown` a
+        response without them gets them, too. `again`: the stored response that is generated in the background, and its object.
         """
         self._memory = memory
         self._own = own
@@ -170,7 +171,7 @@ class StoredResponseConversation(StoredConversation):
     # ------------------------------------------------------------------------------------------------------------ answer
 
     async def _response(self, data: Bytes) -> Bytes:
-        """A response object as the client gets it; kept if it is over."""
+        """A response object in the client's form; a complete one is stored."""
         outline = Outline()
         try:
             text = data if len(data) <= SMALL else await outline.add(data)
@@ -190,7 +191,7 @@ class StoredResponseConversation(StoredConversation):
         return data
 
     def _changed(self, fields: Fields, data: Bytes, *, is_over: bool) -> tuple[Fields, Bytes]:
-        """With what only llmux knows."""
+        """The fields with those that only llmux knows."""
         changes = {
             key: value
             for key, value in self._own.items()
@@ -205,7 +206,7 @@ class StoredResponseConversation(StoredConversation):
         return fields, _encode(fields)
 
     def _finish(self, fields: Fields, data: Bytes) -> None:
-        """Remember a response that is over. Raises KeyError or MsgspecError for one that doesn't say who and how it is."""
+        """Remember a complete response. Raises KeyError or MsgspecError for one without id or status."""
         self._finished = _text(fields["id"]), _text(fields["status"]), data
 
     async def settle(self) -> None:
@@ -227,7 +228,7 @@ class StoredResponseConversation(StoredConversation):
     # ------------------------------------------------------------------------------------------------------------ stream
 
     def _fed(self, piece: bytes, *, is_last: bool) -> bytes:
-        """What a piece of a stream becomes: the events that are complete."""
+        """The output for a piece of a stream: its complete events."""
         if self._is_opaque:
             return piece
         if self._first_at is None and _DELTA in piece:
@@ -274,7 +275,7 @@ class StoredResponseConversation(StoredConversation):
 
 
 def _usage(raw: msgspec.Raw | None) -> Usage | None:
-    """A response's, as a chat completion has it."""
+    """A response's usage in a chat completion's form."""
     try:
         found = None if raw is None else _counts(raw)
     except msgspec.MsgspecError:  # it has none of OpenAI's
@@ -285,7 +286,7 @@ def _usage(raw: msgspec.Raw | None) -> Usage | None:
 # -------------------------------------------------------------------------------------------------- events in background
 
 BEGINNING: Final = 2
-"""Events that come before the worker's."""
+"""The number of events before the worker's."""
 
 
 def event(kind: str, number: int, **fields: object) -> bytes:
@@ -294,7 +295,7 @@ def event(kind: str, number: int, **fields: object) -> bytes:
 
 
 def log_of(logs: dict[str, EventLog], name: str, begun: Json) -> EventLog:
-    """The events of a response that is still to come; begun where none has come yet."""
+    """The events of a response in the background; a new log if there are none yet."""
     if name not in logs:
         logs[name] = EventLog(
             [event(_BEGUN, 0, response=begun), event("response.queued", 1, response=begun)],

@@ -1,7 +1,7 @@
-"""The API of a model runner: what it can do, loads and unloads as tasks, and its caches of prompts.
+"""The API of a model runner: its capabilities, loads and unloads as tasks, and its caches of prompts.
 
-For schedulers that route requests to several runners and tell each which models to load. Inference is OpenAI's; the headers
-that such clients send with it are the daemon's (`supervisor.gateway.route.caching`). Errors are
+It is for schedulers that route requests to several runners and tell each which models to load. Inference is OpenAI's; the daemon
+handles the headers that such clients send with it (`supervisor.gateway.route.caching`). Errors are
 `{"error": {"code", "message", …}}`.
 """
 
@@ -24,13 +24,13 @@ _FIRST: Final = ("code", "message")
 
 
 class Runner(OpenAI):
-    """Its paths; keys are as OpenAI's."""
+    """The runner's paths; keys are like OpenAI's."""
 
     name = "runner"
     shares_paths = True
 
     def owns(self, path: str) -> bool:
-        """The fixed ones, and all below those of loads: who asks there for what isn't there is a runner's client."""
+        """The fixed paths, and all below those of loads: only a runner's client asks there for unknown ones."""
         return path in _PATHS or path.startswith(TASKS)
 
     def is_spoken_by(self, scope: Scope) -> bool:
@@ -38,11 +38,11 @@ class Runner(OpenAI):
         return not (scope["method"] in ("GET", "HEAD") and scope["path"] in ("/v1/models/load", "/v1/models/unload"))
 
     def scope_for(self, path: str) -> str | None:
-        """Its operation's; a path that has none may be that of a model whose name begins with `load/`."""
+        """The operation's scope. A path without one may be that of a model whose name begins with `load/`."""
         return "inference" if (operation := GROUP.at(path)) is None else operation.scope
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
-        """Code and message, then what else there is."""
+        """Code and message, then the other fields."""
         known = {name: fields[name] for name in _FIRST if name in fields}
         rest = {name: value for name, value in fields.items() if name != "type" and value is not None}
         return msgspec.json.encode({"error": {**known, **rest}})

@@ -1,4 +1,4 @@
-"""What this runner can do, and how full its devices and its queue are."""
+"""The runner's capabilities, and the use of its devices and its queue."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from supervisor.engine.status import ModelStatus
 from supervisor.io.distribution import version
 
 FRESH_S: Final = 5.0
-"""For how long an answer is given again."""
+"""How long the same answer is given again."""
 _CACHE_USE: Final = re.compile(
     rb"^(?:vllm:kv_cache_usage_perc|llamacpp:kv_cache_usage_ratio)(?:\{[^}\n]*\})?[ \t]+([0-9.]+(?:e-?[0-9]+)?)\s*$",
     re.MULTILINE,
 )
-"""What workers call it: between 0 and 1."""
+"""The workers' metrics of it: between 0 and 1."""
 
 
 class RunnerApi:
-    """The daemon, and its capabilities, made anew when they are older than `FRESH_S`. Use from the event loop's thread."""
+    """The daemon, and its capabilities, which are renewed when they are older than `FRESH_S`. Use from the event loop's thread."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        self._made: tuple[float, types.RunnerCapabilities] | None = None  # when, and what
+        self._made: tuple[float, types.RunnerCapabilities] | None = None  # the time, and the capabilities
 
     async def capabilities(self) -> types.RunnerCapabilities:
-        """As of now, or up to `FRESH_S` ago."""
+        """The capabilities as of now, or up to `FRESH_S` ago."""
         clock = self.daemon.engine.clock
         if self._made is None or clock() - self._made[0] >= FRESH_S:
             await self.daemon.know_capabilities()
@@ -100,21 +100,21 @@ def _resources(daemon: Daemon, cache_used: float | None) -> types.RunnerResource
 
 
 def _cache_mib(daemon: Daemon) -> int | None:
-    """Of all loaded models; None where that of one can't be computed."""
+    """The caches of all loaded models; None where one can't be computed."""
     loaded = [status for status in daemon.engine.active() if status.answering and not status.spec.remote]
     found = [(known_estimate(daemon, status), len(status.replicas)) for status in loaded]
     return total(None if estimate is None else estimate.cache_mib * workers for estimate, workers in found)
 
 
 async def _cache_use(daemon: Daemon) -> float | None:
-    """The share of their caches that workers say is used; None where none says so."""
+    """The used share of the workers' caches, by their own report; None where none reports it."""
     texts = await asyncio.gather(*(metrics_of(daemon, worker) for worker in ready_workers(daemon)))
     shares = [float(share) for text in texts for share in _CACHE_USE.findall(text)]
     return _mean(shares)
 
 
 def _mean(shares: Sequence[float | None]) -> float | None:
-    """None where one isn't known, or there is none."""
+    """The mean; None where a value is unknown, or there is none."""
     known = [share for share in shares if share is not None]
     return round(sum(known) / len(known), 3) if known and len(known) == len(shares) else None
 
@@ -139,6 +139,6 @@ def _abilities(daemon: Daemon) -> types.RunnerAbilities:
 
 
 def _any(answers: Iterable[bool | None]) -> bool | None:
-    """Is one of them true? None where none is, and one isn't known."""
+    """Is one of them true? None where none is, and one is unknown."""
     found = {*answers}
     return True if True in found else None if None in found else False

@@ -1,9 +1,9 @@
-"""A flush: workers forget the prompts that they keep, of all requests, of one model's, one tenant's or one tag's.
+"""A flush: workers forget the prompts in their caches, of all requests, or of one model's, tenant's or tag's.
 
-By model, what can be done: `slots_erased` (llama.cpp's slots, where the program lets them be erased), `worker_restarted`
-(where it does not), `salt_rotated` (vLLM: what is kept is never found again, and goes when its room is needed),
-`nothing_to_flush`; or why not: `not_separable` (the worker can't tell tenants or tags apart), `unknown` (only the program
-that serves the model knows), `failed` (`error` says why; the other models are flushed nevertheless). `flushed` says whether nothing of what was asked for can be found again.
+The result of each model is `slots_erased` (llama.cpp's slots, where the program allows that), `worker_restarted` (where it
+doesn't), `salt_rotated` (vLLM: the prompts are never found again, and go when their room is needed), `nothing_to_flush`; or a
+reason: `not_separable` (the worker can't tell tenants or tags apart), `unknown` (only the program that serves the model knows),
+`failed` (`error` says why; the other models are flushed nevertheless). `flushed` says whether no flushed prompt can be found again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 from supervisor.io.upstream import Upstream
 
 ERASE_S: Final = 10.0
-"""How long a slot may work on before the worker is restarted instead."""
+"""How long a busy slot may delay its erasure before the worker is restarted instead."""
 _ANSWER_LIMIT: Final = 4 * 1024 * 1024
 
 
@@ -41,21 +41,21 @@ class _Erased(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was done with one model."""
+    """The result for one model."""
 
     how: str
-    entries: int | None = None  # tokens that a slot had kept; None: not known
+    entries: int | None = None  # cached tokens of its slots; None: unknown
     freed_mib: int | None = 0
     error: str | None = None  # set iff it failed
 
     @property
     def is_done(self) -> bool:
-        """Is nothing of it left to be found?"""
+        """Can no flushed prompt be found again?"""
         return self.how not in {"not_separable", "unknown", "failed"}
 
 
 async def flush(daemon: Daemon, body: Flush, only: ModelId | None) -> Flushed:
-    """Flush that model, else all of them. Raises UnavailableError where the only one can't be flushed."""
+    """Flush the model `only`, else all of them. Raises UnavailableError if `only` can't be flushed."""
     done: dict[ModelId, Outcome] = {}
     for model in daemon.catalog.models if only is None else (only,):
         try:
@@ -77,7 +77,7 @@ async def flush(daemon: Daemon, body: Flush, only: ModelId | None) -> Flushed:
 
 
 async def _rotate(daemon: Daemon, body: Flush, done: dict[ModelId, Outcome]) -> None:
-    """New salts, for the models that take them."""
+    """Change the salts of the models that take them."""
     match body:
         case FlushTenant():  # wherever it asks: one model alone would be no less work
             await daemon.salts.rotate("tenant", body.tenant_id.strip())
@@ -113,7 +113,7 @@ async def _flush(daemon: Daemon, model: ModelId, body: Flush) -> Outcome:
 
 
 async def _erase(daemon: Daemon, status: ModelStatus, cache: PromptCache) -> int | None:
-    """Erase every slot of every worker: so many tokens. None: that can't be done, or not all of it."""
+    """Erase every slot of every worker. Returns the number of tokens; None: not everything could be erased."""
     if cache.slots_path is None or not status.replicas:
         return None
     found = 0
@@ -138,7 +138,7 @@ async def _erase_slots(upstream: Upstream, path: str) -> int:
 
 
 async def _ask(upstream: Upstream, method: str, path: str) -> bytes:
-    """Raises InvalidRequestError for what the worker refuses, and as `Upstream.request`."""
+    """The body of a worker's answer. Raises InvalidRequestError for a refusal, and the errors of `Upstream.request`."""
     response = await upstream.request(method, path.encode(), [])
     try:
         body = await response.read(_ANSWER_LIMIT)

@@ -1,4 +1,4 @@
-"""Which model a runner's client means, and what the model's configuration says about it in the client's terms."""
+"""Finds the model that a runner's client means, and the configuration's facts about it in the client's terms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _BITS: Final = re.compile(r"[-_](?:int)?(\d+)(?:-?bit)?$")
 
 
 def model_of(daemon: Daemon, name: str, field: str = "modelId") -> ModelId:
-    """The model with this id, public name, source or path; `field` is where it was named. Raises InvalidRequestError, NotFoundError."""
+    """The model with this id, public name, source or path; `field` is the field that named it.
+
+    Raises InvalidRequestError, NotFoundError.
+    """
     catalog = daemon.catalog
     if (route := catalog.route(name)) is not None:
         return route.model.id
@@ -45,7 +48,7 @@ def model_of(daemon: Daemon, name: str, field: str = "modelId") -> ModelId:
 
 
 def _other_names(model: CatalogModel) -> set[str]:
-    """What else a client may know a model by: its repository on the hub, its path, its worker's name for it, its size."""
+    """A client's other names for a model: its repository on the hub, its path, its worker's name for it, its size."""
     config = model.config
     said = {config.source.repo} if config.source is not None else set()
     for key in ("path", "model", "upstream_model", "served_model_name", "alias"):
@@ -55,7 +58,7 @@ def _other_names(model: CatalogModel) -> set[str]:
 
 
 def quantization_of(model: CatalogModel) -> str | None:
-    """As the configuration, or the name of the model's file, says it; None where neither does."""
+    """The quantization, from the configuration or the name of the model's file; None if unknown."""
     config = model.config
     for key in ("quantization", "dtype"):
         value = getattr(config, key, None)
@@ -66,7 +69,7 @@ def quantization_of(model: CatalogModel) -> str | None:
 
 
 def is_same_quantization(one: str, other: str) -> bool:
-    """Do both mean the same? `awq` is `awq-4bit` as well, because only one of them says how many bits."""
+    """Do both mean the same? `awq` also equals `awq-4bit`, because only one of them has the number of bits."""
     (kind, bits), (other_kind, other_bits) = _parted(one), _parted(other)
     return kind == other_kind and (bits == other_bits or not (bits and other_bits))
 
@@ -79,11 +82,11 @@ def _parted(said: str) -> tuple[str, str]:
 
 
 def context_of(model: CatalogModel) -> int | None:
-    """Tokens of one request; None where it isn't known."""
+    """The tokens of one request's context; None if unknown."""
     known = model.known_capabilities
     return None if known is None else known.context
 
 
 def memory_of(status: ModelStatus) -> int | None:
-    """What its workers take, in MiB: measured, else leased; None without any."""
+    """The memory of its workers in MiB: measured, else leased; None without workers."""
     return status.lease_mib if status.measured_mib is None else status.measured_mib

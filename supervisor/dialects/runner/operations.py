@@ -1,4 +1,4 @@
-"""What schedulers ask a model runner for."""
+"""The operations of schedulers at a model runner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from supervisor.schema.operation import JSON, Example
 
 TASKS: Final = "/v1/models/load/"
 _NAMES: Final = frozenset({"modelId", "tenantId", "tag"})
-"""What a flush may be limited to."""
+"""The fields that limit a flush."""
 GROUP: Final = Group(
     "Model runner",
     "For schedulers that route requests to several model runners and tell each what to load.",
@@ -195,9 +195,9 @@ async def flush_cache(
 
 
 async def _agree(daemon: Daemon, operation: str, request: Request, fields: Json, ignored: list[str]) -> None:
-    """Raises ForbiddenError unless `verifiedOpToken` proves that those who must have agreed to all the fields of the request.
+    """Raises ForbiddenError unless `verifiedOpToken` proves that the required parties agreed to all fields of the request.
 
-    Only who has shown an API key learns why not: where there are none, anybody on this machine could try tokens.
+    Only a client that has shown an API key learns why not: without keys, anybody on this machine could try tokens.
     """
     rest = {name: value for name, value in fields.items() if name != FIELD}
     token, governance = fields.get(FIELD), daemon.catalog.server.governance
