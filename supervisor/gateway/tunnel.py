@@ -1,4 +1,4 @@
-"""A WebSocket between a client and a worker: llmux passes the handshake, and from then on bytes that it doesn't read.
+"""A WebSocket between a client and a worker. After the handshake llmux passes bytes that it doesn't read.
 
 The server protocol offers a `Client` in the scope of a request that asks for a WebSocket. The WebSocket counts as one request
 until either side ends it.

@@ -1,4 +1,4 @@
-"""Fields of OpenAI's requests that some workers pass over: llmux adds to their whole answers what these fields ask for.
+"""Completes the whole answers of workers that ignore some fields of OpenAI's requests.
 
 - `dimensions` of embeddings: the worker gives the whole vector; its first numbers are scaled to the length 1.
 - `return_documents` of a ranking: each result gets its document.

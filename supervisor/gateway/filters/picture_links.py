@@ -1,4 +1,4 @@
-"""Addresses of pictures in answers, instead of the pictures: llmux keeps the pictures and serves them at these addresses.
+"""Addresses of pictures in answers, instead of the pictures. The daemon keeps the pictures and serves them at these addresses.
 
 Workers know nothing of addresses. A worker that was asked for them answers with the pictures and marks the answer
 (`runtimes.shared.pictures`).

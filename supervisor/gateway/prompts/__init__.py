@@ -1,4 +1,4 @@
-"""Chats with workers that only complete texts: llmux writes the prompt and turns the completion into a chat's answer.
+"""Chats with workers that only complete texts. Here llmux writes the prompt, and turns the completion into a chat's answer.
 
 A model's `prompt_format` says how. Its requests arrive here as chat completions, whatever API the client speaks, after the
 model's parameters were added; `conversation` reads the messages, `formats` writes the prompt, `answer` translates the answer.
