@@ -4,8 +4,14 @@
 started) before other code can run. Effects never wait: each worker has its own task that starts and stops it and reports
 by further events. An event posted from within an effect is handled right after the current one.
 
-`admit()` gives out a request's ticket and `finish()` takes it back. Every admitted ticket is finished: if the caller is
-cancelled while it waits, `admit` does so itself.
+A request begins with `ask()`, which returns its ticket; where no worker was free, `admitted()` waits for one. The caller
+calls `finish()` once for every admitted ticket. When `admitted()` raises, or is cancelled, the ticket is finished already.
+
+Callers that wait for something else (a load, an unload, a lease) look at the state after each event, until it is as they
+want it.
+
+After a hand-over a successor schedules. This engine then decides nothing more: it reports each request that ends, and
+everybody who waits gets HandedOverError.
 """
 
 from __future__ import annotations
@@ -39,28 +45,32 @@ from supervisor.core.effects import (
 from supervisor.core.events import (
     ClientsRead,
     Event,
+    LeaseAsked,
     LoadAsked,
     Mishandled,
     RequestArrived,
     RequestFinished,
     ShutdownAsked,
     Tick,
+    UnloadAsked,
+    WorkerAdopted,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
 )
+from supervisor.core.model_state import ModelState
 from supervisor.core.recovery import Recovery
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId
-from supervisor.engine.leaving import HandedOverError
-from supervisor.engine.operating import Operating
+from supervisor.core.types import SERVES, Crash, CrashClass, ModelId, RejectCode, StopCause, TicketId, WorkerState
+from supervisor.core.waiting import first_to_serve
 from supervisor.engine.recording import Recording
 from supervisor.engine.sampling import Sampling
-from supervisor.engine.ticket import Client, Ticket, held_up, rejection
+from supervisor.engine.status import ReadDoor
+from supervisor.engine.ticket import Client, HandedOverError, Ticket, held_up, rejection
 from supervisor.engine.waits import Wait, Waits
-from supervisor.errors import UnavailableError
+from supervisor.errors import LeaseUnavailableError, NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
-from supervisor.io.memory import MemorySampler
+from supervisor.io.memory import HolderPids, MemorySampler, WorkerKey
 
 log = structlog.get_logger("llmux.engine")
 
@@ -68,11 +78,14 @@ MOST_RECORDINGS = 4
 DROPPED_S = 1.0  # until the next tick after an event that could not be handled
 
 Observer = Callable[[Event, Sequence[Effect]], None]
-"""Returns at once, posts nothing and raises nothing."""
+"""Gets an event and its effects. Must return at once, post nothing and raise nothing."""
 
 
-class Engine(Operating):
-    """Owns all scheduling state. Use from the event loop's thread only."""
+class Engine(ReadDoor):
+    """Owns all scheduling state, and changes it. Use from the event loop's thread only.
+
+    Whoever only looks at the state needs no more than the `ReadDoor`.
+    """
 
     def __init__(
         self,
@@ -80,34 +93,33 @@ class Engine(Operating):
         sampler: MemorySampler,
         learn: Callable[[Learn | LearnLoad], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        self._scheduler = Scheduler()
+        super().__init__(Scheduler(), DecisionLog(), time.monotonic)
         self._recovery = Recovery(self._scheduler)
-        self._decisions = DecisionLog()
         self._recordings = set[Recording]()
-        self.clock = time.monotonic
-        self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
+        self.last_decision_s = 0.0  # how long the scheduler took for the last event that was more than routine
         self.before_line: Callable[[], None] = lambda: None  # called before a line of the log that others come before
-        self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
-        self.traffic: list[Callable[[], None]] = []  # told instead of requests that were dispatched at once, or ended
+        self.observers: list[Observer] = []  # called for each event, once its effects are under way
+        self.traffic: list[
+            Callable[[], None]
+        ] = []  # called instead for a request that was dispatched at once, or ended
         self._fleet = fleet
         self._sampler = sampler
-        self._learn = learn  # keeps what a model took, and how long its load
+        self._learn = learn  # stores how much memory a model took, and how long its load
         self._tickets: dict[TicketId, Ticket] = {}
         self._waits = Waits()
         self._events: deque[Event] = deque()
         self._handling = False
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = float("inf")
-        self._rests_until = float(
-            "-inf"
-        )  # no tick comes sooner: one that is dropped would come at once, again and again
+        # No tick comes sooner: one that is dropped would come at once, again and again.
+        self._rests_until = float("-inf")
         self._impatient = False
         self._sampling = Sampling([partial(self._read, part) for part in sampler.parts], self._scheduler.is_impatient)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[asyncio.Future[None]] = []
         self._finished: Callable[[TicketId], None] | None = None  # set iff a successor schedules
 
-    # --------------------------------------------------------------------------------------------------------- events
+    # ----------------------------------------------------------------------------------------------------------- events
 
     def post(self, event: Event) -> None:
         """Handle `event` now, or right after the one being handled. Never blocks, never raises for operational trouble.
@@ -124,7 +136,7 @@ class Engine(Operating):
             self._handle(event)
 
     def _handle(self, event: Event | None) -> None:
-        """Everything that is posted; raises a mistake only in handling `event`."""
+        """Handle everything that was posted. Raises only what went wrong in handling `event`."""
         self._handling = True
         mistake: Exception | None = None
         settled = True
@@ -147,10 +159,10 @@ class Engine(Operating):
             self._decisions.note(effects, began)
             for effect in effects:
                 try:
-                    self._do(effect)
+                    self._carry_out(effect)
                 except Exception as error:
                     log.exception("effect.failed", effect=repr(effect))
-                    self._failed(effect, error)
+                    self._report_failed(effect, error)
             is_settled = self._is_settled(following, effects)
             if not is_settled:
                 if settled:
@@ -158,7 +170,7 @@ class Engine(Operating):
                     self.last_decision_s = took
                 if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
                     self._sampling.soon()
-            self._tell(began, following, effects, is_settled=is_settled)
+            self._notify(began, following, effects, is_settled=is_settled)
         self._handling = False
         if not settled:
             self._look_ahead()
@@ -168,7 +180,10 @@ class Engine(Operating):
             raise mistake
 
     def _recovered(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
-        """What was handled instead; None: nothing. Whatever happens, the events after it are handled."""
+        """Restore the state and return the event that was handled instead, with its effects; None: nothing was.
+
+        Raises nothing, so that the events after it are handled in any case.
+        """
         try:
             recovered = self._recovery.recover(event, now, mistake)
         except Exception:
@@ -178,8 +193,8 @@ class Engine(Operating):
             log.critical("event.dropped", happened=repr(event))
         return recovered
 
-    def _tell(self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False) -> None:
-        """Everybody who looks. A mistake of theirs must not stop the engine."""
+    def _notify(self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False) -> None:
+        """Call all recordings and observers. A bug in one of them must not stop the engine."""
         try:
             for recording in tuple(self._recordings) if self._recordings else ():
                 recording.add(at, event, effects)
@@ -195,13 +210,13 @@ class Engine(Operating):
             log.critical("event.mishandled", happened=repr(event), exc_info=error)
 
     def _is_settled(self, event: Event, effects: list[Effect]) -> bool:
-        """A request that was dispatched at once, or that ended while none waited, moves no deadline. This is the usual case."""
+        """Was a request dispatched at once, or did one end while none waited? This is the usual case, and moves no deadline."""
         if type(event) is RequestArrived:
             return len(effects) == 1 and type(effects[0]) is Dispatch
         return type(event) is RequestFinished and not effects and not self._scheduler.state.wanted
 
     def _look_ahead(self) -> None:
-        """Set the timer for the next deadline; read memory soon if a load waits for it."""
+        """Set the timer for the next deadline; read the memory soon if a load waits for some."""
         was_impatient, self._impatient = self._impatient, self._scheduler.is_impatient()
         if self._impatient and not was_impatient:
             self._sampling.soon()
@@ -221,10 +236,10 @@ class Engine(Operating):
         self._tick, self._tick_at = None, float("inf")
         self.post(Tick())
 
-    # -------------------------------------------------------------------------------------------------------- effects
+    # ---------------------------------------------------------------------------------------------------------- effects
 
-    def _failed(self, effect: Effect, error: Exception) -> None:
-        """It could not be carried out, which must not prevent the effects after it."""
+    def _report_failed(self, effect: Effect, error: Exception) -> None:
+        """Answer an effect that could not be carried out, so that the scheduler doesn't wait for it for ever."""
         message = f"llmux failed to do it: {error!r}"
         if isinstance(effect, StartWorker):
             self._events.append(WorkerExited(effect.model, effect.generation, Crash(CrashClass.UNKNOWN, message)))
@@ -234,7 +249,7 @@ class Engine(Operating):
             self._reject(Reject(effect.ticket, RejectCode.LOAD_FAILED, message))
             self._events.append(RequestFinished(effect.ticket))
 
-    def _do(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Dispatch():
                 self._dispatch(effect)
@@ -254,17 +269,17 @@ class Engine(Operating):
             case AskClients(model, generation):
                 self._events.append(ClientsRead(model, generation, held_up(self._tickets.values(), effect)))
             case Learn(model, device, mib=mib):
-                self._keep(effect)
+                self._store(effect)
                 log.info("footprint.learned", model=model, device=device, mib=mib)
             case LearnLoad():
-                self._keep(effect)
+                self._store(effect)
             case Alert(code, message, device, model):
                 self.before_line()
                 log.warning("alert.raised", code=code, message=message, device=device, model=model)
             case _:
                 assert_never(effect)
 
-    def _keep(self, learned: Learn | LearnLoad) -> None:
+    def _store(self, learned: Learn | LearnLoad) -> None:
         if self._learn is not None:
             self._tasks.add(task := asyncio.create_task(self._learn(learned)))
             task.add_done_callback(self._tasks.discard)
@@ -283,12 +298,12 @@ class Engine(Operating):
             ticket.rejection = effect
             ticket.wake()
 
-    # ------------------------------------------------------------------------------------------------------- requests
+    # --------------------------------------------------------------------------------------------------------- requests
 
     def ask(self, ticket_id: TicketId, model: ModelId, demand: Demand = ANY, client: Client | None = None) -> Ticket:
         """Ask for a worker of `model`. Where one is ready and has room the ticket has its `upstream`; else await `admitted`.
 
-        `client` is interrupted when the request is cut. `finish()` the ticket.
+        The engine interrupts `client` when it cuts the request. `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
@@ -300,10 +315,11 @@ class Engine(Operating):
         return ticket
 
     async def admitted(self, ticket: Ticket, waits: list[Wait], asked: str) -> None:
-        """Wait until a worker takes the request. A wait is added to `waits`.
+        """Wait until a worker takes the request, and append the wait to `waits`. Returns at once where a worker has it.
 
-        Errors name the model as it was `asked` for; with them, or when it is cancelled, the ticket is finished. Raises
-        NotFoundError or UnavailableError.
+        `asked`: the name by which the client asked for the model; errors use it. After an error or a cancellation the
+        ticket is finished. Raises NotFoundError, RateLimitError, BudgetError, QueueTimeoutError, UnavailableError, and
+        HandedOverError after a hand-over.
         """
         if ticket.upstream is None and ticket.rejection is None and self._finished is None:
             ticket.waiter = asyncio.get_running_loop().create_future()
@@ -321,9 +337,9 @@ class Engine(Operating):
             raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection, asked)
 
     def look(self, ticket_id: TicketId, model: ModelId) -> Ticket | None:
-        """For a request that only looks at what a worker does: it waits for nobody, and nobody counts it. None: no worker answers.
+        """A ticket for a request that only looks at what a worker does; None: no worker answers.
 
-        It isn't finished.
+        Such a request never waits and counts for nothing. Don't `finish()` its ticket.
         """
         found = self._scheduler.state.models.get(model)
         for each in () if found is None else self._scheduler.state.replicas(found):
@@ -334,7 +350,7 @@ class Engine(Operating):
         return None
 
     async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
-        """Does it turn out, now or within that time, that the ticket's worker takes no more requests?
+        """Does the ticket's worker take no more requests? Waits for that up to `within_s` seconds.
 
         False for a request that was cut: it would reload a model that was just unloaded.
         """
@@ -347,9 +363,24 @@ class Engine(Operating):
                     and found.generation == ticket.generation
                     and found.answering
                 ):
-                    await self._change()
+                    await self._next_event()
                 return ticket.cut_reason is None
         return False
+
+    async def why_ended(self, ticket: Ticket, within_s: float) -> str | None:
+        """Why the ticket's worker ended, in words for everybody. None: it is not known within `within_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while (
+                    self._finished is None
+                    and (found := self._scheduler.state.models.get(ticket.model)) is not None
+                    and found.generation == ticket.generation
+                    and not found.spec.is_elsewhere
+                ):
+                    if found.crash is not None and not found.has_worker:
+                        return found.crash.summary
+                    await self._next_event()
+        return None
 
     def finish(self, ticket: Ticket, tokens: int = 0, *, served: bool = True) -> None:
         """The request is over; see `RequestFinished`. Call this exactly once for every admitted ticket."""
@@ -357,33 +388,116 @@ class Engine(Operating):
         ticket.client = None
         self.post(RequestFinished(ticket.id, tokens, served))
 
-    # ----------------------------------------------------------------------------------------------------- recordings
+    # ---------------------------------------------------------------------------------------- loads, unloads and leases
+
+    async def load(self, model: ModelId, asked: str | None = None) -> None:
+        """Load `model` and return when it is ready: of several replicas, the first. Cancelling stops waiting only.
+
+        `asked`: the name for it in errors. Raises NotFoundError, and UnavailableError when it can't be loaded.
+        """
+        name = asked or model
+        self.post(LoadAsked(model))
+        while True:
+            self._check_handed_over()
+            known = self._scheduler.state.models.get(model)
+            if known is None:
+                raise NotFoundError(f"There is no model {name!r}.", code="model_not_found", param="model")
+            found = first_to_serve(self._scheduler.state, known)
+            if found.state is WorkerState.READY:
+                if found.answering:
+                    return
+                if found.spec.is_elsewhere:
+                    raise UnavailableError(f"{name}: {found.life.reason}", code="remote_unavailable")
+            self._check_quarantine(found, name)
+            if found.state is WorkerState.FAILED or (
+                found.state in {WorkerState.STOPPED, WorkerState.BACKOFF} and found.asked_at is None
+            ):
+                crash = found.crash or Crash(CrashClass.UNKNOWN, "")
+                code = "runtime_not_installed" if crash.kind is CrashClass.NOT_INSTALLED else "load_failed"
+                message = f"{name} was not loaded: {found.life.reason}"
+                raise UnavailableError(message, code=code, detail=crash.log_tail)
+            await self._next_event()
+
+    async def unload(self, model: ModelId, asked: str | None = None, order: UnloadAsked | None = None) -> None:
+        """Unload `model` with all its replicas and return when their memory is back. Requests may load it again.
+
+        Cancelling stops waiting only. `asked`: the name for it in errors. Raises UnavailableError when a worker can't be
+        killed, or its memory has not come back for too long.
+        """
+        state = self._scheduler.state
+        replicas = state.replicas(state.models[model]) if model in state.models else []
+        before = {each.id: each.generation for each in replicas if each.has_worker}
+        self.post(order or UnloadAsked(model))
+        while True:
+            self._check_handed_over()
+            found = [each for name, start in before.items() if (each := state.current(name, start)) is not None]
+            left = [each for each in found if each.state is not WorkerState.READY]
+            if not left:
+                return
+            for each in left:
+                self._check_quarantine(each, asked or model)
+            await self._next_event()
+
+    async def lease(self, asked: LeaseAsked) -> None:
+        """Ask for memory for a process that isn't ours, and return when it is granted. See `daemon.partners`.
+
+        Cancelling stops waiting only: the caller posts LeaseEnded in the end, also after an error. Raises
+        LeaseUnavailableError, or UnavailableError during the shutdown.
+        """
+        self.post(asked)
+        while True:
+            self._check_handed_over()
+            found = self._scheduler.state.models.get(asked.spec.id)
+            if found is None or self._scheduler.state.shutting_down:
+                raise UnavailableError("llmux is shutting down; try again in a moment.", code="shutting_down")
+            if found.state is WorkerState.READY:
+                return
+            if found.asked_at is None:
+                raise LeaseUnavailableError(f"{asked.partner.holder} got no lease: {found.life.reason}")
+            await self._next_event()
+
+    # --------------------------------------------------------------------------------------------- waiting for a change
+
+    async def _next_event(self) -> None:
+        """Wait until the next event has been handled."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
+
+    def _wake_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    def _check_quarantine(self, found: ModelState, name: str) -> None:
+        """Raise UnavailableError if the worker can't be killed, or its memory is long overdue: that may never end."""
+        reason = self._scheduler.state.ledger.quarantined_by(found.holder)
+        if reason is not None:
+            raise UnavailableError(f"{name}'s worker {reason}", code="device_quarantined")
+
+    def _check_handed_over(self) -> None:
+        if self._finished is not None:
+            raise HandedOverError
+
+    # ------------------------------------------------------------------------------------------------------- recordings
 
     def recording(self) -> Recording:
-        """What the scheduler gets and decides from now on. Raises UnavailableError when several are made already."""
+        """Record what the scheduler gets and decides from now on. Raises UnavailableError beyond `MOST_RECORDINGS`."""
         if len(self._recordings) >= MOST_RECORDINGS:
             raise UnavailableError(f"{len(self._recordings)} recordings are made already; end one.", retry_after_s=10.0)
         return Recording(self._scheduler, self.clock(), self._recordings)
 
-    # ---------------------------------------------------------------------------------------------------------- life
+    # ------------------------------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
         """Begin to sample memory. Call it once, on the running loop."""
         self._sampling.start()
 
     def longest_drain_s(self) -> float:
-        """How long running requests get at the most when all workers are stopped."""
+        """How long, at the most, running requests may go on when all workers are stopped."""
         state = self._scheduler.state
         return max((state.admission.ordered_drain_s(model.spec) for model in state.models.values()), default=0.0)
-
-    def freeze(self) -> None:
-        """Handle nothing until `thaw` or `leave`: what is posted waits. Call it outside of events."""
-        assert not self._handling
-        self._handling = True
-
-    def thaw(self) -> None:
-        """Handle what was posted meanwhile, and all that follows. Harmless when it is not frozen."""
-        self._handle(None)
 
     async def shutdown(self) -> None:
         """Drain and stop every worker; returns when each has ended or can't be killed. Does not wait for their memory."""
@@ -391,18 +505,107 @@ class Engine(Operating):
         while any(
             found.has_worker and not found.exited and not found.stuck for found in self._scheduler.state.models.values()
         ):
-            await self._change()
-        self._rest()
+            await self._next_event()
+        self._stop_background_work()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _stop_background_work(self) -> None:
+        """Stop reading memory, setting timers and recording."""
+        self._sampling.stop()
+        if self._tick is not None:
+            self._tick.cancel()
+        for recording in tuple(self._recordings):
+            recording.end()
+
+    # ----------------------------------------------------------------------------------------------------------- memory
+
     async def sample(self) -> None:
-        """Read all devices and workers once, and let the scheduler know."""
+        """Read the memory of all devices and workers once, and post the readings."""
         await asyncio.gather(*(self._read(part) for part in self._sampler.parts))
 
     async def _read(self, sampler: MemorySampler) -> None:
-        for reading in (await sampler.sample({**self._fleet.holders(), **self.measured_partners()})).by_device():
+        for reading in (await sampler.sample({**self._fleet.holders(), **self._measured_partners()})).by_device():
             try:
                 self.post(reading)
             except Exception:  # no load may begin on what was read before
                 self.post(replace(reading, devices=tuple(replace(each, stale=True) for each in reading.devices)))
                 raise
+
+    def _measured_partners(self) -> dict[WorkerKey, HolderPids]:
+        """The processes of all partners that hold a lease and named their process."""
+        return {
+            model.holder: HolderPids(model.devices, (model.partner.pid,), loading=False)
+            for model in self._scheduler.state.models.values()
+            if model.partner is not None and model.partner.pid is not None and model.state is WorkerState.READY
+        }
+
+    # -------------------------------------------------------------------------------------------------------- hand-over
+
+    def freeze(self) -> None:
+        """Handle nothing until `thaw` or `leave`: posted events wait. Call it outside of events."""
+        assert not self._handling
+        self._handling = True
+
+    def thaw(self) -> None:
+        """Handle the events that were posted meanwhile, and all that follow. Harmless when not frozen."""
+        self._handle(None)
+
+    async def calm(self) -> None:
+        """After HandoverAsked: wait until no worker is starting or stopping. Raises UnavailableError if one can't be stopped."""
+        while True:
+            busy = [
+                found
+                for found in self._scheduler.state.models.values()
+                if found.has_worker and found.state not in SERVES and not found.spec.is_elsewhere
+            ]
+            if not busy:
+                return
+            for found in busy:
+                self._check_quarantine(found, found.id)
+            await self._next_event()
+
+    def adoptions(self) -> tuple[WorkerAdopted, ...]:
+        """The workers that serve now, each as the event by which a successor's scheduler adopts it."""
+        state = self._scheduler.state
+        return tuple(
+            WorkerAdopted(
+                replace(model.spec, preload=False),
+                model.generation,
+                model.devices,
+                tuple(lease.mib for lease in state.ledger.leases_of(model.holder)),
+                tuple(model.in_flight),
+                model.ready_at,
+                model.last_used,
+                model.load_s,
+                model.drain is not None and model.drain.cause is StopCause.OPERATOR,
+                model.kept_until,
+                tuple(model.in_flight.values()),
+                model.last_priority,
+            )
+            for model in state.models.values()
+            if model.state in SERVES and not model.spec.is_elsewhere and model.partner is None
+        )
+
+    def pins(self) -> dict[ModelId, bool]:
+        """The models that an operator pinned (True) or unpinned (False)."""
+        return {model.id: model.pin for model in self._scheduler.state.models.values() if model.pin is not None}
+
+    def dismissed(self) -> tuple[ModelId, ...]:
+        """The models that an operator unloaded and nobody has asked for since."""
+        models = self._scheduler.state.models.values()
+        return tuple(model.id for model in models if model.dismissed and model.spec.replica_of is None)
+
+    def leave(self, finished: Callable[[TicketId], None]) -> None:
+        """A successor schedules from now on: decide nothing more, and call `finished` for each request that ends.
+
+        Everybody who waits for a worker, a load, an unload or a lease gets HandedOverError.
+        """
+        self._finished = finished
+        self._stop_background_work()
+        for event in self._events:
+            if type(event) is RequestFinished:
+                finished(event.ticket)
+        self._events.clear()
+        for ticket in list(self._tickets.values()):
+            ticket.wake()
+        self._wake_watchers()

@@ -1,7 +1,7 @@
 """Events for subscribers: published from anywhere on the loop, read through bounded subscriptions.
 
-Publishing never waits and costs nothing without subscribers. A subscriber that falls behind by more than its bound is
-dropped: its stream ends. Its client has missed events, so it reconnects and reads the whole state.
+Publishing never waits and costs nothing without subscribers. The hub drops a subscriber that has `BACKLOG` events unread:
+its stream ends. Its client has missed events, so it must reconnect and read the whole state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["decision", "model", "memory", "request", "alert", "reload", "loa
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 BACKLOG: Final = 1024
 SUBSCRIBERS: Final = 64
-CLIENTS: Final = 32  # of these, for streams that take no operator's key
+CLIENTS: Final = 32  # of the SUBSCRIBERS, so many may use streams that need no operator's key
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Published:
     data: object
 
     def encoded(self) -> bytes:
-        """As a server-sent event."""
+        """The event in the format of server-sent events."""
         return b"event: %s\nid: %d\ndata: %s\n\n" % (self.kind.encode(), self.seq, msgspec.json.encode(self.data))
 
 
@@ -56,7 +56,7 @@ class Hub:
                 subscription.put(event)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
-        """Listen, inside a `with` block. Raises UnavailableError if `most` clients listen already."""
+        """A subscription to these kinds, for a `with` block. Raises UnavailableError if `most` clients listen already."""
         if self._closed or len(self._subscriptions) >= most:
             raise UnavailableError(
                 f"{len(self._subscriptions)} clients listen to events already; close one.", retry_after_s=10.0

@@ -1,4 +1,4 @@
-"""One who listens: what was put and not taken yet. Use from the event loop's thread."""
+"""A listener's buffer: the items that were put for it and that it has not taken yet. Use from the event loop's thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Listener(Generic[T]):
-    """Gets everything from the moment it was made to the end of the `with` block. `every` has all who listen now."""
+    """Gets every item from its creation to the end of the `with` block. `every`: the set of all listeners, which it joins."""
 
     def __init__(self, every: set[Any]) -> None:
         self._every = every
@@ -29,23 +29,23 @@ class Listener(Generic[T]):
         self.end()
 
     def put(self, item: T) -> None:
-        """Keep it until it is taken."""
+        """Keep the item until the listener takes it."""
         self._backlog.append(item)
         self._something.set()
 
     def end(self) -> None:
-        """Nothing follows."""
+        """No item follows: leave the set of listeners."""
         self._every.discard(self)
         self._ended = True
         self._something.set()
 
     def take(self) -> list[T]:
-        """All since the last call."""
+        """The items since the last call."""
         taken, self._backlog = self._backlog, []
         return taken
 
     async def next(self, timeout_s: float) -> list[T] | None:
-        """All since the last call; none within `timeout_s` is an empty list, the end is None."""
+        """Wait up to `timeout_s` for items, and take them. An empty list: none came. None: none will ever come."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._something.wait()

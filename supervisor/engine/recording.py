@@ -1,8 +1,8 @@
-"""A recording: the scheduler's state as it was, then every event with what came of it, each a line of JSON.
+"""A recording: the scheduler's state as it was at the start, then every event with its effects, each a line of JSON.
 
 The core looks at nothing but its state and its events, so a recording can be replayed anywhere and must give the same
-effects, byte for byte. It is made while somebody listens, and costs nothing otherwise. Reading one back makes objects of
-the core's own classes and runs nothing else: a recording from a stranger is safe to replay.
+effects, byte for byte. It is made while somebody listens, and costs nothing otherwise. Reading a recording creates objects
+of the core's own classes and runs nothing else, so a recording from a stranger is safe to replay.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Recording(Listener[bytes]):
         self.put(line({"llmux_recording": FORMAT, "at": now, "scheduler": packed(scheduler)}))
 
     def add(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
-        """Keep one event for the listener."""
+        """Keep one event with its effects for the listener."""
         if self._ended:
             return
         try:
@@ -72,13 +72,13 @@ class Replayed:
     number: int  # 1 for the first
     at: float
     event: Event
-    effects: tuple[Effect, ...]  # as they came out now
+    effects: tuple[Effect, ...]  # of this replay
     recorded: bytes  # the line in the file
     replayed: bytes  # the line as it would be written now
 
     @property
     def is_same(self) -> bool:
-        """Did the same come of it, byte for byte?"""
+        """Did the replay give the same effects, byte for byte?"""
         return self.recorded == self.replayed
 
 
@@ -168,7 +168,7 @@ def _pack(value: Any, seen: dict[int, int]) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value again. Raises InvalidRequestError for what the core doesn't have."""
+    """The value that `packed` made this JSON of. Raises InvalidRequestError for classes that the core doesn't have."""
     try:
         return _unpack(value, {})
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -207,7 +207,7 @@ def _unpack(value: Any, seen: dict[int, Any]) -> Any:
 
 
 def _attributes(value: object) -> Iterator[tuple[str, Any]]:
-    """All that is set on an object, in the order of its class, but for what it can make anew."""
+    """The attributes set on an object, in the order of its class, except those in its class's UNRECORDED."""
     left_out = getattr(value, "UNRECORDED", ())
     for kind in reversed(type(value).__mro__):
         for attribute in getattr(kind, "__slots__", ()):

@@ -1,4 +1,4 @@
-"""When memory is read: every two seconds, eight times as often while a load waits for memory, and at once on demand.
+"""The loops that read the memory: every two seconds, eight times as often while a load waits for memory, and at once on demand.
 
 Each source of readings has a loop of its own, so that one that hangs delays no other.
 """
@@ -26,11 +26,11 @@ class Sampling:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin. Call once, on the running loop."""
+        """Begin to read. Call it once, on the running loop."""
         self._tasks = [asyncio.create_task(self._run(*each), name="memory-sampling") for each in self._samples]
 
     def stop(self) -> None:
-        """Stop; a running reading is dropped."""
+        """Stop reading, and drop the readings that are under way."""
         for task in self._tasks:
             task.cancel()
 

@@ -1,17 +1,24 @@
 """The read door: the visible part of the scheduler's state, as frozen values made on demand.
 
-Nobody outside the engine touches the scheduler's own records. A status may be stale as soon as it was made; code
-that decides something reads within the engine's turn instead.
+Nobody outside the engine touches the scheduler's own records; everybody else asks the `ReadDoor`, which the engine is. A
+status may be out of date as soon as it was made; code that decides something reads within the engine's turn instead.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
 from supervisor.core.device_ledger import DeviceTotals, Lease
+from supervisor.core.effects import Reject
+from supervisor.core.limits import Account, Standing
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
+from supervisor.core.plans import Plan
+from supervisor.core.requests import over
+from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import (
     SERVES,
@@ -23,9 +30,11 @@ from supervisor.core.types import (
     ModelId,
     ModelSpec,
     Partner,
+    TicketId,
     WorkerState,
 )
-from supervisor.core.waiting import first_to_serve
+from supervisor.core.waiting import Forecast, first_to_serve, forecast
+from supervisor.core.what_if import what_if
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +63,8 @@ class ModelStatus:
     load_s: float | None  # how long its last load took
     crash: Crash | None  # why it is in BACKOFF or FAILED
     retry_s: float | None  # until it is tried again by itself after a crash; None: it isn't
-    worker: ModelId  # the replica that the rest is about: the one that answers first
-    replicas: tuple[ModelStatus, ...] = ()  # of the model: each that has a worker
+    worker: ModelId  # the replica that all this is about: the one that answers first
+    replicas: tuple[ModelStatus, ...] = ()  # the replicas of the model that have a worker
 
     @property
     def id(self) -> ModelId:
@@ -74,7 +83,7 @@ class ModelStatus:
 
 
 class ModelFigures(NamedTuple):
-    """What of a model costs little to know."""
+    """The part of a `ModelStatus` that costs little to make."""
 
     id: ModelId
     state: WorkerState
@@ -86,7 +95,7 @@ class ModelFigures(NamedTuple):
 
 
 def model_figures(state: SchedulerState, model: ModelState, now: float) -> ModelFigures:
-    """See ModelFigures, and `model_status`, which says the same of it."""
+    """The figures of one model; equal to the same fields of its `model_status`."""
     if model.id in state.groups or model.spec.replica_of is not None:
         known = model_status(state, model, now)
         figures = (known.state, known.queued, known.in_flight, known.crash, known.answering, known.is_wanted)
@@ -104,10 +113,11 @@ def model_figures(state: SchedulerState, model: ModelState, now: float) -> Model
 
 
 Mark = tuple[object, ...]
+"""Stands for a model's status in comparisons: see `mark`."""
 
 
 def mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
-    """Equals an earlier one iff the status is the same, but for the memory that it takes and for what changes with time alone."""
+    """A value that changes when the model's status does. Neither its measured memory nor the passing of time changes it."""
     if model.id not in state.groups:
         return _worker_mark(state, model, now)
     best = first_to_serve(state, model)
@@ -115,7 +125,7 @@ def mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
 
 
 def _worker_mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
-    """Made of the records that a status is made of: equal ones are nearly always the same, which costs next to nothing to see."""
+    """Made of the records that a status is made of: mostly the same objects as before, so a comparison costs next to nothing."""
     life, in_flight, queued = model.life, len(model.in_flight), state.queue.count(model.id)
     idle: Mark = ()
     if life.state is WorkerState.READY and not in_flight:
@@ -126,7 +136,7 @@ def _worker_mark(state: SchedulerState, model: ModelState, now: float) -> Mark:
 
 
 def is_active(state: SchedulerState, model: ModelState) -> bool:
-    """Has it a worker, or does anybody wait for its load or its worker? False for replicas and partners."""
+    """Has the model a worker, or does anybody wait for one? False for replicas and partners."""
     if model.partner is not None or model.spec.replica_of is not None:
         return False
     if model.asked_at is not None or model.id in state.wanted or (len(state.queue) and state.queue.count(model.id)):
@@ -136,7 +146,7 @@ def is_active(state: SchedulerState, model: ModelState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LoadStatus:
-    """One model, or one replica, as far as its load is concerned."""
+    """The load of one model, or of one replica: whether it is loaded, loading or wanted, and where."""
 
     state: WorkerState
     reason: str  # of the last change of state
@@ -152,7 +162,7 @@ class LoadStatus:
 
 @dataclass(frozen=True, slots=True)
 class PartnerStatus:
-    """A lease of somebody who isn't a worker of ours: waited for, held, or on its way back."""
+    """The lease of a partner, whose process isn't a worker of ours: waited for, held, or on its way back."""
 
     model: ModelStatus  # what stands for it in the scheduler
     partner: Partner
@@ -160,7 +170,7 @@ class PartnerStatus:
 
     @property
     def id(self) -> ModelId:
-        """Its name among the leases."""
+        """The name of the lease."""
         return self.model.id
 
     @property
@@ -196,7 +206,7 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class WaitFigures:
-    """How long requests waited that were dispatched lately; None: none was."""
+    """How long the requests dispatched lately had waited; None: no request was dispatched lately."""
 
     mean_s: float | None
     p95_s: float | None
@@ -211,7 +221,7 @@ class WaitFigures:
 
 
 def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelStatus:
-    """See ModelStatus. Of a model with replicas: its best one, with what all of them hold and do."""
+    """The status of a model. With several replicas: that of the best one, with the memory and the requests of all."""
     replicas = state.replicas(model)
     if len(replicas) == 1 or model.spec.replica_of is not None:
         status = _worker_status(state, model, now)
@@ -274,7 +284,7 @@ def _is_wanted(state: SchedulerState, model: ModelState, queued: int) -> bool:
 
 
 def load_status(state: SchedulerState, model: ModelState, now: float) -> LoadStatus:
-    """See LoadStatus. The model must be none that stands for a partner."""
+    """The load status of a model or a replica. Not for the model that stands for a partner."""
     is_away = model.state not in {WorkerState.STARTING, WorkerState.FAILED, *SERVES}
     leases = state.ledger.leases_of(model.holder)
     return LoadStatus(
@@ -303,13 +313,13 @@ def _measured_mib(leases: tuple[Lease, ...]) -> int | None:
 
 
 def _idle_until(model: ModelState, at: float, now: float) -> float | None:
-    """How long an idle worker has until then."""
+    """Seconds until `at` for an idle worker; None for a busy one, and where `at` is past or never comes."""
     is_idle = model.state is WorkerState.READY and not model.in_flight
     return at - now if is_idle and now < at < math.inf else None
 
 
 def _eta_s(model: ModelState, leases: tuple[Lease, ...], now: float) -> float | None:
-    """Of a load by the time the last one took; before the first one, by the size of the model."""
+    """Seconds until a drain ends, or a load: by the time the last load took, before the first one by the model's size."""
     if model.drain is not None:
         return None if math.isinf(model.drain.until) else max(0.0, model.drain.until - now)
     if model.state is not WorkerState.STARTING:
@@ -319,9 +329,132 @@ def _eta_s(model: ModelState, leases: tuple[Lease, ...], now: float) -> float | 
 
 
 def partner_status(state: SchedulerState, model: ModelState, now: float) -> PartnerStatus:
-    """See PartnerStatus. The model must stand for a partner."""
+    """The status of a partner's lease. The model must stand for a partner."""
     partner = model.partner
     assert partner is not None
     is_held = model.state is WorkerState.READY and partner.until is not None
     expires_s = max(0.0, (partner.until or 0.0) - now) if is_held else None
     return PartnerStatus(model_status(state, model, now), partner, expires_s)
+
+
+class ReadDoor:
+    """Answers everything that the rest of the daemon asks about the scheduler. Changes nothing.
+
+    An answer may be out of date by the time somebody looks at it.
+    """
+
+    def __init__(self, scheduler: Scheduler, decisions: DecisionLog, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._decisions = decisions
+        self.clock = clock
+
+    def model(self, model: ModelId) -> ModelStatus | None:
+        """The model's current status; None if it is not configured."""
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return None if found is None else model_status(state, found, self.clock())
+
+    def load_status(self, model: ModelId) -> LoadStatus | None:
+        """The load of a model or replica; None if it isn't configured."""
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return None if found is None or found.partner is not None else load_status(state, found, self.clock())
+
+    def models(self) -> tuple[ModelStatus, ...]:
+        """Every model, in the order of the configuration; each with its replicas."""
+        state, now = self._scheduler.state, self.clock()
+        return tuple(model_status(state, found, now) for found in _configured(state))
+
+    def active(self) -> tuple[ModelStatus, ...]:
+        """Every model that has a worker, or for which somebody waits. Costs next to nothing for the others."""
+        state, now = self._scheduler.state, self.clock()
+        return tuple(model_status(state, found, now) for found in state.models.values() if is_active(state, found))
+
+    def answering(self) -> list[ModelId]:
+        """The models that have a worker which takes new requests."""
+        models = self._scheduler.state.models.values()
+        return [*dict.fromkeys(found.line for found in models if found.answering and found.partner is None)]
+
+    def figures(self) -> list[ModelFigures]:
+        """The figures of every model, in the order of `models`."""
+        state, now = self._scheduler.state, self.clock()
+        return [model_figures(state, found, now) for found in _configured(state)]
+
+    def figures_of(self, model: ModelId) -> ModelFigures | None:
+        """The figures of one model; None if it is not configured."""
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return None if found is None else model_figures(state, found, self.clock())
+
+    def marks(self) -> dict[ModelId, Mark]:
+        """The mark of every model: to see, later, which statuses have changed."""
+        state, now = self._scheduler.state, self.clock()
+        return {found.id: mark(state, found, now) for found in _configured(state)}
+
+    def partners(self) -> tuple[PartnerStatus, ...]:
+        """The leases of partners, oldest first, with those that partners still wait for."""
+        state, now = self._scheduler.state, self.clock()
+        return tuple(partner_status(state, found, now) for found in state.models.values() if found.partner is not None)
+
+    def devices(self) -> tuple[DeviceStatus, ...]:
+        """Every configured device, by id."""
+        ledger = self._scheduler.state.ledger
+        return tuple(
+            DeviceStatus(device, ledger.totals(device.id), ledger.leases_on(device.id)) for device in ledger.devices()
+        )
+
+    def device_specs(self) -> tuple[DeviceSpec, ...]:
+        """The configured devices alone, without what is on them, by id."""
+        return self._scheduler.state.ledger.devices()
+
+    def pinned(self) -> list[ModelSpec]:
+        """Every model that is pinned now, by its configuration or by an operator."""
+        pinned = (found.spec for found in _configured(self._scheduler.state) if found.pinned)
+        return [spec if spec.pin else replace(spec, pin=True) for spec in pinned]
+
+    def forecast(self, model: ModelId) -> Forecast:
+        """How long a request that is queued for the model now will wait."""
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return Forecast(None, "") if found is None else forecast(state, found, self.clock())
+
+    def what_if(self, spec: ModelSpec) -> Plan:
+        """The plan for loading this model now: which models would have to go, and where it would fit."""
+        return what_if(self._scheduler.state, self.clock(), spec)
+
+    def queue(self) -> QueueStatus:
+        """The number of requests that wait and that run, and the limits of the queue."""
+        state = self._scheduler.state
+        limits, waiting, running = state.limits, len(state.queue), len(state.tickets)
+        return QueueStatus(waiting, running, state.shutting_down, limits.queue_total, limits.queue_per_model)
+
+    def waits(self, model: ModelId | None = None) -> WaitFigures:
+        """How long the requests dispatched lately had waited: of one model, or of all. Costs more than the other reads."""
+        recent, now = self._scheduler.state.queue.recent, self.clock()
+        return WaitFigures(recent.mean_s(now, model), recent.p95_s(now, model))
+
+    def standings(self, accounts: Sequence[Account]) -> list[Standing]:
+        """How much is left of each limit of these accounts."""
+        return self._scheduler.state.admission.accounts.standings(accounts, self.clock())
+
+    def over(self, ticket: TicketId, accounts: Sequence[Account]) -> Reject | None:
+        """The rejection that a request of these accounts would get now; None: no limit is reached."""
+        reached = self._scheduler.state.admission.accounts.reached(accounts, self.clock())
+        return None if reached is None else over(ticket, reached)
+
+    def limited(self) -> list[Standing]:
+        """Every limit of which some account has used a part."""
+        return self._scheduler.state.admission.accounts.taken(self.clock())
+
+    def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
+        """The last decisions, oldest first: about one model, or all."""
+        return self._decisions.last(model, limit=limit)
+
+    def decisions_since(self, seq: int) -> list[Decision]:
+        """All kept decisions after number `seq`, oldest first."""
+        return self._decisions.since(seq)
+
+
+def _configured(state: SchedulerState) -> Iterator[ModelState]:
+    """The configured models, without further replicas and partners."""
+    return (found for found in state.models.values() if found.partner is None and found.spec.replica_of is None)

@@ -33,8 +33,12 @@ _KINDS: Final[Mapping[RejectCode, type[LlmuxError]]] = {
 }
 
 
+class HandedOverError(Exception):
+    """A successor answers this request, to which no byte of an answer was sent yet."""
+
+
 class Client(Protocol):
-    """Whoever waits for the answer of a request."""
+    """The client that waits for the answer of a request."""
 
     def interrupt(self, error: Exception) -> None:
         """End its wait with `error`."""
@@ -54,7 +58,7 @@ class Ticket:
     upstream: Upstream | None = None
     devices: Devices = ()
     admitted: float = 0.0
-    client: Client | None = None  # who waits for the answer, until it has ended
+    client: Client | None = None  # waits for the answer; set until that has ended
     rejection: Reject | None = None  # no exception: that would keep the frames it passes, and they keep the ticket
     cut_reason: str | None = None
     waiter: asyncio.Future[None] | None = None
@@ -65,12 +69,12 @@ class Ticket:
         return self.admitted - self.arrived
 
     def wake(self) -> None:
-        """Who waits for its admission goes on."""
+        """Let the caller that waits for the admission go on."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
     def cut(self, reason: str) -> None:
-        """Its worker is taken away, so its client gets an error."""
+        """End the request with an error, since its worker is taken away."""
         self.cut_reason = reason
         if self.client is not None:
             message = f"The model was stopped before the answer was complete: {reason}."
@@ -79,7 +83,7 @@ class Ticket:
 
 
 def rejection(effect: Reject, asked: str) -> LlmuxError:
-    """The error for a core's Reject that a client gets who asked for its model by this name."""
+    """The error that a client gets for the core's Reject. `asked`: the name by which it asked for the model."""
     message = effect.message.replace(ASKED, asked)
     if effect.code is RejectCode.MODEL_NOT_FOUND:
         return NotFoundError(message, code="model_not_found", param="model")
@@ -91,7 +95,7 @@ def rejection(effect: Reject, asked: str) -> LlmuxError:
 
 
 def _figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float | None]:
-    """For clients that decide by them where to go, or when to come again: under the names that they look for."""
+    """Figures by which a client may decide where to go or when to come again, under the names that clients look for."""
     match about:
         case Standing():
             back_s = about.next_s if about.counted is Counted.CONCURRENCY else about.reset_s
@@ -105,7 +109,7 @@ def _figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float |
 
 
 def held_up(tickets: Iterable[Ticket], asked: AskClients) -> dict[TicketId, int]:
-    """What the clients have read, in bytes, that hold up requests of this worker."""
-    theirs = (ticket for ticket in tickets if (ticket.model, ticket.generation) == (asked.model, asked.generation))
-    read = {ticket.id: ticket.client.read_while_held_up() for ticket in theirs if ticket.client is not None}
+    """How many bytes each client has read that holds up its answer by this worker, by ticket."""
+    running = (ticket for ticket in tickets if (ticket.model, ticket.generation) == (asked.model, asked.generation))
+    read = {ticket.id: ticket.client.read_while_held_up() for ticket in running if ticket.client is not None}
     return {ticket: count for ticket, count in read.items() if count is not None}

@@ -1,7 +1,8 @@
-"""What each queued request has waited for, part by part, as the scheduler's events changed it.
+"""The waits of queued requests: what each has waited for, and for how long, part by part.
 
-The models with queued requests are looked at after each event. What one waits for is a chain of phases; a request's wait
-begins at the phase of its arrival and ends at its admission, so nothing is done for each request in between.
+After each event `Waits` looks at the models with queued requests. A model has a chain of phases, a new one whenever the
+thing that it waits for changes. A request's wait begins at the phase of its arrival and ends at its admission, so in
+between nothing has to be done for each request.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from supervisor.core.waiting import WaitKind, WaitReason, awaited
 MOST_PARTS: Final = 32  # of one wait; where there were more, equal ones are added up
 
 Part = tuple[WaitReason, float]
-"""What was waited for, and for how many seconds."""
+"""A part of a wait: the reason, and how many seconds it took."""
 
 _QUEUED: Final = WaitReason(WaitKind.TURN, "its turn")
 
@@ -26,11 +27,11 @@ _QUEUED: Final = WaitReason(WaitKind.TURN, "its turn")
 class _Phase:
     awaited: WaitReason
     since: float
-    next: _Phase | None = None  # what came after it; None: it goes on
+    next: _Phase | None = None  # the phase after it; None: it goes on
 
 
 class Wait:
-    """One request's wait for a worker of its model. All times are of the engine's clock."""
+    """One request's wait for a worker of its model. All times are on the engine's clock."""
 
     __slots__ = ("_parts", "_phase", "model", "since", "until")
 
@@ -43,22 +44,22 @@ class Wait:
 
     @classmethod
     def lost(cls, model: ModelId, since: float, until: float) -> Wait:
-        """The time that a worker took away which ended before it took the request."""
+        """The time that a request lost at a worker which ended before it took the request."""
         wait = cls(model, since, _Phase(WaitReason(WaitKind.RETRY, "another worker: the first ended too early"), since))
         wait.end(until)
         return wait
 
     def end(self, now: float) -> None:
-        """It is over: keep its parts, and let go of everything else."""
+        """The wait is over: keep its parts, and drop its phases."""
         self._parts, self.until, self._phase = _merged(self._walk(now)), now, None
 
     def parts(self, now: float) -> tuple[Part, ...]:
-        """All of it so far, in order."""
+        """The parts so far, in order."""
         return self._parts if self.until is not None else _merged(self._walk(now))
 
     @property
     def current(self) -> WaitReason | None:
-        """What it waits for now; None when it is over."""
+        """The reason why the request waits now; None when the wait is over."""
         phase = self._phase
         while phase is not None and phase.next is not None:
             phase = phase.next
@@ -74,13 +75,13 @@ class Wait:
 
 
 class Waits:
-    """What the models with queued requests wait for."""
+    """The current phase of each model with queued requests."""
 
     def __init__(self) -> None:
         self._current: dict[ModelId, _Phase] = {}
 
     def look(self, state: SchedulerState, now: float) -> None:
-        """Note what has changed. Costs nothing while nobody waits."""
+        """Begin a new phase for each model whose reason to wait has changed. Costs nothing while nobody waits."""
         waiting = state.queue.models()
         if not waiting and not self._current:
             return
@@ -96,7 +97,7 @@ class Waits:
             self._current[name] = phase
 
     def begin(self, model: ModelId, since: float) -> Wait:
-        """A request of this model was queued."""
+        """Begin the wait of a request that was queued for this model."""
         return Wait(model, since, self._current.setdefault(model, _Phase(_QUEUED, since)))
 
 
@@ -105,6 +106,6 @@ def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
     if len(listed) <= MOST_PARTS:
         return listed
     sums: dict[WaitReason, float] = {}
-    for what, took_s in listed:
-        sums[what] = sums.get(what, 0.0) + took_s
+    for reason, took_s in listed:
+        sums[reason] = sums.get(reason, 0.0) + took_s
     return tuple(sums.items())

@@ -26,7 +26,7 @@ from supervisor.catalog import Catalog
 from supervisor.catalog.keys import Scope as KeyScope
 from supervisor.core.types import TicketId
 from supervisor.engine.engine import Engine
-from supervisor.engine.leaving import HandedOverError
+from supervisor.engine.ticket import HandedOverError
 from supervisor.engine.waits import Wait
 from supervisor.errors import LlmuxError, UnreachableError
 from supervisor.gateway.admit import Admitting

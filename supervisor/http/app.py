@@ -30,7 +30,7 @@ from supervisor.daemon.reload import Reloader
 from supervisor.daemon.sets import Sets
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.dialects.openai import OpenAI
-from supervisor.engine.leaving import HandedOverError
+from supervisor.engine.ticket import HandedOverError
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, TooLargeError, UnavailableError
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.dialect import Dialect, ForDaemonError

@@ -21,7 +21,7 @@ from supervisor.daemon.job import Answer, Job, JobInterruptedError
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.dialects.responses.background import is_answered
-from supervisor.engine.leaving import HandedOverError
+from supervisor.engine.ticket import HandedOverError
 from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.dialect import Dialect, ForDaemonError

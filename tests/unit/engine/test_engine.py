@@ -31,9 +31,8 @@ from supervisor.core.events import (
 from supervisor.core.ledger import Ledger
 from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
 from supervisor.engine.engine import Engine
-from supervisor.engine.leaving import HandedOverError
 from supervisor.engine.recording import replay
-from supervisor.engine.ticket import Ticket
+from supervisor.engine.ticket import HandedOverError, Ticket
 from supervisor.errors import NotFoundError, UnavailableError
 from tests.support.simulation import GPU, model
 
@@ -385,7 +384,7 @@ class TestMistakes:
         endless = []
         endless.append(endless)
         with bench.engine.recording() as recording:
-            bench.engine._tell(0.0, endless, [])
+            bench.engine._notify(0.0, endless, [])
             assert recording.broke_off
         bench.fleet.at_start = lambda effect, post: post(WorkerReady(effect.model, effect.generation))
         ticket = await bench.admit("1")
