@@ -19,9 +19,9 @@ import heapq
 from dataclasses import replace
 
 from supervisor.core import default_models, partners, replicas
-from supervisor.core.claims import settle_claims
 from supervisor.core.dispatch import reject_all
 from supervisor.core.effects import StartWorker
+from supervisor.core.eviction import settle_claims
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.planner import plan

@@ -12,7 +12,7 @@ A request's way:
  4. finished, however it ended.
 
 The modules that decide: `requests` (1 to 4), `admission` (order and limits), `placement` and `planner` (who is loaded,
-who has to go), `draining` (how long a victim's requests may still run), `reports` (what workers and devices report),
+who has to go), `eviction` (claims and drains), `reports` (what workers and devices report),
 `termination` (stops, crashes, what is left of a worker), `operators` (people and configurations), `partners` (others' processes), `timers` (what only
 time brings). All of them change the one `SchedulerState`.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from supervisor.core import draining, operators, partners, plain, replicas, reports, requests, termination, timers
+from supervisor.core import eviction, operators, partners, plain, replicas, reports, requests, termination, timers
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.dispatch import serve_heads
 from supervisor.core.effects import Effect, Reject
@@ -116,7 +116,7 @@ class Scheduler:
             case WorkerUnready():
                 reports.unready(state, step, event)
             case ClientsRead():
-                draining.clients_read(state, step, event)
+                eviction.clients_read(state, step, event)
             case WorkerExited():
                 termination.exited(state, step, event)
             case WorkerUnkillable():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import default_models, draining, partners
+from supervisor.core import default_models, eviction, partners
 from supervisor.core.dispatch import arm_keep_alive
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
@@ -40,7 +40,7 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
         settle_trouble(state, step, model)
     _give_up(state, step, model)
     default_models.look(state, step, model)
-    draining.look(state, step, model)
+    eviction.look(state, step, model)
     if model.state is WorkerState.READY:
         if model.crashes.times and step.now >= model.ready_at + state.limits.backoff_reset_s:
             model.crashes = replace(model.crashes, times=())

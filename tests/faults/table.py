@@ -230,7 +230,7 @@ TABLE: Final = (
         26,
         "Two models take turns on one device",
         "At most one swap per `min_residency_s` while both are in demand, nobody waits past `queue_wait_s`, and no answer is cut.",
-        "`core/admission`: minimum residency and aging; `core/draining`: answers run to their end while clients read.",
+        "`core/admission`: minimum residency and aging; `core/eviction`: answers run to their end while clients read.",
         ("tests/faults/test_slow_reader_drain.py",),
     ),
     Fault(
