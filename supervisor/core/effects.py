@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from supervisor.core.demand import Expected
 from supervisor.core.limits import Standing
-from supervisor.core.recent_waits import QueueLoad
 from supervisor.core.types import DeviceId, Devices, Generation, ModelId, Parts, RejectCode, StopCause, TicketId
 
 
@@ -38,6 +37,14 @@ class Dispatch:
     ticket: TicketId
     model: ModelId
     generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoad:
+    """A full queue, for the client that it refuses."""
+
+    depth: int  # so many requests wait
+    mean_s: float | None  # so long the requests dispatched lately had waited on average; None: none was dispatched
 
 
 @dataclass(frozen=True, slots=True)

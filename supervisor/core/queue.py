@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from supervisor.core.admission import AdmissionPolicy, Rank
 from supervisor.core.demand import NORMAL, Demand
-from supervisor.core.recent_waits import QueueLoad, RecentWaits
+from supervisor.core.effects import QueueLoad
 from supervisor.core.types import ModelId, TicketId
+
+MOST_WAITS: Final = 512
+LATELY_S: Final = 300.0
+"""`RecentWaits` remembers at most so many waits, and of so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ class AdmissionQueue:
         self.recent = RecentWaits()
 
     def follow(self, admission: AdmissionPolicy) -> None:
-        """Put all that wait into the order of this policy."""
+        """Put all waiting requests into the order of this policy."""
         self._admission = admission
         self._lines = {}
         for waiting in self._arrivals.values():
@@ -129,9 +134,9 @@ class AdmissionQueue:
     def push(
         self, ticket: TicketId, model_id: ModelId, demand: Demand, now: float, most: int | None = None
     ) -> str | None:
-        """Queue it and return None, or return why the queue is full. `now` must not go backwards between calls.
+        """Queue the request and return None, or return why the queue is full. `now` must not go backwards between calls.
 
-        `most`: so many may wait for the model, if it says.
+        `most`: how many requests may wait for the model; None: as many as the limits say.
         """
         assert ticket not in self._arrivals, f"{ticket} is queued already"
         full = self._admission.queue_is_full(self.count(model_id), len(self._arrivals), most)
@@ -164,7 +169,7 @@ class AdmissionQueue:
         return self._arrivals[line.head]
 
     def remove(self, ticket: TicketId) -> Waiting | None:
-        """Take this request out, wherever it stands; None when it isn't queued."""
+        """Take this request out, wherever it stands in the queue; None when it isn't queued."""
         waiting = self._arrivals.get(ticket)
         if waiting is not None:
             self._take(waiting)
@@ -181,39 +186,39 @@ class AdmissionQueue:
             self._compact_budgets()
 
     def clear(self, model_id: ModelId) -> list[Waiting]:
-        """Take out everybody who waits for the model, in order of arrival."""
+        """Take out all requests that wait for the model, in order of arrival."""
         line = self._lines.get(model_id)
         tickets = [] if line is None else line.tickets()
         return [waiting for ticket in tickets if (waiting := self.remove(ticket)) is not None]
 
     def count(self, model_id: ModelId) -> int:
-        """How many wait for the model."""
+        """How many requests wait for the model."""
         line = self._lines.get(model_id)
         return 0 if line is None else len(line)
 
     def ahead(self, model_id: ModelId, demand: Demand) -> int:
-        """How many wait for the model whose class is no lower than this one's."""
+        """How many requests wait for the model whose class is no lower than that of `demand`."""
         line = self._lines.get(model_id)
         if line is None:
             return 0
         return sum(len(arrivals) for priority, arrivals in line.classes.items() if priority <= demand.priority)
 
     def load(self, model_id: ModelId, now: float) -> QueueLoad:
-        """What a client is told whom it has no room for: of the model, or of all if that many may not wait in all."""
+        """The queue as a refused client learns it: the model's, or the whole queue if that is what is full."""
         if len(self._arrivals) >= self._admission.limits.queue_total:
             return QueueLoad(len(self._arrivals), self.recent.mean_s(now))
         return QueueLoad(self.count(model_id), self.recent.mean_s(now, model_id))
 
     def models(self) -> KeysView[ModelId]:
-        """The models that somebody waits for."""
+        """The models for which requests wait."""
         return self._lines.keys()
 
     def oldest(self, model_id: ModelId) -> float | None:
-        """When the one arrived who has waited longest for the model, whatever its rank; None when nobody waits."""
+        """When the request arrived that has waited longest for the model, whatever its rank; None when none waits."""
         return min((waiting.arrived_at for waiting in self.oldest_of_classes(model_id)), default=None)
 
     def oldest_of_classes(self, model_id: ModelId) -> list[Waiting]:
-        """Of each class in which requests wait for the model, the one that arrived first."""
+        """The requests that wait for the model: of each class the one that arrived first."""
         line = self._lines.get(model_id)
         return [] if line is None else [next(iter(arrivals.values())) for arrivals in line.classes.values()]
 
@@ -223,11 +228,11 @@ class AdmissionQueue:
         return NORMAL if line is None else min(line.classes)
 
     def deadline(self) -> float:
-        """When the next request will have waited too long, for all or for its budget; infinity when nobody waits."""
+        """When the next request will have waited too long, or its budget will be over; infinity when none waits."""
         return min(self._patience(), self._next_budget())
 
     def expired(self, now: float) -> list[Waiting]:
-        """Take out those that have waited too long, oldest first; then those whose budget is over."""
+        """Take out the requests that have waited too long, oldest first; then those whose budget is over."""
         gone: list[Waiting] = []
         while self._patience() <= now:
             gone.append(self._taken(next(iter(self._arrivals))))
@@ -246,7 +251,7 @@ class AdmissionQueue:
         return self._admission.gives_up_at(next(iter(self._arrivals.values())).arrived_at)
 
     def _next_budget(self) -> float:
-        """When the next budget is over. Drops from the top of the heap those that left."""
+        """When the next budget is over. Drops requests that left from the top of the heap."""
         while self._budgets:
             until, seq, ticket = self._budgets[0]
             waiting = self._arrivals.get(ticket)
@@ -283,6 +288,34 @@ class AdmissionQueue:
 
     def _of(self, line: _Line) -> list[Waiting]:
         return [self._arrivals[ticket] for ticket in line.tickets()]
+
+
+class RecentWaits:
+    """How long the requests dispatched lately had waited, those that found a free worker included.
+
+    For people and clients: the error of a full queue, and the admin API.
+    """
+
+    def __init__(self) -> None:
+        self._waits: deque[tuple[float, ModelId, float]] = deque(maxlen=MOST_WAITS)
+
+    def note(self, model: ModelId, waited_s: float, now: float) -> None:
+        """Remember the wait of a request that is dispatched now."""
+        self._waits.append((now, model, waited_s))
+
+    def mean_s(self, now: float, model: ModelId | None = None) -> float | None:
+        """The mean wait of one model's requests, or of all; None: none was dispatched lately."""
+        waits = self._lately(now, model)
+        return sum(waits) / len(waits) if waits else None
+
+    def p95_s(self, now: float, model: ModelId | None = None) -> float | None:
+        """The 95th percentile of the waits of one model's requests, or of all; None: none was dispatched lately."""
+        waits = sorted(self._lately(now, model))
+        return waits[math.ceil(0.95 * len(waits)) - 1] if waits else None
+
+    def _lately(self, now: float, model: ModelId | None) -> list[float]:
+        since = now - LATELY_S
+        return [waited for at, name, waited in self._waits if at >= since and model in {None, name}]
 
 
 def _group(waiting: Waiting) -> Group:

@@ -1,15 +1,22 @@
-"""A request's way through the scheduler, by the numbers of `scheduler`: refused, dispatched, queued, finished."""
+"""A request's way through the scheduler, by the numbers of `scheduler`: refused, dispatched, queued, finished.
+
+A request with a budget is refused at once if its answer can't come in time. The expectation counts what was measured and
+nothing else: the rest of the model's load, the turns of the requests before this one, and the answer itself, by the 99th
+percentile of such answers. What was never measured counts nothing, so a request is refused only for a reason, and a first
+one never. Not foreseen are the turns of other models, requests of a higher class that are still to come, and crashes: a
+request that these hold up until its budget is over is refused then (`expire`).
+"""
 
 from __future__ import annotations
 
 import math
 
-from supervisor.core.budget import exactly, expected, told
+from supervisor.core.demand import Demand, Expected
 from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
 from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
 from supervisor.core.limits import Standing
-from supervisor.core.messages import seconds
+from supervisor.core.messages import listed, seconds
 from supervisor.core.model_state import ModelState
 from supervisor.core.replicas import chosen, unnamed
 from supervisor.core.reports import REMOTE_RETRY_S
@@ -20,7 +27,7 @@ from supervisor.core.waiting import awaited
 
 
 def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
-    """Refuse it, dispatch it, or queue it."""
+    """Refuse the request, dispatch it, or queue it."""
     # 1.
     model = state.models.get(event.model)
     if model is None or model.removed:
@@ -40,10 +47,10 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         message = f"{ASKED}: {model.life.reason}"
         step.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
         return
-    if _cannot_fit(state, step, model, event):
+    if _refused_by_budget(state, step, model, event):
         return
     accounts = event.demand.accounts
-    if accounts and _is_over(state, step, event):
+    if accounts and _refused_by_limit(state, step, event):
         return
     # 2.
     worker: ModelState | None = model
@@ -78,31 +85,31 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     state.update_wanted(model)
 
 
-def _is_over(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
-    """Refuse it if one of its accounts has reached a limit."""
+def _refused_by_limit(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
+    """Refuse the request if one of its accounts has reached a limit. Was it refused?"""
     accounts = state.admission.accounts
     reached = accounts.reached(event.demand.accounts, step.now)
     if reached is None:
         return False
     step.emit(over(event.ticket, reached))
     if accounts.may_tell(reached.account, step.now):
-        step.decide("limit", event.model, _told(reached))
+        step.decide("limit", event.model, _limit_message(reached))
     return True
 
 
 def over(ticket: TicketId, reached: Standing) -> Reject:
-    """What a request is refused with whose account has reached this limit."""
+    """The rejection of a request whose account has reached this limit."""
     retry_after_s = max(1.0, math.ceil(reached.next_s))
-    message = f"{_told(reached)} Try again in {seconds(retry_after_s)}."
+    message = f"{_limit_message(reached)} Try again in {seconds(retry_after_s)}."
     return Reject(ticket, RejectCode.RATE_LIMIT_EXCEEDED, message, retry_after_s, reached)
 
 
-def _told(reached: Standing) -> str:
+def _limit_message(reached: Standing) -> str:
     return f"The limit of {reached.account} is reached: {reached.told()}."
 
 
 def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
-    """4. It is over: its slot is free, or nobody waits for its model any more."""
+    """4. The request is over: its worker has a free place, or one fewer waits for its model."""
     if event.served:
         state.admission.accounts.finished(event.ticket, event.tokens, step.now)
     else:
@@ -135,7 +142,7 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
 
 
 def expire(state: SchedulerState, step: Step) -> None:
-    """Refuse those who have waited too long."""
+    """Refuse the requests that have waited too long."""
     waited = state.limits.queue_wait_s
     for waiting in state.queue.expired(step.now):
         model = state.models[waiting.model]
@@ -151,24 +158,8 @@ def expire(state: SchedulerState, step: Step) -> None:
     step.about = None
 
 
-def _cannot_fit(state: SchedulerState, step: Step, model: ModelState, event: RequestArrived) -> bool:
-    """Refuse it at once if its answer can't come within its budget, instead of failing late."""
-    budget_s = event.demand.budget_s
-    if budget_s is None:
-        return False
-    needed = expected(state, model, event.demand, step.now)
-    if needed.total_s <= budget_s:
-        return False
-    message = (
-        f"{ASKED} can't answer within {exactly(budget_s)}: about {exactly(needed.total_s)} are expected ({told(needed)}). "
-        "Give the request more time, or ask again when the model is loaded."
-    )
-    step.emit(Reject(event.ticket, RejectCode.BUDGET_TOO_SMALL, message, about=needed))
-    return True
-
-
 def _left(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """One fewer waits for the model. A load that nobody wants now is cancelled, unless most of it is done."""
+    """One request fewer waits for the model. Cancel a load that nobody wants now, unless most of it is done."""
     if model.has_worker and state.queue.count(model.id) == 0:
         state.touch(model)
     state.update_wanted(model)
@@ -180,3 +171,63 @@ def _left(state: SchedulerState, step: Step, model: ModelState) -> None:
     reason = "nobody waits for it any more"
     stop_now(state, step, model, StopCause.UNWANTED, reason, force=True)
     step.decide("cancel", model.id, f"load cancelled: {reason}")
+
+
+# -------------------------------------------------------------------------------------------------------------- budgets
+
+
+def _refused_by_budget(state: SchedulerState, step: Step, model: ModelState, event: RequestArrived) -> bool:
+    """Refuse the request if its answer can't come within its budget, instead of failing late. Was it refused?"""
+    budget_s = event.demand.budget_s
+    if budget_s is None:
+        return False
+    needed = _expected(state, model, event.demand, step.now)
+    if needed.total_s <= budget_s:
+        return False
+    message = (
+        f"{ASKED} can't answer within {_exact(budget_s)}: about {_exact(needed.total_s)} are expected ({_parts(needed)}). "
+        "Give the request more time, or ask again when the model is loaded."
+    )
+    step.emit(Reject(event.ticket, RejectCode.BUDGET_TOO_SMALL, message, about=needed))
+    return True
+
+
+def _parts(needed: Expected) -> str:
+    """The expected time for people: "4.0 s to load and 2.5 s for the answer"."""
+    parts = {"to load": needed.load_s, "in the queue": needed.queue_s, "for the answer": needed.answer_s}
+    return listed([f"{_exact(part_s)} {what}" for what, part_s in parts.items() if part_s > 0])
+
+
+def _exact(time_s: float) -> str:
+    """A time that a reader compares with another one."""
+    return f"{time_s:.1f} s" if time_s >= 1 else f"{time_s:.2g} s"
+
+
+def _expected(state: SchedulerState, model: ModelState, demand: Demand, now: float) -> Expected:
+    """How long a request that arrives now is expected to take, by what was measured."""
+    answers = demand.answers
+    if answers is None:
+        return Expected(_load_s(state, model, now))
+    ready = [each for each in state.replicas(model) if each.state is WorkerState.READY]
+    places = model.spec.target_inflight * max(1, len(ready))
+    ahead = state.queue.ahead(model.id, demand) + sum(len(each.in_flight) for each in ready or [model])
+    queue_s = ahead // places * answers.mean_s if places > 0 else 0.0
+    return Expected(_load_s(state, model, now), queue_s, answers.p99_s)
+
+
+def _load_s(state: SchedulerState, model: ModelState, now: float) -> float:
+    """Seconds until the model is loaded, by the time that its last load took: of the replica that is ready first."""
+    if model.line in state.groups:
+        coming = [each for each in state.replicas(model) if each.serves or each.state is WorkerState.DRAINING]
+        return min((_rest_s(each, now) for each in coming), default=_rest_s(state.leader(model), now))
+    return _rest_s(model, now)
+
+
+def _rest_s(model: ModelState, now: float) -> float:
+    match model.state:
+        case WorkerState.READY | WorkerState.DRAINING:  # a draining worker may stay after all
+            return 0.0
+        case WorkerState.STARTING:
+            return max(0.0, (model.load_s or 0.0) - (now - model.life.since))
+        case _:
+            return model.load_s or 0.0

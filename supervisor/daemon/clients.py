@@ -1,6 +1,12 @@
-"""The clients that said who they are: what they did, and who has to pause.
+"""The clients that name themselves: what each has done, and which has to pause.
 
-A client is a tenant. Those with a profile are kept for ever, of the others those that came last. Who said nothing is none.
+A client is a tenant; a request without a tenant belongs to no client. Clients with a profile are kept for ever, of the others
+those that came last.
+
+A client has to pause after failures in a row, or after too many requests at once. A burst is measured by a bucket that runs
+empty at `burst` requests per `window_s`. So a client that never sends more than `burst` requests within any window never
+pauses, and one that sends more than twice as many within one surely does. A pause has one length: requests that are refused
+meanwhile count for nothing, and after it everything is counted anew.
 """
 
 from __future__ import annotations
@@ -13,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from supervisor.catalog.clients import DEFAULT, ClientConfig
-from supervisor.core.cooldown import Cooldown, CooldownRule
 from supervisor.errors import MAX_RETRY_AFTER_S, NotFoundError, RateLimitError
 from supervisor.schema import client as schema
 
@@ -29,18 +34,70 @@ OTHER: Final = "other"
 BY_OPERATOR: Final = "an operator asked for it"
 _REFUSED: Final = frozenset({429, 503, 504})  # before a worker had it
 _NOT_THEIRS: Final = frozenset({"client_gone", "handed_over", "request_cancelled"})
+_ROUNDING: Final = 1e-6  # of one request: sums of fractions
+
+
+@dataclass(frozen=True, slots=True)
+class CooldownRule:
+    """How many failures, or requests at once, make a client pause, and for how long. 0: no number of them does."""
+
+    errors: int = 0
+    burst: int = 0
+    window_s: float = 60.0
+    pause_s: float = 30.0
+
+
+class Cooldown:
+    """One client's pauses, and the counts that lead to them. Times are seconds on any one clock."""
+
+    __slots__ = ("_at", "_errors", "_level", "reason", "until")
+
+    def __init__(self) -> None:
+        self.until = 0.0  # the end of its last pause
+        self.reason = ""  # for the last pause
+        self._errors = 0  # in a row
+        self._level = 0.0  # requests in the bucket, at `_at`
+        self._at = 0.0
+
+    def left_s(self, now: float) -> float:
+        """Seconds until the pause ends; 0 without one."""
+        return max(0.0, self.until - now)
+
+    def arrived(self, rule: CooldownRule, now: float) -> float:
+        """Count a request that arrived. Returns how many seconds the client has to pause; 0: the request may go on."""
+        if now < self.until:
+            return self.until - now
+        if rule.burst:
+            self._level = max(0.0, self._level - (now - self._at) * rule.burst / rule.window_s) + 1
+            self._at = now
+            if self._level > rule.burst + _ROUNDING:
+                self.pause(now, rule.pause_s, f"it sent more than {rule.burst} requests within {rule.window_s:g} s")
+        return self.left_s(now)
+
+    def ended(self, rule: CooldownRule, now: float, *, failed: bool) -> None:
+        """Count the end of a request that was let through."""
+        if now < self.until:
+            return
+        self._errors = self._errors + 1 if failed else 0
+        if rule.errors and self._errors >= rule.errors:
+            self.pause(now, rule.pause_s, f"{self._errors} of its requests failed in a row")
+
+    def pause(self, now: float, for_s: float, reason: str) -> None:
+        """Begin a pause, or end it with 0 seconds. The counts begin anew."""
+        self.until, self.reason = now + for_s, reason
+        self._errors, self._level = 0, 0.0
 
 
 @dataclass(slots=True)
 class Client:
-    """What one client did since the daemon began, or since it was forgotten."""
+    """What one client has done since the daemon began, or since it was forgotten."""
 
     id: str
-    first_seen: float  # engine's clock, as is the next
+    first_seen: float  # on the engine's clock, as is `last_seen`
     last_seen: float
     requests: int = 0
-    errors: int = 0  # that failed, though they were let through
-    refused: int = 0  # that got no worker, because there was no room or time, or because of a limit
+    errors: int = 0  # requests that failed, though they were let through
+    refused: int = 0  # requests that got no worker, because there was no room or time, or because of a limit
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cooldown: Cooldown = field(default_factory=Cooldown)
@@ -51,7 +108,7 @@ class Clients:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._known: OrderedDict[str, Client] = OrderedDict()  # who came last stands last
+        self._known: OrderedDict[str, Client] = OrderedDict()  # the client that came last stands last
         self._rules: Mapping[str, CooldownRule] = {}
         self._named: frozenset[str] = frozenset()
         daemon.requests.observers.append(self.finished)
@@ -64,18 +121,18 @@ class Clients:
         self._named = frozenset((*catalog.clients, *(key.tenant or key.name for key in keys))) - {DEFAULT}
 
     def label(self, tenant: str) -> str:
-        """What it is called in metrics."""
+        """The tenant's name in metrics."""
         return tenant if tenant in self._named else OTHER
 
     def arrived(self, tenant: str) -> None:
-        """It sent a request. Raises RateLimitError while it has to pause."""
+        """Count a request of this tenant. Raises RateLimitError while the tenant has to pause."""
         now = self._daemon.engine.clock()
         client = self._client(tenant, now)
         client.requests += 1
         client.last_seen = now
         until = client.cooldown.until
         left_s = client.cooldown.arrived(self._rule(tenant), now)
-        self._tell(client, until)
+        self._log_pause(client, until)
         if left_s > 0:
             message = f"{tenant} has to pause: {client.cooldown.reason}. Try again in {max(1.0, left_s):.0f} s."
             error = RateLimitError(message, code="client_cooldown", retry_after_s=left_s)
@@ -94,7 +151,7 @@ class Clients:
         return client
 
     def _count(self, ended: Sequence[Request]) -> None:
-        """The tokens of requests that ended."""
+        """Count the tokens of requests that ended."""
         for request in ended:
             client = self._known.get(request.demand.tenant)
             if client is not None:
@@ -102,7 +159,7 @@ class Clients:
                 client.completion_tokens += request.usage.completion or 0
 
     def finished(self, request: Request) -> None:
-        """A request ended: its client may have to pause."""
+        """Count a request that ended. Its client may have to pause now."""
         client = self._known.get(request.demand.tenant)
         if client is None:
             return
@@ -119,10 +176,10 @@ class Clients:
         client.errors += failed
         until = client.cooldown.until
         client.cooldown.ended(self._rule(client.id), request.ended_at, failed=failed)
-        self._tell(client, until)
+        self._log_pause(client, until)
 
-    def _tell(self, client: Client, until: float) -> None:
-        """That a pause began; `until`: the end of the last one before."""
+    def _log_pause(self, client: Client, until: float) -> None:
+        """Log the pause if it is new. `until`: the end of the pause that was known before."""
         if client.cooldown.until != until:
             self._daemon.requests.record()  # the lines about why come before it
             log.warning("client.paused", client=client.id, reason=client.cooldown.reason)
@@ -131,15 +188,15 @@ class Clients:
         return self._rules.get(tenant) or self._rules.get(DEFAULT, _NO_RULE)
 
     def pause(self, tenant: str, for_s: float) -> None:
-        """It has to pause from now on, whatever it did; 0: it may come again. Raises NotFoundError."""
+        """Make the client pause from now on, whatever it has done; 0: it may come again. Raises NotFoundError."""
         self.find(tenant).cooldown.pause(self._daemon.engine.clock(), for_s, BY_OPERATOR)
 
     def forget(self, tenant: str) -> None:
-        """Count it anew, without a pause. Raises NotFoundError."""
+        """Forget what the client has done, and end its pause. Raises NotFoundError."""
         self._known.pop(self.find(tenant).id)
 
     def find(self, tenant: str) -> Client:
-        """Raises NotFoundError."""
+        """The client of this name. Raises NotFoundError if it has sent nothing, or was forgotten."""
         client = self._known.get(tenant)
         if client is None:
             raise NotFoundError(
@@ -148,13 +205,13 @@ class Clients:
         return client
 
     def views(self) -> list[schema.Client]:
-        """For the admin API: who came last is the first; those with a profile that never came stand at the end."""
+        """All clients for the admin API, the one that came last first; those with a profile that never came are at the end."""
         never = [name for name in self._rules if name not in self._known and name != DEFAULT]
         in_flight = self._daemon.requests.by_tenant()
         return [self._view(name, in_flight) for name in (*reversed(self._known), *never)]
 
     def view(self, tenant: str) -> schema.Client:
-        """One client, as the admin API tells it. Raises NotFoundError."""
+        """One client for the admin API. Raises NotFoundError."""
         return self._view(tenant, self._daemon.requests.by_tenant())
 
     def _view(self, tenant: str, in_flight: Mapping[str, int]) -> schema.Client:

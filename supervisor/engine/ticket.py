@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from supervisor.core.demand import Expected
-from supervisor.core.effects import AskClients, Reject
+from supervisor.core.effects import AskClients, QueueLoad, Reject
 from supervisor.core.limits import Counted, Standing
-from supervisor.core.recent_waits import QueueLoad
 from supervisor.core.types import ASKED, Devices, Generation, ModelId, RejectCode, TicketId
 from supervisor.errors import (
     MAX_RETRY_AFTER_S,

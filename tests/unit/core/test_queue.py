@@ -13,9 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.demand import ANY, HIGH, LOW, NORMAL, Demand
-from supervisor.core.queue import AdmissionQueue
-from supervisor.core.types import ASKED, Limits, ModelId, Policy, TicketId
+from supervisor.core.effects import QueueLoad
+from supervisor.core.queue import LATELY_S, MOST_WAITS, AdmissionQueue, RecentWaits
+from supervisor.core.types import ASKED, Limits, ModelId, Policy, RejectCode, TicketId
 from tests.support.counts import examples
+from tests.support.simulation import World, load, model
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 
@@ -154,6 +156,70 @@ class TestExpiry:
         assert queue.ahead(B, ANY) == 0
 
 
+class TestRecentWaits:
+    """How long requests waited lately: of one model, of all, and nothing that was long ago."""
+
+    def test_of_one_model_and_of_all(self):
+        waits = RecentWaits()
+        for number in range(100):
+            waits.note(A, number / 100, 10.0)
+        waits.note(B, 9.0, 10.0)
+        assert round(waits.mean_s(10.0, A) or 0, 3) == 0.495
+        assert waits.p95_s(10.0, A) == 0.94
+        assert waits.p95_s(10.0, B) == waits.mean_s(10.0, B) == 9.0
+        assert round(waits.mean_s(10.0) or 0, 3) == round((49.5 + 9) / 101, 3)
+
+    def test_long_ago_is_nothing(self):
+        waits = RecentWaits()
+        assert waits.mean_s(0.0) is None
+        waits.note(A, 1.0, 10.0)
+        assert waits.mean_s(10.0 + LATELY_S) == 1.0
+        assert waits.mean_s(10.1 + LATELY_S) is None
+        assert waits.p95_s(10.1 + LATELY_S) is None
+
+    def test_only_the_last(self):
+        waits = RecentWaits()
+        waits.note(A, 1000.0, 0.0)
+        for _ in range(MOST_WAITS):
+            waits.note(A, 1.0, 0.0)
+        assert waits.mean_s(0.0) == 1.0
+
+
+class TestAFullQueue:
+    """Who is refused gets to know how many wait, and how long others did."""
+
+    def test_of_the_model_that_is_full(self):
+        world = World(load_s=4.0)
+        world.configure(model("a", 4000, target_inflight=1), model("b", 4000), limits=Limits(queue_per_model=2))
+        first = world.request("a")
+        world.run(10.0)
+        load(world, "b")
+        assert world.request("b") in world.dispatched  # at once: that is no wait of the other's
+        queued = [world.request("a") for _ in range(2)]
+        reject = world.rejected[world.request("a")]
+        assert reject.code is RejectCode.QUEUE_FULL
+        assert reject.about == QueueLoad(2, 4.0)
+        world.run(6.0)
+        world.finish(first)
+        world.request("a")
+        assert queued[0] in world.dispatched
+        assert world.rejected[world.request("a")].about == QueueLoad(2, 5.0)
+        assert world.replays()
+
+    def test_of_a_model_that_says_how_many(self):
+        world = World(load_s=4.0)
+        world.configure(model("a", 4000, max_queue=1))
+        world.request("a")
+        assert world.rejected[world.request("a")].about == QueueLoad(1, None)
+
+    def test_of_all_where_all_together_are_too_many(self):
+        world = World(load_s=4.0)
+        world.configure(model("a", 4000), model("b", 4000), limits=Limits(queue_total=2))
+        world.request("a")
+        world.request("b")
+        assert world.rejected[world.request("b")].about == QueueLoad(2, None)
+
+
 class TestCost:
     """A long queue makes nothing slower."""
 
@@ -275,10 +341,10 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(self.list) == len(self.queue)
         deadlines = (min(e.until, e.arrived_at + 20.0) for e in self.list)
         assert min(deadlines, default=math.inf) == self.queue.deadline()
-        for model in (A, B, C):
-            line = self.line(model)
-            assert len(line) == self.queue.count(model)
-            assert min((e.arrived_at for e in line), default=None) == self.queue.oldest(model)
+        for name in (A, B, C):
+            line = self.line(name)
+            assert len(line) == self.queue.count(name)
+            assert min((e.arrived_at for e in line), default=None) == self.queue.oldest(name)
 
 
 TestQueueMachine = QueueMachine.TestCase
