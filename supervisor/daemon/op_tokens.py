@@ -5,8 +5,10 @@ base64url without line breaks. What is signed is the canonical `opToken`: JSON w
 signature is its HMAC-SHA256. With one shared key `signers` is what the holder of the key claims. With a key for each signer the
 token has `signatures`, one for each of its signers, instead.
 
-A JWT whose claims are those of `opToken` is a token as well (`jwt`). Its one signature is that of the shared key, or of its one
-signer. `iat` and `jti` count where `issuedAt` and `nonce` are missing, `exp` and `nbf` besides them.
+A JSON Web Token (RFC 7519) whose claims are those of `opToken` is a token as well. Its one signature is that of the shared key,
+or of its one signer. `iat` and `jti` count where `issuedAt` and `nonce` are missing, `exp` and `nbf` besides them. A JWT's own
+header says how it was signed. An attacker could write `none` there, or an algorithm that uses the key for something else. So
+that header decides nothing: it must say HS256, and the signature is always an HMAC-SHA256.
 
 Besides those four, `opToken` has every field of the request that has an effect, with the same value; where the configuration
 says so, only `modelId` must be among them. The log says why a token is refused; so does the answer to one who has an API key.
@@ -28,6 +30,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +39,6 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.governance import GovernanceConfig, read_key
-from supervisor.daemon import jwt
 from supervisor.errors import ForbiddenError
 from supervisor.io.store import Entry, Store
 
@@ -53,6 +55,8 @@ _OWN: Final = frozenset({"operation", "issuedAt", "signers", "nonce"})
 _MODEL: Final = frozenset({"modelId"})
 _CLAIMS: Final = {"iat": "issuedAt", "jti": "nonce"}
 """What a JWT may call them."""
+_ALGORITHM: Final = "HS256"
+_decode_object: Final = msgspec.json.Decoder(dict).decode
 
 log = structlog.get_logger("llmux.governance")
 
@@ -62,11 +66,11 @@ Span = tuple[float, float]
 
 
 class RefusedError(ValueError):
-    """Why a token is refused; not for everybody."""
+    """The reason why a token is refused. Clients without an API key must not learn it."""
 
 
 def canonical(op_token: Json) -> bytes:
-    """What is signed."""
+    """The bytes that are signed."""
     return _json(op_token).encode()
 
 
@@ -75,12 +79,12 @@ def _json(value: object) -> str:
 
 
 def sign(op_token: Json, key: bytes) -> str:
-    """The signature of one who has `key`."""
+    """The signature of `op_token` with `key`."""
     return hmac.digest(key, canonical(op_token), "sha256").hex()
 
 
 def begin(operation: str, fields: Json, signers: Iterable[str], now: float | None = None) -> Json:
-    """A token that nobody has signed yet. Raises RefusedError for a field that the token has itself."""
+    """A token without signatures. Raises RefusedError for a field whose name is one of the token's own."""
     if own := sorted(_OWN & fields.keys()):
         raise RefusedError(f"{', '.join(own)}: the token's own, no field of the request")
     own_fields: dict[str, JsonValue] = {
@@ -93,7 +97,7 @@ def begin(operation: str, fields: Json, signers: Iterable[str], now: float | Non
 
 
 def signed(token: Json, key: bytes, signer: str | None) -> Json:
-    """The token with one signature more: of `signer`, else of those who share the key. Raises RefusedError."""
+    """The token with one signature more: that of `signer`, or without one that of the shared key. Raises RefusedError."""
     op_token = token.get("opToken")
     if not isinstance(op_token, dict):
         raise RefusedError("the token has no opToken")
@@ -117,7 +121,7 @@ def verify(
 
     `fields`: what the operation is about; null and a missing field are the same. `keys` reads a key file.
     """
-    is_jwt = isinstance(token, str) and jwt.is_jwt(token)
+    is_jwt = isinstance(token, str) and _is_jwt(token)
     op_token = _of_jwt(str(token), config, now, keys) if is_jwt else _op_token(token, config, keys)
     if op_token.get("operation") != operation:
         raise RefusedError(f"it is for {op_token.get('operation')!r}, not for {operation!r}")
@@ -194,10 +198,46 @@ def _check_signatures(
         raise RefusedError(f"the signature of {_listed(wrong)} is wrong")
 
 
-def _of_jwt(token: str, config: GovernanceConfig, now: float, keys: Callable[[Path], bytes]) -> Json:
-    """What an `opToken` would say, once the signature is right. Raises RefusedError."""
+@dataclass(frozen=True, slots=True)
+class _Jwt:
+    """A JSON Web Token whose signature was not checked yet."""
+
+    claims: Mapping[str, JsonValue]
+    signed: bytes
+    signature: bytes
+
+    def is_signed(self, key: bytes) -> bool:
+        """Is the signature one that was made with `key`?"""
+        return hmac.compare_digest(hmac.digest(key, self.signed, "sha256"), self.signature)
+
+
+def _is_jwt(text: str) -> bool:
+    """Has it three parts with dots between them? Neither JSON nor base64url has."""
+    return text.count(".") == 2 and not text.lstrip().startswith("{")
+
+
+def _read_jwt(text: str) -> _Jwt:
+    """The parts of a JWT. Raises ValueError with what is wrong, also for any algorithm but HS256."""
     try:
-        found = jwt.read(token.strip())
+        head, payload, signature = (_decoded(part) for part in text.split("."))
+        header, claims = _decode_object(head), _decode_object(payload)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ValueError("it looks like a JWT, but its parts are not JSON objects in base64url") from error
+    if (said := header.get("alg")) != _ALGORITHM:
+        raise ValueError(f"its algorithm is {said!r}, and must be {_ALGORITHM}")
+    if "crit" in header:
+        raise ValueError("its header has crit: extensions are not understood here")
+    return _Jwt(claims, text.rpartition(".")[0].encode(), signature)
+
+
+def _decoded(part: str) -> bytes:
+    return base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
+
+
+def _of_jwt(token: str, config: GovernanceConfig, now: float, keys: Callable[[Path], bytes]) -> Json:
+    """The claims of a JWT as the fields of an `opToken`, once the signature is right. Raises RefusedError."""
+    try:
+        found = _read_jwt(token.strip())
     except ValueError as error:
         raise RefusedError(str(error)) from error
     signers = _signers(found.claims, config)
@@ -215,7 +255,7 @@ def _of_jwt(token: str, config: GovernanceConfig, now: float, keys: Callable[[Pa
 
 
 def _moment(fields: Json, name: str) -> float:
-    """Unix seconds. Raises RefusedError."""
+    """The time in this field, in Unix seconds. Raises RefusedError."""
     value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not -LATEST_S < value < LATEST_S:
         raise RefusedError(f"{name} is not a time in seconds")
@@ -309,5 +349,5 @@ def _joined(spans: Iterable[Span], time: float) -> list[Span]:
 
 
 def _time(value: JsonValue) -> float:
-    """Of the state; what is none was never good."""
+    """A time from the store; 0 for a value that is no time."""
     return float(value) if isinstance(value, int | float) else 0.0
