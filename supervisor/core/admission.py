@@ -1,12 +1,12 @@
-"""Who is served next, who may overtake whom, who keeps its place for how long, and every limit.
+"""The admission policy: which request is served next, which may overtake, how long a model keeps its place, and every limit.
 
 The queue asks in which order requests of one model are served and whether it is full; `placement` asks in which order
-wanted models are planned and when a waiter may claim a victim; the planner asks who may take whose place; `requests`
-and `timers` ask when patience ends. None of them orders or limits anything by itself.
+wanted models are planned, and `eviction` when a waiter may claim a victim; the planner asks which model may take another's
+place; `requests` and `timers` ask when patience ends. None of them orders or limits anything by itself.
 
 Another policy (batching by model, say) is a subclass of `AdmissionPolicy` that overrides what it decides otherwise. Its name in
-`POLICIES` is the one in the configuration; `Scheduler(policy)` takes any other. A policy looks only at its arguments and its own counts, so that a replay
-decides the same.
+`POLICIES` is the one in the configuration; `Scheduler(policy)` takes any other. A policy looks only at its arguments and its
+own counts, so that a replay decides the same.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Rank = tuple[float, ...]
 """A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
 
 BACKGROUND_RANK: Rank = (math.inf, math.inf, 0.0)
-"""Of models that nobody asks for; among them the priority counts."""
+"""The rank of models that nobody asks for; among them the priority counts."""
 
 MOST_AHEAD_S = 60.0
-"""So much later at most comes a model that is asked for by a tenant who has had more than others."""
+"""A model whose request comes from a tenant that has had more than others comes at most so many seconds later."""
 
 LINGER_SHARE = 0.02
-"""Of the time that a model takes to load: a pause for its next request that costs less than a needless reload."""
+"""As a fraction of a model's load time: waiting so long for its next request costs less than a needless reload."""
 
 ORDERED_DRAIN_S = 30.0
-"""For running requests before an unload, a change or the shutdown, unless `drain_s` says otherwise."""
+"""So long running requests may go on before an unload, a change or the shutdown, unless `drain_s` says otherwise."""
 
 LOOK_S = 30.0
 LEAST_READ_BPS = 4096
@@ -47,7 +47,7 @@ even the slowest reader makes room."""
 
 
 class AdmissionPolicy:
-    """Class with age, then fair shares of the tenants, then arrival; bounded thrash between models."""
+    """The default policy: class with age, then fair shares of the tenants, then arrival; bounded thrash between models."""
 
     def __init__(self, limits: Limits | None = None, policy: Policy | None = None) -> None:
         self.limits = limits or Limits()
@@ -56,7 +56,7 @@ class AdmissionPolicy:
         self.shares = FairShares()  # what every tenant has had of the workers; queue and dispatch charge them
 
     def configured(self, limits: Limits, policy: Policy) -> AdmissionPolicy:
-        """The policy with new numbers: this one, or the one with the new name, which counts on.
+        """The policy with new numbers: this one, or the one with the new name, which takes over the counts.
 
         Queued requests stay, even beyond the new limits; the new one judges their waiting time.
         """
@@ -70,12 +70,12 @@ class AdmissionPolicy:
     # ---------------------------------------------------------------------------------------------------------- order
 
     def rank_request(self, waiting: Waiting) -> Rank:
-        """Who of one tenant's requests of one class for one model is served first. Asked once, on arrival."""
+        """The order among one tenant's requests of one class for one model. Asked once for each, on arrival."""
         del waiting
         return ()
 
     def next_request(self, heads: Iterable[Waiting]) -> Waiting:
-        """Who of one model's requests is served next, of the first of each class and tenant.
+        """Which of one model's requests is served next, of the first of each class and tenant.
 
         In each class the tenant that has had least; of the classes the one whose request comes first with its age.
         """
@@ -89,7 +89,7 @@ class AdmissionPolicy:
         return min(chosen, key=lambda head: (*self.aged(head.demand.priority, head.arrived_at), head.seq))
 
     def aged(self, priority: int, since: float) -> Rank:
-        """The rank of a class with its age: who has waited `aging_s` longer comes before who is one class above."""
+        """The rank of a class with its age: after `aging_s` more of waiting a request comes before the next higher class."""
         if math.isinf(self.limits.aging_s):
             return (priority, since)
         return (0, since + priority * self.limits.aging_s / (LOW - NORMAL))
@@ -103,7 +103,7 @@ class AdmissionPolicy:
         return (first, then + ahead_s, seq, -model.spec.priority)
 
     def _asking(self, model: ModelState, queue: AdmissionQueue) -> Iterator[tuple[int, float, int]]:
-        """Who asks for a model to be loaded: the class, since when, and in which order.
+        """The requests and orders to load a model: of each the class, since when, and the number in the order of arrival.
 
         A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
         """
@@ -123,7 +123,7 @@ class AdmissionPolicy:
         return self.policy.eviction is Eviction.LAST_RESORT
 
     def users(self, uses: Mapping[ModelId, tuple[int, float]]) -> dict[ModelId, int]:
-        """Of models of equal priority the one that the least urgent class used last goes first: the class that counts.
+        """By model, the class that used it last, as it counts for eviction: of equal priority the least urgent class goes first.
 
         `uses`: of each model the class and how long ago that was, in seconds. With its age a use is no more urgent than a
         later one of a lower class; uses of one class alone are alike, however old.
@@ -138,11 +138,11 @@ class AdmissionPolicy:
         return counted
 
     def value(self, reload_s: float, idle_s: float) -> float:
-        """Of models that the same class used last the least valuable goes first: seconds of reload per second that it was idle."""
+        """The value of staying loaded: seconds of reload per idle second. Of one class's models the least valuable goes first."""
         return reload_s / max(idle_s, 0.001)
 
     def keeps_place_until(self, model: ModelState, queue: AdmissionQueue, now: float) -> float:
-        """Until when an idle worker keeps its place within its minimum residency, while in demand. `now`: it doesn't."""
+        """Until when an idle worker that is in demand keeps its place within its minimum residency. `now`: it doesn't."""
         matures_at = self.matures_at(model)
         if now >= matures_at:
             return now
@@ -156,11 +156,11 @@ class AdmissionPolicy:
         return model.ready_at + self.limits.min_residency_s
 
     def held_until(self, model: ModelState) -> float:
-        """Until when an idle worker is held for the next request of a bulk pass, in demand or not."""
+        """Until when an idle worker is protected for the next request of a bulk pass (`hold_s`), in demand or not."""
         return model.last_used + model.spec.hold_s if model.spec.hold_s > 0 else -math.inf
 
     def as_urgent_at(self, waiter: ModelState, queue: AdmissionQueue, priority: int) -> float | None:
-        """From when on those who ask for a model are as urgent as this class, with their age; None: nobody asks."""
+        """When the requests for the waiter become as urgent as this class, by their age; None: nobody asks for it."""
         point_s = self.limits.aging_s / (LOW - NORMAL)
         return min(
             (
@@ -171,7 +171,7 @@ class AdmissionPolicy:
         )
 
     def kept_for_user_until(self, model: ModelState) -> float:
-        """Until when no less urgent request takes a worker from the class that uses it, or used it last.
+        """Until when a worker is protected for the class that uses it, or used it last, against less urgent requests.
 
         For its hold, or for the keep-alive that its entry or its requests set, which begin anew with each request; without
         any for the minimum residency, in demand or not.
@@ -184,7 +184,7 @@ class AdmissionPolicy:
         return math.inf if model.in_flight else set_until
 
     def yields_at(self, victim: ModelState, waiter: ModelState, queue: AdmissionQueue) -> float:
-        """When a worker may go as far as its hold and those are concerned who use it or used it last: aging ends both."""
+        """When the protections of a victim by its hold and by its last class end; the waiter's aging ends both."""
         held_until = self.held_until(victim)
         if victim.in_flight and victim.spec.hold_s > 0:  # it begins anew with each request
             held_until = math.inf
@@ -195,11 +195,11 @@ class AdmissionPolicy:
         return max(min(used_until, as_urgent_at), min(held_until, as_urgent_at + self.limits.aging_s))
 
     def linger_s(self, model: ModelState) -> float:
-        """How long after a request another one of the same client may come, so that the model counts as in demand."""
+        """How long after a request the model counts as in demand: the same client may send another one."""
         return min(self.limits.linger_s, LINGER_SHARE * model.reload_s)
 
     def is_urgent(self, waiter: ModelState, priority: int, victim: ModelState) -> bool:
-        """Does a waiter whose most urgent request is of this class keep new requests from the victim at once?
+        """Does the victim get no new requests at once, for a waiter whose most urgent request is of this class?
 
         If its model has a higher priority, or if all that the victim does is of a lower class.
         """
@@ -208,7 +208,7 @@ class AdmissionPolicy:
         return bool(victim.in_flight) and priority < min(demand.priority for demand in victim.in_flight.values())
 
     def may_claim_at(self, waiter: ModelState, queue: AdmissionQueue, victim: ModelState) -> float:
-        """When a victim gets no new requests because of this waiter. Infinite: not before its requests have ended."""
+        """From when on the victim gets no new requests, for this waiter. Infinite: not before its own requests have ended."""
         if self.is_urgent(waiter, queue.most_urgent(waiter.line), victim):
             return -math.inf
         yields_at = self.yields_at(victim, waiter, queue)
@@ -219,7 +219,7 @@ class AdmissionPolicy:
     def stays_until(self, model: ModelState) -> float:
         """Until when an idle worker stays although nobody uses it; infinite: until its memory is needed.
 
-        The longest keep-alive counts: its own, those of its last requests, its hold. A pin and being a default model suspend them.
+        The longest keep-alive counts: the model's, those of its last requests, its hold. Pinned and default models have none.
         """
         keep_alive_s = model.spec.keep_alive_s
         is_default = model.line in self.policy.default_models and not model.spec.extra
@@ -228,7 +228,7 @@ class AdmissionPolicy:
         return max(model.last_used + max(keep_alive_s, model.spec.hold_s), model.kept_until)
 
     def quiet_at(self, model: ModelState, now: float) -> float:
-        """When default models may come back as far as this other one is concerned: nobody has used it for long."""
+        """When default models may come back, by the last use of this other model."""
         after_s = self.limits.default_after_s
         if model.in_flight or model.state is WorkerState.STARTING:
             return now + after_s
@@ -238,25 +238,25 @@ class AdmissionPolicy:
     # ----------------------------------------------------------------------------------------- how long requests may run
 
     def drain_s(self, spec: ModelSpec) -> float | None:
-        """What the configuration says about its running requests; None: nothing."""
+        """The configured limit for running requests of a model that has to go; None: nothing is configured."""
         return self.limits.drain_s if spec.drain_s is None else spec.drain_s
 
     def ordered_drain_s(self, spec: ModelSpec) -> float:
-        """How long they may run before an unload, a change or the shutdown. Never without end: somebody ordered it."""
+        """How long running requests may go on before an unload, a change or the shutdown. Never without end: it is an order."""
         drain_s = self.drain_s(spec)
         return ORDERED_DRAIN_S if drain_s is None or math.isinf(drain_s) else drain_s
 
     def drains_until(self, victim: ModelState, since: float) -> float:
-        """Until when they may run before an eviction: to their end, unless the configuration has a limit."""
+        """Until when running requests may go on before an eviction: to their end, unless the configuration has a limit."""
         drain_s = self.drain_s(victim.spec)
         return math.inf if drain_s is None else since + drain_s
 
     def looks_again_at(self, victim: ModelState, now: float) -> float | None:
-        """When to look (again) whether the clients of a worker that drains for another model still read; None: never."""
+        """When to look, again, whether the clients of a worker that drains for another model still read; None: never."""
         return now + LOOK_S if self.drain_s(victim.spec) is None else None
 
     def has_stopped_reading(self, read: int) -> bool:
-        """Is so little all that a client has read since the last look, although more was there for it?"""
+        """Has a client stopped reading, which has read so many bytes since the last look although there were more?"""
         return read < LEAST_READ_BPS * LOOK_S
 
     # --------------------------------------------------------------------------------------------------------- limits
@@ -274,13 +274,13 @@ class AdmissionPolicy:
         return None
 
     def gives_up_at(self, since: float) -> float:
-        """When a request, or a load that an operator asked for, has waited too long."""
+        """When a request, or a load that an operator asked for, will have waited too long."""
         return since + self.limits.queue_wait_s
 
     def is_full(self, model: ModelState, demand: Demand = ANY) -> bool:
-        """Has the worker all the requests it gets at once, or too little context left for this one beside them?
+        """Has the worker as many requests as it gets at once, or too little context left for this one?
 
-        Alone it always has a place: the worker says what is too long.
+        A request that is alone always has a place: whether it is too long is for the worker to say.
         """
         if 0 < model.spec.target_inflight <= len(model.in_flight):
             return True
@@ -303,7 +303,7 @@ class AdmissionPolicy:
 
 
 class FirstCome(AdmissionPolicy):
-    """Requests in the order of their arrival, whatever their class or tenant; the least recently used model goes first."""
+    """The policy `first_come`: requests in the order of their arrival; the least recently used model goes first."""
 
     def next_request(self, heads: Iterable[Waiting]) -> Waiting:
         """See AdmissionPolicy."""
@@ -336,9 +336,9 @@ class FirstCome(AdmissionPolicy):
 
 
 POLICIES: Final[Mapping[str, type[AdmissionPolicy]]] = {"fair": AdmissionPolicy, "first_come": FirstCome}
-"""By their names in the configuration."""
+"""The policies by their names in the configuration."""
 
 
 def policy_of(limits: Limits, policy: Policy) -> AdmissionPolicy:
-    """The one that the configuration names."""
+    """The policy that the configuration names."""
     return POLICIES[policy.admission](limits, policy)

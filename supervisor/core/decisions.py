@@ -26,7 +26,7 @@ class Decision:
 
 
 class DecisionLog:
-    """What was decided lately."""
+    """The last decisions, of all models and of each."""
 
     def __init__(self) -> None:
         self.last_seq = 0  # the number of the newest decision; 0 before the first
@@ -46,11 +46,11 @@ class DecisionLog:
                     )
 
     def last(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
-        """The last decisions, oldest first; those about one model and its replicas if named (kept even when others were many)."""
+        """The last decisions, oldest first: all, or those about one model and its replicas (kept even when others were many)."""
         kept = self._decisions if model is None else self._by_model.get(base_of(model), deque())
         return list(kept)[-limit:]
 
     def since(self, seq: int) -> list[Decision]:
-        """All kept decisions after `seq`, oldest first. Costs no more than there are."""
+        """All kept decisions after number `seq`, oldest first. The cost grows only with their number."""
         newest_first = takewhile(lambda decision: decision.seq > seq, reversed(self._decisions))
         return list(newest_first)[::-1]

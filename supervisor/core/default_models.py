@@ -18,7 +18,7 @@ from supervisor.core.types import WorkerState, base_of
 
 
 def arm(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Set or forget its timer: the configuration may have changed."""
+    """Set or drop the model's timer, since the configuration may have changed."""
     if model.id not in state.admission.policy.default_models:
         model.returns_at = None
         return
@@ -28,7 +28,7 @@ def arm(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def look(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Wish for it if it is to come back now. It is looked at again in time, whatever happens until then."""
+    """Want a default model if it is to come back now. Its timer is set again in any case."""
     if model.returns_at is None or step.now < model.returns_at:
         return
     at = step.now + state.limits.default_after_s
@@ -43,13 +43,13 @@ def look(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def may_evict(state: SchedulerState, step: Step, model: ModelState, answer: Plan) -> bool:
-    """May it be carried out for a model that nobody asks for? Only if it is a default model, and still nobody uses others."""
+    """May this plan evict for a model that nobody asks for? Only for a default model, while still nobody uses others."""
     wish = model.wish
     return wish is not None and wish.default and isinstance(answer, Evict) and _quiet_at(state, step) <= step.now
 
 
 def spared(state: SchedulerState, model: ModelState, snapshot: Snapshot) -> Snapshot:
-    """`snapshot` as it counts for `model`: for one that only comes back as a default model, the other default models stay."""
+    """`snapshot` for planning `model`: where it only comes back as a default model, the other default models are pinned."""
     if model.wish != Wish(default=True) or state.waiting_for(model):
         return snapshot
     names = state.admission.policy.default_models
@@ -63,7 +63,7 @@ def spared(state: SchedulerState, model: ModelState, snapshot: Snapshot) -> Snap
 
 
 def _quiet_at(state: SchedulerState, step: Step) -> float:
-    """When default models may come back if nothing else is asked for until then."""
+    """When default models may come back if nobody uses another model until then."""
     if len(state.queue):
         return step.now + state.limits.default_after_s
     names = state.admission.policy.default_models

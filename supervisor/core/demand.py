@@ -1,4 +1,4 @@
-"""What a request asks for besides its model: how urgent it is, for whom it comes, and how long it may take."""
+"""The demand of a request, besides its model: how urgent it is, whose it is, and how long it may take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AnswerTimes:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """How long a request is expected to take, part by part, in seconds. What is not known counts nothing."""
+    """How long a request is expected to take, part by part, in seconds. An unknown part is 0."""
 
     load_s: float = 0.0
     queue_s: float = 0.0
@@ -34,13 +34,13 @@ class Expected:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.load_s + self.queue_s + self.answer_s
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the admission policy knows of a request."""
+    """Everything that the admission policy knows of a request."""
 
     priority: int = NORMAL  # lower is more urgent
     tenant: str = ""  # who asks; empty: nobody in particular
@@ -56,11 +56,11 @@ class Demand:
 
 
 ANY: Final = Demand()
-"""Of a request that says nothing."""
+"""The demand of a request without any of its own."""
 
 
 def priority_of(said: object) -> int:
-    """The number that a word or a number means, also one written as text. Raises ValueError."""
+    """The priority as a number, from a word, a number, or a number written as text. Raises ValueError."""
     if isinstance(said, str):
         word = said.strip().lower()
         if word in PRIORITIES:

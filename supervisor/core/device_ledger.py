@@ -51,7 +51,7 @@ class Lease:
 
     @property
     def held_mib(self) -> int:
-        """What counts as taken: the lease, or more where the worker grew beyond it."""
+        """The MiB that count as taken: the lease, or more where the worker grew beyond it."""
         return max(self.mib, self.measured_mib or 0)
 
     @property
@@ -61,13 +61,13 @@ class Lease:
 
     @property
     def is_held_unseen(self) -> bool:
-        """Has a partner it of whom nobody can tell what it takes?"""
+        """Does a partner hold it whose memory can't be measured?"""
         return self.is_open and self.seen_mib is None
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """What one sample showed of a device."""
+    """The memory of a device as one sample showed it."""
 
     free_mib: int
     seen: Mapping[Holder, int | None]  # of living workers
@@ -80,7 +80,7 @@ class MemorySnapshot:
 
 @dataclass(slots=True)
 class PendingRelease:
-    """Memory that a worker is to return: what the device showed before the exit, to tell when it is back."""
+    """Memory that a worker is to return, with the device's snapshot from before its exit, by which its return is recognised."""
 
     holder: Holder
     before: MemorySnapshot | None
@@ -88,7 +88,7 @@ class PendingRelease:
 
     @classmethod
     def after(cls, snapshots: Sequence[MemorySnapshot], holder: Holder) -> PendingRelease:
-        """By the one of `snapshots`, latest first, that promises least: a later one may show the memory back already."""
+        """Made from the one of `snapshots`, latest first, that expects least: a later one may show some memory back already."""
         with_it = [snapshot for snapshot in snapshots if snapshot.of(holder)] or snapshots[:1]
         return cls(holder, min(with_it, key=lambda snapshot: snapshot.free_mib + snapshot.of(holder), default=None))
 
@@ -202,17 +202,17 @@ class DeviceLedger:
         return None
 
     def outage(self) -> RejectCode | None:
-        """Set iff nobody knows when it takes models again: what a request gets that could only go there."""
+        """The rejection code of requests that could only go here; None unless nobody knows when the device takes models again."""
         if self.quarantine:
             return RejectCode.DEVICE_QUARANTINED
         return None if self.lost is None else RejectCode.DEVICE_LOST
 
     def hides(self, lease: Lease) -> bool:
-        """Has no sample shown yet what its worker takes?"""
+        """Has no sample shown yet how much the lease's worker takes?"""
         return lease.phase is Phase.STARTING or self.taken_at <= lease.since
 
     def untaken(self) -> int:
-        """What workers may still take of the memory that the last sample shows as free."""
+        """How much workers may still take of the memory that the last sample shows as free."""
         by_nobody = self._by_nobody()
         unseen_mib = sum(lease.mib for lease in self.leases.values() if lease.is_held_unseen)
         taken_mib = 0  # by partners who can't be measured
@@ -228,7 +228,7 @@ class DeviceLedger:
         )
 
     def _by_nobody(self) -> int:
-        """What is used of the last sample and no worker's. Partners and others who can't be measured have their part in it."""
+        """The memory in use at the last sample that no measured worker accounts for: of unmeasured partners and of others."""
         known = sum(
             lease.mib if lease.seen_mib is None else lease.seen_mib
             for lease in self.leases.values()
@@ -237,9 +237,9 @@ class DeviceLedger:
         return 0 if self.free_mib is None else max(0, self.spec.total_mib - self.free_mib - known)
 
     def note_unseen(self) -> None:
-        """Keep what was used by nobody known before the first partner who can't be measured, and how much others leased.
+        """Remember the unaccounted use, and others' leases, from before the first partner whose memory can't be measured.
 
-        Or less, if that goes: it isn't the partner's.
+        They shrink when that use does: it wasn't the partner's.
         """
         if not any(lease.is_held_unseen for lease in self.leases.values()):
             self.before_unseen = None
@@ -249,7 +249,7 @@ class DeviceLedger:
         self.before_unseen = (min(now[0], before[0]), min(now[1], before[1]))
 
     def snapshot(self, free_mib: int) -> MemorySnapshot:
-        """What the last sample, with so much free, showed. Memory that it hides is held by workers that are gone."""
+        """The snapshot of the last sample, with so much free. Memory that is missing in it is held by workers that are gone."""
         living = {lease.holder: lease.seen_mib for lease in self.leases.values() if lease.phase is not Phase.RETURNING}
         gone = {lease.holder: lease.seen_mib or 0 for lease in self.leases.values() if lease.holder not in living}
         shown_mib = free_mib + sum(seen or 0 for seen in living.values())
@@ -259,7 +259,7 @@ class DeviceLedger:
         return MemorySnapshot(free_mib, living, gone, max(0, min(hidden_mib, sum(gone.values()))))
 
     def free(self) -> int:
-        """What a new lease may take; negative when more is promised than is free so far."""
+        """How much a new lease may take; negative when more is leased than is free so far."""
         by_leases = self.spec.total_mib - self.others_mib - sum(lease.held_mib for lease in self.leases.values())
         free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken(), by_leases)
         return free - self.spec.margin_mib

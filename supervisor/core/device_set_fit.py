@@ -1,4 +1,4 @@
-"""A device set as the planner looks at it: what a model would take of each device, and how that is said."""
+"""A device set for the planner: how much a model would take of each device, and the words for it in messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_DEVICES = 3
 
 @dataclass(frozen=True, slots=True)
 class DeviceSet:
-    """Where the model may go: the devices it would use, and what it takes of each."""
+    """One way to place a model: the devices it would use, and how much it takes of each."""
 
     option: Option
     views: tuple[DeviceView, ...]
@@ -31,7 +31,7 @@ class DeviceSet:
         return tuple(view for view in self.views if view.blocked is not None)
 
     def parts(self) -> zip[tuple[int, DeviceView]]:
-        """What it takes, device by device."""
+        """The MiB that the model takes, device by device."""
         return zip(self.option.need_mib, self.views, strict=True)
 
     def short(self) -> dict[DeviceId, int]:
@@ -40,7 +40,7 @@ class DeviceSet:
         return {view.id: mib + margin_mib - view.free_mib for mib, view in self.parts()}
 
     def needs(self) -> str:
-        """What it takes and what is free, for people."""
+        """The needed and the free memory, for people."""
         parts, free = self.option.need_mib, [max(view.free_mib, 0) for view in self.views]
         if len(free) == 1:
             return f"needs {parts[0]} MiB on {self.views[0].label}, {free[0]} free"
@@ -52,7 +52,7 @@ class DeviceSet:
 
 
 def too_large(known: Sequence[DeviceSet]) -> str:
-    """Why a model fits on none of these."""
+    """Why a model fits on none of these device sets, for people."""
     if not known:
         return "no device that it may run on is there"
     small = {  # by device: several device sets may share one

@@ -1,4 +1,4 @@
-"""Where a model may run: the device sets it may use, and what it takes of each device in them.
+"""Device sets: where a model may run, and how much it takes of each device there.
 
 A device set is one device, or as many as share the model equally. A model that `spreads` over as many as it needs has no
 fixed device sets beside the single devices: its parts depend on what is free.
@@ -36,7 +36,7 @@ class Spread:
     margin_mib: int = MARGIN_MIB  # what stays free of each
 
     def total_mib(self, parts: int) -> int:
-        """What so many parts take together."""
+        """How many MiB so many parts take together."""
         return self.whole_mib + (parts - 1) * self.each_mib
 
     def fits(self, room: Iterable[int]) -> bool:
@@ -47,7 +47,7 @@ class Spread:
 
 
 def device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:
-    """Every device set for it, of the devices where it may run. Empty where they are too few."""
+    """All device sets for the model, of the devices where it may run. Empty where they are too few."""
     whole, shared = _divided(model, devices)
     return [*((device,) for device in whole), *combinations(shared, model.gpus)]
 
@@ -64,7 +64,7 @@ def usable_mib(device_set: Sequence[DeviceSpec]) -> int:
 
 
 def spread(model: ModelSpec, devices: Sequence[DeviceSpec]) -> Spread | None:
-    """How it goes over several of these devices; None where it never does.
+    """How the model goes over several of these devices in unequal parts; None where it never does.
 
     What was measured is of all its devices together: the most of it counts, whichever devices it was. It is limited to what
     these devices have, as in `need_mib`.
@@ -87,10 +87,10 @@ def spread(model: ModelSpec, devices: Sequence[DeviceSpec]) -> Spread | None:
 
 
 def need_mib(model: ModelSpec, device_set: Sequence[DeviceSpec], *, alone: bool = True) -> int:
-    """What to lease on each device of the set: the largest footprint among them.
+    """The MiB to lease on each device of the set: the largest footprint among them.
 
-    What was learned is limited to what is usable: it never makes a model too large that was let in before. `alone`: not
-    limited otherwise, since it may have been let in on several devices.
+    A learned footprint is limited to the usable memory: it must not make a model too large that was accepted before. `alone`: not
+    limited otherwise, since the model may have been accepted for several devices.
     """
     most = max(1, usable_mib(device_set))
     needs = [device.need(model) for device in device_set]

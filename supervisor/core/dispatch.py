@@ -1,4 +1,4 @@
-"""Requests meet workers: who is given a request, who gets an answer instead, and a worker that stays loaded."""
+"""Dispatch: giving queued requests to workers, rejecting them, and keeping a worker loaded for further ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import ModelId, RejectCode, TicketId, WorkerState
 
 MOST_PREFIXES = 4096
-"""So many conversations of a model are remembered, each with its replica."""
+"""How many conversations of a model are remembered, each with its replica."""
 
 
 def dispatch(state: SchedulerState, step: Step, model: ModelState) -> bool:
-    """Send queued requests to the worker, as many as it takes and its state allows. Was there any?"""
+    """Send queued requests to the worker, as many as it takes and its state allows. Was there at least one?"""
     served = False
     while (
         model.state is WorkerState.READY
@@ -29,7 +29,7 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> bool:
 
 
 def serve_heads(state: SchedulerState, step: Step) -> bool:
-    """The same of all whose requests share a context: whoever is next now may need less of it. Was there any?"""
+    """Dispatch to all workers whose requests share a context: the next request may need less of it. Was there at least one?"""
     sharing = [line for line in state.queue.models() if state.models[line].spec.shared_context]
     workers = [worker for line in sharing for worker in state.replicas(state.models[line])]
     return any(dispatch(state, step, worker) for worker in workers)
@@ -38,7 +38,7 @@ def serve_heads(state: SchedulerState, step: Step) -> bool:
 def assign(
     state: SchedulerState, step: Step, model: ModelState, ticket: TicketId, demand: Demand, arrived_at: float
 ) -> None:
-    """Give the worker this ticket now."""
+    """Dispatch this request to the worker."""
     state.queue.recent.note(model.line, step.now - arrived_at, step.now)
     if not model.in_flight:
         state.touch(model)
@@ -54,7 +54,7 @@ def assign(
 
 
 def _remember(model: ModelState, prefix: int, replica: ModelId) -> None:
-    """Its conversation goes on at this replica."""
+    """Remember the replica at which the conversation with this prefix goes on."""
     model.prefixes[prefix] = replica
     model.prefixes.move_to_end(prefix)
     if len(model.prefixes) > MOST_PREFIXES:
@@ -62,7 +62,7 @@ def _remember(model: ModelState, prefix: int, replica: ModelId) -> None:
 
 
 def _overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
-    """Its worker has another request although a model waits for its memory. So many may overtake, and their class counts."""
+    """Count a later request that the model was given while `waiter` waits for its memory; the claim is judged anew."""
     asked = (state.queue.oldest(state.models[waiter].line), state.models[waiter].asked_at)
     if arrived_at > min((since for since in asked if since is not None), default=math.inf):
         model.overtakes += 1
@@ -78,7 +78,7 @@ def reject_all(
     *,
     retry_after_s: float | None = None,
 ) -> None:
-    """Every queued request that only this model could serve gets this answer; nobody wants it any more."""
+    """Reject every queued request that only this model could serve, and forget who else wants the model."""
     if state.waiting_for(model):
         for waiting in state.queue.clear(model.line):
             step.emit(Reject(waiting.ticket, code, message, retry_after_s))
@@ -86,20 +86,20 @@ def reject_all(
 
 
 def resume(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
-    """A draining worker stays after all. Whoever asked for the model meanwhile has it."""
+    """End the worker's drain: it serves again, also those who asked for the model meanwhile."""
     advance(model, Trigger.RESUME, step.now, reason)
     keep_loaded(state, step, model)
 
 
 def keep_loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """The worker is ready, and no other model claims its memory any more."""
+    """Let a ready worker serve on, whose memory no other model claims any more."""
     model.wish = None
     dispatch(state, step, model)
     arm_keep_alive(state, model, step.now)
 
 
 def arm_keep_alive(state: SchedulerState, model: ModelState, now: float) -> None:
-    """Look at an idle worker when its keep-alive is over. One timer at a time."""
+    """Set the timer that ends an idle worker when its keep-alive is over. A model has one such timer at a time."""
     if model.state is not WorkerState.READY or model.in_flight:
         return
     at = state.stays_until(model, now)

@@ -1,4 +1,4 @@
-"""What the scheduler orders: the effects of an event. Everything here is frozen."""
+"""The effects of an event: the scheduler's orders to the engine. Everything here is frozen."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class QueueLoad:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The ticket is over; tell its client. Without `retry_after_s` nothing changes until a person does something.
+    """End the ticket with an error. Without `retry_after_s` nothing changes until a person does something.
 
     `message` names the ticket's model as `types.ASKED`.
     """
@@ -71,7 +71,7 @@ class CutRequest:
 
 @dataclass(frozen=True, slots=True)
 class AskClients:
-    """How far have the clients of this draining worker read? Answer: ClientsRead."""
+    """Ask how far the clients of this draining worker have read. Answer: ClientsRead."""
 
     model: ModelId
     generation: Generation

@@ -1,4 +1,4 @@
-"""What happens outside the core: the events that the scheduler takes. Everything here is frozen."""
+"""The events that the scheduler handles: whatever happens outside the core. Everything here is frozen."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class LoadAsked:
 
 @dataclass(frozen=True, slots=True)
 class UnloadAsked:
-    """An operator wants it gone: after its requests, or at once with `force`.
+    """An operator unloads the model: after its requests, or at once with `force`.
 
-    `spec`: what it is from then on, where other settings of an operator end with this. `reason` follows "it was".
+    `spec`: the specification from then on, where an operator's other settings end with this. `reason` follows "it was".
     """
 
     model: ModelId
@@ -80,7 +80,7 @@ class LoadCancelled:
 
 @dataclass(frozen=True, slots=True)
 class PinAsked:
-    """An operator pins or unpins a model until the daemon ends, whatever the configuration says. None: as that says."""
+    """An operator pins or unpins a model until the daemon ends. None: it is pinned as the configuration says again."""
 
     model: ModelId
     pin: bool | None
@@ -95,7 +95,7 @@ class Respecified:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """It answers its health check. Also sent when an unready worker recovers."""
+    """The worker answers its health check. Also sent when an unready worker recovers."""
 
     model: ModelId
     generation: Generation
@@ -103,7 +103,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnready:
-    """Its readiness probe failed too often: no new requests until it recovers. A remote may begin with it."""
+    """The worker's readiness probe failed too often: no new requests until it recovers. A remote's first event may be this."""
 
     model: ModelId
     generation: Generation
@@ -112,7 +112,7 @@ class WorkerUnready:
 
 @dataclass(frozen=True, slots=True)
 class ClientsRead:
-    """How many bytes of its connection each client has read so far that holds up a request of this worker now."""
+    """How many bytes of its connection each client has read so far; only clients that hold up a request of this worker now."""
 
     model: ModelId
     generation: Generation
@@ -121,7 +121,7 @@ class ClientsRead:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """Its whole process tree is gone. `crash` is None when we stopped it."""
+    """The worker's whole process tree is gone. `crash` is None when llmux stopped it."""
 
     model: ModelId
     generation: Generation
@@ -130,7 +130,7 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnkillable:
-    """SIGKILL was sent and the tree is still there after the bounded wait."""
+    """The worker's process tree is still there after SIGKILL and a bounded wait."""
 
     model: ModelId
     generation: Generation
@@ -150,7 +150,7 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """What one worker's tree takes on one device; None where it can't be told."""
+    """The memory that one worker's process tree takes on one device; None: unknown."""
 
     model: ModelId
     generation: Generation
@@ -167,7 +167,7 @@ class MemorySampled:
     taken_at: float
 
     def by_device(self) -> list[MemorySampled]:
-        """The same, one reading for each device: then no event costs more on a machine with many."""
+        """The reading, split into one for each device: so no event costs more on a machine with many."""
         workers: dict[DeviceId, list[WorkerSample]] = {}
         for worker in self.workers:
             workers.setdefault(worker.device, []).append(worker)
@@ -191,7 +191,7 @@ class HandoverAsked:
 
 @dataclass(frozen=True, slots=True)
 class HandoverEnded:
-    """There is no successor after all."""
+    """The hand-over has failed: there is no successor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class LeaseRestored:
 
 @dataclass(frozen=True, slots=True)
 class LeasesSeen:
-    """What coordinators that share our devices have leased there, in MiB; `trouble`: why that is unknown now."""
+    """How many MiB coordinators that share our devices have leased there; `trouble`: why that is unknown now."""
 
     others: Mapping[DeviceId, int] = field(default_factory=dict)
     trouble: str | None = None
@@ -273,7 +273,7 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Mishandled:
-    """`event` once more: handling it raised. These models have failed before and after it; the others see what it brings.
+    """`event` once more, since handling it raised. These models fail before and after it; the others get its consequences.
 
     `event` is None where it raises nevertheless: nothing of it counts.
     """

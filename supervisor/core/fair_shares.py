@@ -33,7 +33,7 @@ Share = tuple[int, str]
 
 @dataclass(slots=True)
 class _Clock:
-    """What each request of a worker has taken since it began to count, if it was there all the time."""
+    """A worker's clock: the worker-seconds of a request that was there all the time since the clock began."""
 
     share_s: float = 0.0
     at: float = 0.0
@@ -58,7 +58,7 @@ class _Charge:
 
 
 class FairShares:
-    """What every tenant has taken. Requests are `arrived`, then `left`, or `began` and `ended`."""
+    """The counters of all tenants. A request has `arrived`, then it `left`, or `began` and `ended`."""
 
     def __init__(self) -> None:
         self._taken: dict[Share, float] = {}
@@ -71,11 +71,11 @@ class FairShares:
         self.version = 0  # grows whenever a counter changes
 
     def taken_s(self, demand: Demand) -> float:
-        """Where its tenant stands, in worker-seconds by weight."""
+        """The counter of the demand's tenant, in worker-seconds by weight."""
         return self._taken.get((demand.priority, demand.tenant), 0.0)
 
     def ahead_s(self, demand: Demand) -> float:
-        """How much more its tenant has had than the one of its class that has had least, of those with open requests."""
+        """How much more the demand's tenant has had than the one that has had least, of its class and with open requests."""
         open_ = self._open.get(demand.priority)
         if not open_ or (len(open_) == 1 and demand.tenant in open_):
             return 0.0
@@ -83,7 +83,7 @@ class FairShares:
         return max(0.0, self.taken_s(demand) - least_s)
 
     def arrived(self, demand: Demand) -> None:
-        """It is queued, or about to begin."""
+        """A request is queued, or about to begin."""
         share = (demand.priority, demand.tenant)
         open_ = self._open.setdefault(demand.priority, {})
         count = open_.get(demand.tenant, 0)
@@ -94,11 +94,11 @@ class FairShares:
             self.version += 1
 
     def left(self, demand: Demand) -> None:
-        """It was queued, and is over without a worker."""
+        """A queued request is over without a worker."""
         self._close((demand.priority, demand.tenant))
 
     def began(self, ticket: TicketId, model: ModelId, demand: Demand, now: float) -> None:
-        """A worker has it."""
+        """A worker has the request."""
         share = (demand.priority, demand.tenant)
         clock = self._clocks.get(model)
         if clock is None:
@@ -111,7 +111,7 @@ class FairShares:
         self.version += 1
 
     def ended(self, ticket: TicketId, now: float) -> None:
-        """It is over, however it ended."""
+        """A running request is over, however it ended."""
         charge = self._running.pop(ticket)
         clock = self._clocks[charge.model]
         took_s = clock.run(now, -1) - charge.began_at_s
@@ -124,7 +124,7 @@ class FairShares:
         self._close(charge.share)
 
     def forget(self, model: ModelId) -> None:
-        """It is no longer configured."""
+        """Forget a model that is no longer configured."""
         self._usual_s.pop(model, None)
 
     def _close(self, share: Share) -> None:
@@ -157,5 +157,5 @@ class FairShares:
         }
 
     def running(self) -> set[TicketId]:
-        """The requests that workers have."""
+        """The tickets of the requests that workers have."""
         return set(self._running)

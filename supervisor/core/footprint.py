@@ -13,7 +13,7 @@ import re
 from supervisor.core.types import Footprint, FootprintSource
 
 DEFAULT_MIB = 4096
-"""When nothing at all is known."""
+"""The footprint of a model of which nothing at all is known."""
 
 NAME_FACTOR = 1.2
 """Cache and buffers, relative to the weights, when only the name is known."""

@@ -1,4 +1,4 @@
-"""Which candidate of a task a request goes to: a pure choice among what its candidates are like now.
+"""A task's ladder: which of its candidates gets a request. A pure choice, by the state of the candidates now.
 
 A task's candidates stand in the order of preference; the first is its primary. Of those not tried yet
 
@@ -28,7 +28,7 @@ class Rung:
 
 
 def allowed(rungs: Sequence[Rung], *, allow_cloud_fallback: bool) -> tuple[int, ...]:
-    """The positions that the guard leaves, in order. Always has the primary's."""
+    """The positions that the guard against cloud fallbacks allows, in order. The primary's is always among them."""
     return tuple(at for at, rung in enumerate(rungs) if at == 0 or allow_cloud_fallback or not rung.is_remote)
 
 
@@ -39,7 +39,7 @@ def choose(
     allow_cloud_fallback: bool = True,
     without: Collection[int] = (),
 ) -> int | None:
-    """The position to ask next; None when none is left. `without`: those that were tried, or can't serve the request."""
+    """The position to try next; None when none is left. `without`: those that were tried, or can't serve the request."""
     left = [at for at in allowed(rungs, allow_cloud_fallback=allow_cloud_fallback) if at not in without]
     if not left:
         return None

@@ -69,7 +69,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------------------- a lease's life
 
     def begin(self, holder: Holder, devices: Devices, mib: Parts, *, is_partner: bool = False) -> None:
-        """Its worker starts now and may take `mib` of each device. The memory must be free."""
+        """Lease `mib` of each device to a holder whose worker starts now. The memory must be free."""
         assert all(part > 0 for part in mib), f"{holder} leases {mib} MiB"
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device, part in zip(devices, mib, strict=True):
@@ -80,13 +80,13 @@ class Ledger:
             self._put(Lease(holder, device, Phase.STARTING, part, is_partner=is_partner))
 
     def adopt(self, holder: Holder, devices: Devices, mib: Parts, now: float, *, is_partner: bool = False) -> None:
-        """Its worker is ready and has had this lease since before we began, whatever is free now."""
+        """Enter the lease of a worker that was ready before this daemon began, whatever is free now."""
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device, part in zip(devices, mib, strict=True):
             self._put(Lease(holder, device, Phase.HELD, part, since=now, is_partner=is_partner))
 
     def share(self, others: Mapping[DeviceId, int], trouble: str | None) -> None:
-        """What others have leased of the devices that we share with them. Nothing new while that is unknown."""
+        """Enter how much others have leased of shared devices. While that is unknown (`trouble`) these take nothing new."""
         self.unshared = trouble
         for device_id, device in self._devices.items():
             if trouble is None or others:
@@ -95,13 +95,13 @@ class Ledger:
             self._alter(device)
 
     def settle(self, holder: Holder, now: float) -> None:
-        """Its worker is ready at `now`: the next sample shows, in its devices' free memory, what it took."""
+        """The holder's worker is ready at `now`: the next sample shows, in its devices' free memory, how much it took."""
         for lease in self.leases_of(holder):
             assert lease.phase is Phase.STARTING, f"{lease} settles"
             self._put(replace(lease, phase=Phase.HELD, since=now))
 
     def measure(self, holder: Holder, device: DeviceId, used_mib: int) -> None:
-        """What its worker takes of the device now. Call it before `sample` of the same reading. Ignores unknown leases."""
+        """Enter how much a worker takes of the device. Call it before `sample` of the same reading. Ignores unknown leases."""
         lease = self._leases.get(holder, {}).get(device)
         if lease is None or lease.phase is Phase.RETURNING or lease.measured_mib == used_mib:
             return
@@ -113,7 +113,7 @@ class Ledger:
             self._devices[device].leases[holder] = self._leases[holder][device] = measured
 
     def note_unused(self, holder: Holder, device: DeviceId, now: float) -> None:
-        """Tell, once, of a worker that is ready and has taken nothing of a GPU: it computes elsewhere."""
+        """Alert, once, that a ready worker has taken nothing of its GPU: it computes elsewhere."""
         lease = self._leases.get(holder, {}).get(device)
         if lease is None or lease.phase is not Phase.HELD or lease.is_partner or lease.is_told_unused:
             return
@@ -128,7 +128,7 @@ class Ledger:
         self._alerts.append(Alert("memory.unused", message, device, holder[0]))
 
     def stopping(self, holder: Holder) -> None:
-        """Its worker is told to end. Keep the last snapshot in which it surely had its memory."""
+        """The holder's worker is about to stop. Keep the last snapshot in which it surely had its memory."""
         for lease in self.leases_of(holder):
             device = self._devices[lease.device]
             self.mark(lease.device)
@@ -136,7 +136,7 @@ class Ledger:
                 device.stopping.setdefault(holder, device.snapshots[0])
 
     def returning(self, holder: Holder, now: float) -> None:
-        """Its process tree is gone; a lease stays until a sample shows its memory back, if the device is still read."""
+        """The holder's process tree is gone. A lease stays until a sample shows its memory back, if the device is still read."""
         for lease in self.leases_of(holder):
             assert lease.phase in {Phase.STARTING, Phase.HELD}, f"{lease} returns"
             device = self._devices[lease.device]
@@ -231,7 +231,7 @@ class Ledger:
         self._alter(device)
 
     def overdue(self, now: float) -> list[Alert]:
-        """What an operator should see, each once: devices lost or quarantined, late memory, devices freed again."""
+        """The alerts that are due, each once: devices lost or quarantined, late memory, devices freed again."""
         for device in list(self._watched.values()):
             if device.stale and device.lost is None:
                 device.stale_since = now if device.stale_since is None else device.stale_since
@@ -273,7 +273,7 @@ class Ledger:
     # ---------------------------------------------------------------------------------------------------- what changed
 
     def _alter(self, device: DeviceLedger) -> None:
-        """Its figures are to be reckoned anew."""
+        """Drop the device's cached figures, and mark it as changed."""
         device.cached = None
         device.note_unseen()
         self._watch(device)
@@ -290,18 +290,18 @@ class Ledger:
             self._watched.pop(device.spec.id, None)
 
     def mark(self, device: DeviceId) -> None:
-        """Something has changed there that plans depend on."""
+        """Something has changed on the device on which plans depend."""
         self._changed[device] = None
         self.forget_outlines((device,))
 
     def forget_outlines(self, devices: Iterable[DeviceId]) -> None:
-        """Something has changed there that only the plans of those who will wait depend on: nobody waits now."""
+        """Drop these devices' summaries. Enough where nobody waits: only later plans depend on the change."""
         for device in devices:
             if (ledger := self._devices.get(device)) is not None:
                 ledger.outline = None
 
     def is_at_rest(self) -> bool:
-        """Has nothing changed, is no memory on its way back, is every device read, and nothing to be told?"""
+        """Has nothing changed, is no memory on its way back, is every device read, and is no alert pending?"""
         return not (self._changed or self._watched or self._alerts)
 
     def has_changed(self) -> bool:
@@ -315,11 +315,11 @@ class Ledger:
         return changed
 
     def outline(self, device: DeviceId) -> DeviceSummary | None:
-        """What was kept of it; None when something has changed since."""
+        """The kept summary of the device; None when something has changed since."""
         return self._devices[device].outline
 
     def keep_outline(self, device: DeviceId, outline: DeviceSummary) -> None:
-        """Keep this until something changes there."""
+        """Keep the summary until something changes on the device."""
         self._devices[device].outline = outline
 
     # -------------------------------------------------------------------------------------------------------- reading
@@ -353,11 +353,11 @@ class Ledger:
         return tuple(self._devices[device].leases.values())
 
     def held_mib(self, model_id: ModelId, device: DeviceId) -> int:
-        """What the workers of the model hold there."""
+        """How many MiB of the device the workers of the model hold."""
         return sum(lease.held_mib for lease in self.leases_on(device) if lease.holder[0] == model_id)
 
     def holds(self, holder: Holder) -> bool:
-        """Has it a lease, on any device?"""
+        """Has the holder a lease, on any device?"""
         return holder in self._leases
 
     def holds_any(self, model_id: ModelId) -> bool:

@@ -33,7 +33,7 @@ class Trigger(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a transition is given."""
+    """The arguments of a transition; the comments name the triggers that need them."""
 
     now: float
     devices: Devices = ()  # START
@@ -84,7 +84,7 @@ def _reset(model: ModelState, _entry: Entry) -> None:
 
 
 class Transition(NamedTuple):
-    """The state that is entered, and what is set and cleared then."""
+    """The state that a trigger leads to, and the function that sets and clears the model's fields."""
 
     to: WorkerState
     enter: Callable[[ModelState, Entry], None]

@@ -1,4 +1,4 @@
-"""What tenants may ask for: requests and tokens over time, and requests at once.
+"""Limits of tenants: requests and tokens over time, and requests at once.
 
 Each rate is a bucket: it holds `count` and fills evenly, all of it in `period_s`. A request takes one from the first when
 it is admitted; its tokens are taken from the second when it ends, because nobody knows them before, and may leave that one
@@ -36,7 +36,7 @@ _UNITS: Final = {1.0: "s", 60.0: "min", 3600.0: "h"}
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many in so many seconds, and as many at once."""
+    """So many in so many seconds; all of them may come at once."""
 
     count: int
     period_s: float = 60.0
@@ -51,7 +51,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one tenant, client or key may ask for; None: any number."""
+    """The limits of one tenant, client or key; None: no limit."""
 
     requests: Rate | None = None
     tokens: Rate | None = None
@@ -66,14 +66,14 @@ NO_LIMITS: Final = TenantLimits()
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who is charged for a request, and within which limits. Equal names are one account, whatever the limits."""
+    """An account that is charged for a request, and its limits. Equal names are one account, whatever the limits."""
 
     name: str  # for people as well: "tenant alice"
     limits: TenantLimits
 
 
 class Counted(StrEnum):
-    """What a limit counts."""
+    """The quantity that a limit counts."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -82,7 +82,7 @@ class Counted(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How much of one limit is left."""
+    """One limit of an account, and how much of it is left."""
 
     account: str
     counted: Counted
@@ -107,7 +107,7 @@ class Standing:
 
 @dataclass(slots=True)
 class _Usage:
-    """What an account has taken. `requests` and `tokens` are as of `at`, and shrink as their buckets fill."""
+    """The use of an account. `requests` and `tokens` are as of `at`, and shrink as their buckets fill."""
 
     limits: TenantLimits  # as they were at its last request
     at: float
@@ -134,7 +134,7 @@ def _taken(used: float, rate: Rate | None, passed_s: float) -> float:
 
 
 class Accounts:
-    """What every limited account has taken. Requests without limits are never known here."""
+    """The use of every limited account. Requests without limits are not counted here."""
 
     def __init__(self) -> None:
         self._usages: dict[str, _Usage] = {}
@@ -154,7 +154,7 @@ class Accounts:
         return [standing for account in accounts for standing in self._standings(account, now)]
 
     def taken(self, now: float) -> list[Standing]:
-        """Every limit of which a part is taken, by account."""
+        """Every limit of which a part is used, by account."""
         known = (Account(name, usage.limits) for name, usage in sorted(self._usages.items()))
         return [standing for standing in self.standings([*known], now) if standing.remaining < standing.limit]
 
@@ -174,7 +174,7 @@ class Accounts:
             yield Standing(name, Counted.CONCURRENCY, limits.concurrency, 0.0, remaining, next_s, 0.0)
 
     def admit(self, ticket: TicketId, accounts: Sequence[Account], now: float) -> None:
-        """The ticket is queued or dispatched: its accounts pay for it. It must be `finished` or `refused`."""
+        """Charge the accounts of a ticket that is queued or dispatched. It must be `finished` or `refused` later."""
         assert ticket not in self._open, f"{ticket} is charged already"
         for account in accounts:
             usage = self._usages.get(account.name)
@@ -188,12 +188,12 @@ class Accounts:
         self._open[ticket] = tuple(account.name for account in accounts)
 
     def finished(self, ticket: TicketId, tokens: int, now: float) -> None:
-        """The ticket is over and took so many tokens."""
+        """End a ticket that took so many tokens."""
         for usage in self._close(ticket, now):
             usage.tokens += tokens
 
     def refused(self, ticket: TicketId, now: float) -> None:
-        """The ticket got no answer from a worker: it costs nothing. Harmless for one that was never admitted."""
+        """End a ticket that got no answer from a worker, and give back its charge. Harmless for one that was never admitted."""
         for usage in self._close(ticket, now):
             usage.requests = max(0.0, usage.requests - 1)
 

@@ -1,4 +1,4 @@
-"""Decisions as messages for people."""
+"""Texts for people: lists, counts and times in the reasons of decisions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from supervisor.core.types import DeviceSpec
 
 
 def listed(things: Sequence[object]) -> str:
-    """All of them: "gpu0, gpu1 and gpu2"."""
+    """The things as a list in a sentence: "gpu0, gpu1 and gpu2"."""
     words = [str(thing) for thing in things]
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def devices_listed(devices: Iterable[DeviceSpec | DeviceView]) -> str:
-    """All of them by their labels: "RTX 4080 (gpu0) and RTX 3060 (gpu1)"."""
+    """The devices by their labels: "RTX 4080 (gpu0) and RTX 3060 (gpu1)"."""
     return listed([device.label for device in devices])
 
 
@@ -55,12 +55,12 @@ def outages_listed(shown: Iterable[DeviceView], count: int) -> str:
 
 
 def requests_counted(count: int) -> str:
-    """How many: "1 request"."""
+    """A number of requests: "1 request"."""
     return f"{count} {'request' if count == 1 else 'requests'}"
 
 
 def held_in_mib(resident: Resident) -> str:
-    """What it holds on each device: "12000 + 8000 MiB"."""
+    """The memory that the resident holds on each device: "12000 + 8000 MiB"."""
     return f"{' + '.join(map(str, resident.held_mib))} MiB"
 
 

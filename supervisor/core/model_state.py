@@ -1,4 +1,4 @@
-"""What the scheduler remembers of one model: its worker's life, its requests, and who wants or claims it.
+"""The state of one model: its worker's life, its requests, and the wishes and claims on it.
 
 What belongs together is one frozen value. A comment beside each field names the condition under which it is set, and
 `ModelState.check()` tells which of these conditions hold.
@@ -53,7 +53,7 @@ class Life:
     _story: deque[tuple[float, str, WorkerState, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
     def enter(self, state: WorkerState, trigger: str, now: float, reason: str) -> None:
-        """Be in `state` from now on."""
+        """Enter `state` now, and add that to the story."""
         self.state, self.since, self.reason = state, now, reason
         self._story.append((now, trigger, state, reason))
 
@@ -94,7 +94,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Who wants the model loaded besides queued requests. At least one of the fields is set."""
+    """Reasons to load the model besides queued requests. At least one of the fields is set."""
 
     asked_at: float | None = None  # set iff an operator asked for it: since then
     restore: bool = False  # set iff it was loaded or is preloaded: load it only if nothing has to go for it
@@ -103,7 +103,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a new configuration makes of the model when its worker is gone."""
+    """The specification that a new configuration gives the model when its worker is gone."""
 
     spec: ModelSpec | None  # None: the model is removed
 
@@ -122,7 +122,7 @@ class CrashHistory:
 
 @dataclass(slots=True)
 class ModelState:
-    """One model: its worker's life, its requests, and who wants or claims it."""
+    """One model: its worker's life, its requests, and the wishes and claims on it."""
 
     spec: ModelSpec
     life: Life
@@ -167,17 +167,17 @@ class ModelState:
 
     @property
     def line(self) -> ModelId:
-        """In whose name its requests wait: its own, or that of the model that it is a replica of."""
+        """The model under whose name its requests wait: itself, or the model of which it is a replica."""
         return self.spec.replica_of or self.spec.id
 
     @property
     def serves(self) -> bool:
-        """Is a worker there, or about to be, that takes requests?"""
+        """Has the model a worker that takes requests, or will soon?"""
         return self.life.state is WorkerState.READY or self.life.state is WorkerState.STARTING
 
     @property
     def has_failed(self) -> bool:
-        """Does it start no worker, or will it not once its last one is gone?"""
+        """Has the model failed, or will it have once its last worker is gone?"""
         return self.life.state is WorkerState.FAILED or self.mistake is not None
 
     @property
@@ -227,17 +227,17 @@ class ModelState:
 
     @property
     def pinned(self) -> bool:
-        """Is it never to be evicted?"""
+        """Must the model never be evicted?"""
         return self.spec.pin if self.pin is None else self.pin
 
     @property
     def removed(self) -> bool:
-        """Is it no longer configured? It is forgotten when nothing of it is left."""
+        """Is the model no longer configured? It is forgotten when nothing of it is left."""
         return self.change is not None and self.change.spec is None
 
     @property
     def reload_s(self) -> float:
-        """What loading it again is expected to take, in seconds: as long as the last time, else by its size."""
+        """How many seconds loading it again is expected to take: as long as the last load, else by its size."""
         return max(1.0, self.spec.footprint.mib / RELOAD_MIB_PER_S) if self.load_s is None else self.load_s
 
     def ask(self, now: float) -> float:
@@ -247,16 +247,16 @@ class ModelState:
         return since
 
     def give_up(self) -> None:
-        """The operator's wish is over."""
+        """Drop the operator's wish."""
         rest = replace(self.wish or Wish(), asked_at=None)
         self.wish = None if rest == Wish() else rest
 
     def want_back(self) -> None:
-        """Load it whenever nothing has to go for it."""
+        """Want the model loaded whenever nothing has to go for it."""
         self.wish = replace(self.wish or Wish(), restore=True)
 
     def set_worker(self, *, answering: bool | None = None, stuck: bool | None = None) -> None:
-        """Change what is known of its worker. It must have one."""
+        """Change the flags of the model's worker, which must exist."""
         worker = self.worker
         assert worker is not None, f"{self.id} has no worker"
         self.worker = replace(
@@ -266,11 +266,11 @@ class ModelState:
         )
 
     def options(self, devices: tuple[DeviceSpec, ...]) -> dict[Devices, Option]:
-        """Where it may go, of these devices, and what it is to lease there, in the order of ids."""
+        """The device sets where the model may go, of these devices, with the leases it needs there, in the order of ids."""
         return self._where(devices)[0]
 
     def spread(self, devices: tuple[DeviceSpec, ...]) -> Spread | None:
-        """How it goes over several of these devices where it can have none of the options; None: it never does."""
+        """How the model goes over several of these devices where no option is possible; None: it never does."""
         return self._where(devices)[1]
 
     def _where(self, devices: tuple[DeviceSpec, ...]) -> tuple[dict[Devices, Option], Spread | None]:
@@ -294,7 +294,7 @@ class ModelState:
         return known[2], known[3]
 
     def least_mib(self, device: DeviceId, devices: tuple[DeviceSpec, ...]) -> int | None:
-        """The least that it may have to lease on this one of these devices; None: it never goes there."""
+        """The least MiB that the model may have to lease on `device`; None: it never goes there."""
         options, apart = self._where(devices)
         if apart is not None and device in apart.devices:
             return apart.margin_mib + 1
@@ -305,23 +305,23 @@ class ModelState:
         )
 
     def specify(self, spec: ModelSpec) -> None:
-        """Be this from now on. How long another model or context took to load says nothing about it."""
+        """Take another specification. One with another footprint key loads differently, so the load time is no longer known."""
         if spec.footprint_key != self.spec.footprint_key:
             self.load_s = spec.load_s
             self.crashes = replace(self.crashes, oom_retried=False)
         self.spec = spec
 
     def learn(self, device: DeviceId, mib: int) -> None:
-        """Use `mib` for the next load on `device`."""
+        """Lease `mib` for the next load on `device`: so much was measured."""
         learned = {**self.spec.learned, device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")}
         self._change_need(device, replace(self.spec, learned=learned))
 
     def raise_footprint(self, device: DeviceId, mib: int) -> None:
-        """Never load it with less on `device` from now on."""
+        """Lease at least `mib` on `device` from now on: a load with less ran out of memory."""
         self._change_need(device, replace(self.spec, raised={**self.spec.raised, device: mib}))
 
     def _change_need(self, device: DeviceId, spec: ModelSpec) -> None:
-        """What it needs of one device is another. Only that option is made anew, where it goes nowhere else with others."""
+        """Take a specification that differs in the need on one device. Where possible only that option is made anew."""
         known = self.known_options
         if known is not None and known[0] is self.spec and known[3] is None and all(len(ids) == 1 for ids in known[2]):
             places = [each for each in known[1] if each.id == device and (device,) in known[2]]
@@ -330,7 +330,7 @@ class ModelState:
         self.spec = spec
 
     def check(self) -> Iterator[tuple[bool, str]]:
-        """The laws about this model alone: whether each holds, and its words."""
+        """The laws about this model alone: of each whether it holds, and its text."""
         state, worker, drain, crashes = self.state, self.worker, self.drain, self.crashes
         yield (worker is not None) == (state in HAS_WORKER), "a worker iff the state has one"
         if worker is not None:

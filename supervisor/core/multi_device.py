@@ -29,18 +29,18 @@ Room = dict[DeviceId, int]
 
 
 class SplitPlan:
-    """One such model, against the devices that it may go over."""
+    """Plans the parts of one such model on the devices that it may use."""
 
     def __init__(self, spread: Spread, views: Sequence[DeviceView]) -> None:
         self.spread = spread
         self.views = {view.id: view for view in sorted(views, key=lambda view: view.id)}
 
     def at_most(self) -> DeviceSet | None:
-        """Where it would go if nothing else were loaded; None where it fits nowhere."""
+        """The parts if nothing else were loaded; None where the model fits nowhere."""
         return self._parts({view.id: view.usable_mib for view in self.views.values()})
 
     def now(self) -> DeviceSet | None:
-        """Where it fits in what is free; None: nowhere."""
+        """The parts in the memory that is free now; None where it doesn't fit."""
         return self._parts({view.id: view.free_mib for view in self.views.values() if view.blocked is None})
 
     def without(
@@ -51,7 +51,7 @@ class SplitPlan:
         *,
         blocked: bool,
     ) -> list[DeviceSet]:
-        """Where it fits once some of `pool`, in this order, are gone, after all of `first`, and once those `coming` are.
+        """The parts once all of `first` are gone, those `coming` too, and as many of `pool`, in this order, as are needed.
 
         At most one. `blocked`: on devices that take nothing now, too, where the others don't suffice.
         """
@@ -67,7 +67,7 @@ class SplitPlan:
         return []
 
     def too_large(self) -> str:
-        """Why it fits nowhere."""
+        """Why the model fits nowhere, for people."""
         if len(self.views) < 2:
             return f"needs {self.spread.whole_mib} MiB, and only one device could have a part of it"
         usable = sum(max(0, view.usable_mib - self.spread.margin_mib) for view in self.views.values())

@@ -1,4 +1,4 @@
-"""What people ask for: load, unload, the end of a load, pin, other settings, another configuration, shutdown.
+"""Operators' orders: load, unload, cancel a load, pin, other settings, another configuration, shutdown.
 
 A load ends in a loaded model or in a reason why not: one that got no place for as long as a request may wait is given
 up. A changed definition needs another worker: the running one ends after its requests, then the model comes back with
@@ -20,7 +20,7 @@ from supervisor.core.types import ASKED, SERVES, Devices, ModelSpec, RejectCode,
 
 
 def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
-    """Want it whatever the traffic; what failed before is forgotten."""
+    """Want the model loaded whatever the traffic, and forget its earlier failures."""
     model = state.models.get(event.model)
     if model is None or model.removed or state.shutting_down:
         return
@@ -49,7 +49,7 @@ def _reset(step: Step, model: ModelState, reason: str) -> None:
 
 
 def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
-    """Only a new request or a new load brings it back."""
+    """Unload the model. Only a new request or a new load brings it back."""
     model = state.models.get(event.model)
     if model is None:
         return
@@ -73,7 +73,7 @@ def _unload(state: SchedulerState, step: Step, model: ModelState, reason: str, *
 
 
 def cancel_load(state: SchedulerState, step: Step, event: LoadCancelled) -> None:
-    """Who waits for it is told, unless another replica serves them. Only a new request or a new load brings it back."""
+    """Cancel a load, and reject its requests unless another replica serves them. A new request or load brings it back."""
     model = state.models.get(event.model)
     if model is None or model.partner is not None or model.state in {*SERVES, WorkerState.FAILED}:
         return
@@ -94,7 +94,7 @@ def cancel_load(state: SchedulerState, step: Step, event: LoadCancelled) -> None
 
 
 def pin(state: SchedulerState, step: Step, event: PinAsked) -> None:
-    """A pinned model is never evicted; unpinning makes it like all others again."""
+    """Pin a model, which is then never evicted, or unpin it."""
     model = state.models.get(event.model)
     if model is None:
         return
@@ -110,14 +110,14 @@ def pin(state: SchedulerState, step: Step, event: PinAsked) -> None:
 
 
 def respecify(state: SchedulerState, step: Step, event: Respecified) -> None:
-    """The model runs with other settings from now on."""
+    """Give the model other settings from now on."""
     model = state.models.get(event.spec.id)
     if model is not None and not model.removed:
         _specify_all(state, step, event.spec, "an operator loads it with other settings")
 
 
 def _specify_all(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
-    """The model and its replicas."""
+    """Specify the model and its replicas anew."""
     for each in replicas.expanded((spec,), state.limits):
         _specify(state, step, each, why)
         state.touch(state.models[each.id])
@@ -125,7 +125,7 @@ def _specify_all(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -
 
 
 def configure(state: SchedulerState, step: Step, event: Configured) -> None:
-    """The whole configuration, at boot or after a reload."""
+    """Apply the whole configuration, at boot or after a reload."""
     state.follow(state.admission.configured(event.limits, event.policy))
     state.ledger.configure(event.devices, event.limits)
     specs = tuple(replicas.expanded(event.models, event.limits))
@@ -176,7 +176,7 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
 
 
 def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: ModelSpec, why: str) -> None:
-    """The specification takes effect at once: there is no worker, or it may go on as it is."""
+    """Apply a specification at once: the model has no worker, or its worker may go on as it is."""
     is_mended = bool(model.spec.trouble) and not spec.trouble
     if is_mended and model.state is WorkerState.FAILED:
         why = "what was missing is there"
@@ -195,12 +195,12 @@ def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: Model
 
 
 def may_keep_worker(running: ModelSpec, devices: Devices, spec: ModelSpec) -> bool:
-    """May a worker that was started by `running` on `devices` go on as it is under `spec`?"""
+    """May a worker that was started with the specification `running` on `devices` go on as it is under `spec`?"""
     return running.definition == spec.definition and (not spec.devices or set(devices) <= set(spec.devices))
 
 
 def shut_down(state: SchedulerState, step: Step) -> None:
-    """Take nothing new, drain, stop everything."""
+    """Reject all requests from now on, drain, and stop all workers."""
     state.shutting_down = True
     for model in list(state.models.values()):
         step.about = model.id

@@ -1,4 +1,4 @@
-"""Leases for partners, and what those who share our devices mean for our own: processes that somebody else runs and that take memory of our devices, such as a training job.
+"""Leases for partners: processes that somebody else runs and that take memory of our devices, such as a training job.
 
 In the scheduler a partner is a model without requests whose process isn't ours. It is planned as others are, so idle
 models are evicted for it and busy ones drained; it is granted where a worker would be started; from then on it is
@@ -21,7 +21,7 @@ from supervisor.core.types import ModelSpec, Partner, StopCause, WorkerState, on
 
 
 def asked(state: SchedulerState, step: Step, event: LeaseAsked) -> None:
-    """Want it as an operator wants a load. The id must be new."""
+    """Want a lease as an operator wants a load. Its id must be new."""
     if state.shutting_down:
         return
     model = _enter(state, step, event.spec, event.partner)
@@ -30,7 +30,7 @@ def asked(state: SchedulerState, step: Step, event: LeaseAsked) -> None:
 
 
 def restored(state: SchedulerState, step: Step, event: LeaseRestored) -> None:
-    """It holds what it held; the heartbeats go on."""
+    """Restore a lease that was granted before this daemon began; its heartbeats go on."""
     model = _enter(state, step, event.spec, event.partner)
     advance(model, Trigger.START, step.now, "restored", devices=event.devices)
     mib = on_each(event.mib, event.devices)
@@ -47,9 +47,9 @@ def _enter(state: SchedulerState, step: Step, spec: ModelSpec, partner: Partner)
 
 
 def patience(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
-    """One that waits isn't refused because of others that hold memory; one that doesn't waits for nobody in use.
+    """The plan for a partner: one that may wait isn't refused because others hold memory; any other waits for no model in use.
 
-    It does wait for memory that comes back by itself: of idle models that were evicted for it, and of those that stop.
+    Any partner waits for memory that comes back by itself: of idle models that were evicted for it, and of those that stop.
     """
     if partner.waits:
         if isinstance(answer, Refuse) and answer.outage is None and not answer.fits_nowhere:
@@ -72,7 +72,7 @@ def _is_in_use(state: SchedulerState, model: ModelState) -> bool:
 
 
 def grant(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Its memory is free, and its from now on."""
+    """Grant the lease: its memory is free, and is the partner's from now on."""
     state.ledger.settle(model.holder, step.now)
     _held(state, step, model, f"granted after {seconds(step.now - (model.asked_at or step.now))}")
 
@@ -92,7 +92,7 @@ def _amount(state: SchedulerState, model: ModelState) -> str:
 
 
 def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:
-    """Its time to live begins anew."""
+    """A heartbeat came: the lease's time to live begins anew."""
     model = state.models.get(event.lease)
     if model is None or model.partner is None or model.removed:
         return
@@ -106,7 +106,7 @@ def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:
 
 
 def _extend(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """One timer at a time, however many heartbeats come: it sets the next one."""
+    """Extend the lease by its time to live. It has one timer, which sets the next one, however many heartbeats come."""
     partner = model.partner
     assert partner is not None
     until = step.now + partner.ttl_s
@@ -116,7 +116,7 @@ def _extend(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def ended(state: SchedulerState, step: Step, event: LeaseEnded) -> None:
-    """Its memory comes back; one that only waited is forgotten at once."""
+    """End a lease: its memory comes back; one that was only waited for is forgotten at once."""
     model = state.models.get(event.lease)
     if model is None or model.partner is None or model.removed:
         return
@@ -125,7 +125,7 @@ def ended(state: SchedulerState, step: Step, event: LeaseEnded) -> None:
 
 
 def lost(state: SchedulerState, step: Step, event: LeaseLost) -> None:
-    """Its requests are cut. A model comes back as soon as there is room without an eviction."""
+    """Stop a worker whose memory others may have by now, and cut its requests. It comes back when it fits without an eviction."""
     model = state.current(event.model, event.generation)
     if model is None or model.exited:
         return
@@ -139,7 +139,7 @@ def lost(state: SchedulerState, step: Step, event: LeaseLost) -> None:
 
 
 def look(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """End it when no heartbeat has come in time."""
+    """End the lease if no heartbeat has come in time."""
     partner = model.partner
     if partner is None or partner.until is None:
         return

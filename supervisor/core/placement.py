@@ -1,13 +1,13 @@
-"""From wishes to loads: asks the planner for those whose plan may have changed, and carries its answers out.
+"""Placement: asks the planner for every waiter whose plan may have changed, and carries its answers out.
 
 The admission policy orders the waiters, and each plan sees the plans before it as carried out (`snapshots`). So a later
 model can use what is left over but can never take memory that is being freed for an earlier one, and none is overtaken
 forever.
 
-A round plans only what an event touched: waiters that are new, those that have a place on a device where something
-changed, and those who could gain by that change. They are planned in order. Whoever gets another place than before passes
-its change on to those behind it, and what it evicts also to those before it. On a machine with many devices a new waiter looks closely at
-the most promising one only, and a few waiters for each device have a place; the others stand in line until it is
+A round plans only the waiters that an event touched: new ones, those with a place on a device where something changed, and
+those that could gain by that change. They are planned in order. A waiter that gets another place than before passes its
+change on to those behind it, and also to those before it where it evicts. On a machine with many devices a new waiter looks
+closely at the most promising one only, and a few waiters for each device have a place; the others stand in line until it is
 their turn.
 
 A remote model needs no plan: nothing has to go for it, and it is in nobody's snapshot.
@@ -58,10 +58,10 @@ from supervisor.core.waiters import Key, Place
 REFUSED_RETRY_S = 30.0
 
 PLACES = 4
-"""So many waiters are planned for one device; those behind them would only wait for them."""
+"""At most so many waiters are planned for one device; those behind them would only wait for them."""
 
 EXACT = 8
-"""Of more device sets than this, a waiter that has no place looks closely at the most promising one: see `promising`."""
+"""Of more device sets than this, a waiter without a place looks closely only at the most promising one: see `shortlist`."""
 
 
 def place_wanted(state: SchedulerState, step: Step) -> None:
@@ -111,7 +111,7 @@ class _Round:
                 self._offer(device, key)
 
     def _place(self, key: Key, offered: set[DeviceId]) -> None:
-        """Plan it anew: for its own place and where it is offered something, or everywhere (`offered` has "")."""
+        """Plan a waiter anew: for its own place and the devices it is offered, or for all devices (`offered` has "")."""
         model, before = self.state.models[key[1]], self.wanted.place(key[1])
         if model.spec.remote:
             _start(self.state, self.step, model, REMOTE, (0,), "connecting")
@@ -134,7 +134,7 @@ class _Round:
             self._pass_on(device, key)
 
     def _pass_on(self, device: DeviceId, after: Key | None) -> None:
-        """Something has changed there: for those who have a place there, and for whoever could gain by it."""
+        """The device has changed: plan those anew that have a place there, and the first other that could gain by it."""
         for key in self.wanted.placed_on(device):
             if after is None or key > after:
                 heapq.heappush(self.due, (key, device))
@@ -143,7 +143,7 @@ class _Round:
     # ---------------------------------------------------------------------------------------------------------- offers
 
     def _offer(self, device: DeviceId, after: Key | None) -> None:
-        """Let the next waiter that could gain something there be planned."""
+        """Plan the next waiter that could gain something on the device."""
         placed = self.wanted.placed_on(device)
         if len(placed) == len(self.wanted):
             return
@@ -176,7 +176,7 @@ class _Round:
         return need_mib <= later_mib + there.reach_mib[-1]
 
     def _are_leaving(self, claims: tuple[ModelId, ...]) -> bool:
-        """Is all that a waiter waits for on its way out?"""
+        """Are all the models stopping for which a waiter waits?"""
         return bool(claims) and all(
             (victim := self.state.models.get(model_id)) is not None and victim.state is WorkerState.STOPPING
             for model_id in claims
@@ -232,9 +232,9 @@ class _Round:
         return plan(demand, seen), seen
 
     def _reconsidered(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:
-        """Wait for a reading where only memory is in the way that the last one may have shown wrongly.
+        """Wait for another reading where the last one may be wrong about just the memory that is in the way.
 
-        A refusal is put off while a load or a stop may explain what is missing. An eviction is, while a worker that has
+        A refusal is put off while a load or a stop may explain the missing memory; an eviction, while a worker that has
         just loaded counts twice: with its lease, and with what it had taken by the last reading.
         """
         if not isinstance(answer, Refuse | Evict):
@@ -290,7 +290,7 @@ class _Round:
                 state.update_wanted(model)
 
     def _postpone(self, model: ModelState, answer: Plan, options: dict[Devices, Option]) -> None:
-        """Nothing goes, and nothing is drained, for a model that nobody asks for."""
+        """Let a model wait that nobody asks for, or stop wanting it: nothing is evicted or drained for it."""
         waits_for = answer.waits_for if isinstance(answer, Wait) else ()
         in_use = any(self.state.models[victim].state in SERVES for victim in waits_for)
         comes_back = isinstance(answer, Refuse) and answer.outage is not None
@@ -304,13 +304,13 @@ class _Round:
 
 
 def _is_sure(answer: Wait, seen: Snapshot) -> bool:
-    """Does all that it waits for go anyway?"""
+    """Are all the models stopping anyway for which it waits?"""
     going = {resident.model for resident in seen.residents if resident.block is EvictionBlock.STOPPING}
     return going.issuperset(answer.waits_for)
 
 
 def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
-    """Does it wait for the same as before, or also for what goes anyway? If not, it may be better off elsewhere."""
+    """Does it wait for the same models as before, or for more that stop anyway? If not, another place may be better."""
     is_sure = _is_sure(answer, seen)
     if answer.waits_for == before.claims:
         return is_sure >= before.is_sure
@@ -331,7 +331,7 @@ def _start(
 
 
 def _note(step: Step, model: ModelState, answer: Plan) -> None:
-    """Record a plan once, however often it is made again with only its numbers changed."""
+    """Record a plan as a decision, but not again when only its numbers have changed."""
     kind = type(answer).__name__.lower()
     others = answer.victims if isinstance(answer, Evict) else answer.waits_for if isinstance(answer, Wait) else ()
     gist = f"{kind} {' '.join(others)}"

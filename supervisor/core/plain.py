@@ -1,4 +1,4 @@
-"""The plain case, which nearly all events are: a ready worker takes a request at once, or has answered one, and nobody waits.
+"""The plain case of an event, which is nearly every one: a ready worker takes a request, or has answered one, and nobody waits.
 
 It does what the long way of `scheduler` does, whose other steps find nothing to do then. A test compares both ways.
 """
@@ -17,20 +17,20 @@ LEAST_KEEP_ALIVE_S = 0.001
 
 
 def taken(state: SchedulerState, event: Event, now: float) -> list[Effect] | None:
-    """What comes of the event; None: it isn't plain, and nothing was changed."""
+    """Handle the event if it is a plain one. Returns its effects; None: it isn't plain, and nothing was changed."""
     if type(event) is RequestArrived:
         return _arrived(state, event, now)
     return _finished(state, event, now) if type(event) is RequestFinished else None
 
 
 def _is_at_rest(state: SchedulerState, now: float) -> bool:
-    """Does nobody wait, and is nothing due? During a hand-over that is all, and a shutdown leaves no worker READY."""
+    """Does nobody wait, and is no timer due? Such a state needs no other check: a shutdown, for one, leaves no worker READY."""
     timers = state.timers
     return not ((timers and timers[0][0] <= now) or state.wanted or state.queue or not state.ledger.is_at_rest())
 
 
 def _is_alone(state: SchedulerState, model: ModelState) -> bool:
-    """Is it ready, and no replica?"""
+    """Is the model ready, and without replicas?"""
     return model.life.state is WorkerState.READY and model.spec.replica_of is None and model.id not in state.groups
 
 

@@ -1,4 +1,4 @@
-"""Who has to go so that a model can be loaded, and why.
+"""The planner: which models have to go so that another can be loaded, and why.
 
 `plan` is a pure function of a demand and a snapshot; equal inputs give equal plans, and every tie ends in an id. It
 walks one numbered tree, whose numbers return in the code:
@@ -23,7 +23,7 @@ fits, of models that the least urgent classes used last (docs/adr/0002-eviction-
 device sets: lowest priority touched, least urgent class touched, fewest victims, least value, ids.
 
 A demand with a `spread` is planned like that first. Only where that is a refusal, the tree is walked once more for parts
-on several devices, which depend on who may go: `spreading`.
+on several devices, which depend on which residents may go: `multi_device`.
 
 A device set is one device, or several over which a model is spread. Space is made device by device; what goes for one
 device counts for the next, and at the end a victim that the others made superfluous stays. A resident that is spread
@@ -65,7 +65,7 @@ STAYING = frozenset({EvictionBlock.PINNED, EvictionBlock.STOPPING})
 
 
 def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
-    """What must happen so that `demand` can be loaded now.
+    """The plan by which `demand` can be loaded.
 
     An Evict may rely on memory that STOPPING residents are about to return besides its victims': when the victims are
     gone, ask again instead of loading at once.
@@ -322,7 +322,7 @@ class _Case:
         return f"max_loaded allows {self.admission.max_loaded(self.demand.type)} {self.demand.type}"
 
     def refusal(self) -> str:
-        """What is in the way, for each device set."""
+        """The obstacles on each device set, for people."""
         shown = [self._obstacles(device_set) for device_set in self.candidates[:SHOWN_DEVICES]]
         hidden = len(self.candidates) - len(shown)
         if hidden:
@@ -331,7 +331,7 @@ class _Case:
         return "; ".join(shown)
 
     def _obstacles(self, device_set: DeviceSet) -> str:
-        """Only what matters: the limit by type where it can't be met, memory where it would not suffice."""
+        """The obstacles on one device set: the limit by type where it can't be met, memory where it would not suffice."""
         pool = self._pool(spare_higher=not self.admission.may_evict_higher(), blocked=True)
         limited = sum(r.type == self.demand.type for r in pool) < self.excess
         going = {*pool, *(r for r in self.residents if r.block is EvictionBlock.STOPPING)}

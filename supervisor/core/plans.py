@@ -1,4 +1,4 @@
-"""The planner's types: what it is asked, what it looks at, and its answers. Everything here is frozen."""
+"""The planner's types: the demand, the snapshot it looks at, and the plans. Everything here is frozen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EvictionBlock(StrEnum):
 
 
 PASSING = frozenset({EvictionBlock.MIN_RESIDENCY, EvictionBlock.HELD, EvictionBlock.LAST_USED})
-"""They don't keep a model from one of higher priority."""
+"""These blocks don't protect a resident against a model of higher priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Resident:
     used_by: int = NORMAL  # the class that uses it, or used it last
 
     def held_on(self, device: DeviceId) -> int:
-        """What it holds on the device; 0 where it is not."""
+        """The MiB that it holds on the device; 0 where it is not."""
         return self.held_mib[self.devices.index(device)] if device in self.devices else 0
 
 
@@ -71,11 +71,11 @@ class DeviceView:
 
 
 Standing = tuple[float, int]
-"""Who goes before others: the priority, then the class that used it last, the least urgent first."""
+"""The order of eviction: by priority, then by the class that used the model last, the least urgent first."""
 
 
 class Idle(NamedTuple):
-    """A model that could go, from `until` on for anybody who may evict it."""
+    """An idle model that could go: from `until` on for any model that may evict it."""
 
     standing: Standing  # as well as its value: at the time of the outline
     value: float
@@ -89,12 +89,12 @@ class Idle(NamedTuple):
 
 
 Room = tuple[int, int, AbstractSet[ModelId]]
-"""Of a device, in MiB: what waiters leave over now, and in the end; and whom they claim."""
+"""What waiters leave of a device: the MiB now, the MiB in the end, and the models that they claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSummary:
-    """What could be had of a device, whoever asks and whatever is promised: enough to tell who should look closely."""
+    """How much could be had of a device, whoever asks and whatever is promised: enough to choose which waiter looks closely."""
 
     free_mib: int
     coming_mib: int  # on its way back
@@ -134,7 +134,7 @@ class LoadDemand:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that the planner looks at, and the policy it asks."""
+    """Everything that a plan depends on besides its demand: devices, residents, and the policy."""
 
     devices: tuple[DeviceView, ...]
     residents: tuple[Resident, ...]
@@ -162,7 +162,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It will fit once `waits_for` can go (or, when empty, once its devices are unblocked). No devices: anywhere."""
+    """Load once `waits_for` can go (or, when empty, once its devices are unblocked). No devices: anywhere."""
 
     devices: Devices
     need_mib: Parts
@@ -172,7 +172,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Waiting doesn't help: it is too large, pinned or protected residents are in the way, or its devices are out."""
+    """Don't wait: the model is too large, pinned or protected residents are in the way, or its devices are out of service."""
 
     reason: str
     outage: RejectCode | None = None  # set iff its devices are out

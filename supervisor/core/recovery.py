@@ -1,4 +1,4 @@
-"""What follows when handling an event raises: a bug of ours, or something that nobody had checked.
+"""Recovery when handling an event raises, because of a bug of ours, or of data that nobody had checked.
 
 The scheduler changes its state in place, so such an event leaves it half changed. The state as it was before is made anew: a
 copy of it is kept, with the events since, and the scheduler looks at nothing else, so the same events give the same state.
@@ -42,13 +42,16 @@ class Recovery:
         self._keep()
 
     def note(self, event: Event, now: float) -> None:
-        """It was handled at `now`."""
+        """Remember an event that was handled at `now`."""
         self._since.append((event, now))
         if len(self._since) >= self._most or type(event) is Configured:  # it may have changed every model
             self._keep()
 
     def recover(self, event: Event, now: float, mistake: Exception) -> tuple[Event, list[Effect]] | None:
-        """Handling `event` at `now` raised `mistake`. What was handled instead, with its effects; None: nothing has happened."""
+        """Handling `event` at `now` raised `mistake`: restore the state, and handle it so that only its model fails.
+
+        Returns the event that was handled instead, with its effects. None: `event` was dropped, so nothing has happened.
+        """
         failed: tuple[ModelId, ...] = ()
         is_repeated = is_dropped = False
         about = _about(mistake)
@@ -80,7 +83,7 @@ class Recovery:
         self._most = MOST_EVENTS + EVENTS_PER_MODEL * len(self._kept.models)
 
     def _undo(self) -> None:
-        """The state is as it was after the last event that was noted."""
+        """Restore the state as it was after the last event that was noted."""
         state, whole = self._scheduler.state, copied(self._kept)
         for attribute in _slots[SchedulerState]:  # others know the state by this object
             setattr(state, attribute, getattr(whole, attribute))
@@ -98,7 +101,7 @@ def _kind(mistake: Exception) -> str:
 
 
 def copied(value: Any) -> Any:
-    """An equal state that shares nothing with it that ever changes: the copy of each object that stands in several places is one."""
+    """A deep copy of a state, but for values that never change. An object that stands in several places has one copy."""
     return _copied(value, {})
 
 
@@ -133,7 +136,7 @@ def _copied(value: Any, seen: dict[int, Any]) -> Any:
 
 
 class _Values(dict[type, bool]):
-    """Is it of those of the core that stay as they are, with all that they hold? By kind."""
+    """By class: do its objects never change, with all that they hold?"""
 
     def __missing__(self, kind: type) -> bool:
         is_frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
@@ -142,7 +145,7 @@ class _Values(dict[type, bool]):
 
 
 class _Slots(dict[type, tuple[str, ...]]):
-    """The slots of a kind."""
+    """By class: the names of all its slots."""
 
     def __missing__(self, kind: type) -> tuple[str, ...]:
         self[kind] = tuple(attribute for each in kind.__mro__ for attribute in getattr(each, "__slots__", ()))

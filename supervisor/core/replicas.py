@@ -31,18 +31,18 @@ from supervisor.core.termination import refusal
 from supervisor.core.types import ASKED, Limits, ModelId, ModelSpec, WorkerState, base_of
 
 RETRY_S = 30.0
-"""So long after it found no place a further replica is tried again."""
+"""After so many seconds a further replica that found no place is tried again."""
 
 
 def expanded(specs: tuple[ModelSpec, ...], limits: Limits) -> Iterator[ModelSpec]:
-    """These models and their further replicas."""
+    """The specifications of these models, each followed by those of its further replicas."""
     for spec in specs:
         yield spec
         yield from further(spec, limits)
 
 
 def further(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
-    """All replicas of the model but the first."""
+    """The specifications of all replicas of the model but the first."""
     for number in range(2, spec.replica_max + 1):
         stays = number <= spec.replicas
         keep_alive_s = spec.keep_alive_s
@@ -62,7 +62,7 @@ def further(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
 
 
 def groups(specs: tuple[ModelSpec, ...]) -> dict[ModelId, tuple[ModelId, ...]]:
-    """The models with several replicas: all of them, the first one first. `specs`: `expanded`."""
+    """By model, for those with several replicas: all its replicas, the first one first. `specs`: see `expanded`."""
     found: dict[ModelId, tuple[ModelId, ...]] = {}
     for spec in specs:
         if spec.replica_of is not None:
@@ -71,7 +71,7 @@ def groups(specs: tuple[ModelSpec, ...]) -> dict[ModelId, tuple[ModelId, ...]]:
 
 
 def chosen(state: SchedulerState, model: ModelState, demand: Demand) -> ModelState | None:
-    """The replica that takes this request now; None: none has a place."""
+    """The replica that takes this request now; None: no replica has a free place."""
     open_ = [
         each
         for each in state.replicas(model)
@@ -86,10 +86,10 @@ def chosen(state: SchedulerState, model: ModelState, demand: Demand) -> ModelSta
 
 
 def apart(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Iterator[LoadDemand]:
-    """What to ask for before `demand`, to be accepted only where it can start at once.
+    """The demands to plan before `demand`, each to be accepted only where the load can start at once.
 
-    First devices that no other replica of the model is on. And a replica that nobody goes for can only use what is free: so
-    also several devices where one might do later.
+    First without the devices that another replica of the model uses. And nothing is evicted for a further replica, which can only
+    use free memory: so it may go over several devices even where one alone might have room later.
     """
     if model.line not in state.groups:
         return
@@ -108,14 +108,14 @@ def apart(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Itera
 
 
 def unnamed(state: SchedulerState, model: ModelState, reason: str) -> str:
-    """`reason` for clients, who may know the model of these replicas by another name."""
+    """`reason` for clients, who may know the model by another name: with ASKED in place of its own."""
     if model.line not in state.groups:
         return reason
     return re.sub(rf"\b{re.escape(model.line)}\b", ASKED, reason)
 
 
 def touched(state: SchedulerState, event: Event, effects: list[Effect], running: ModelId | None) -> Iterable[ModelId]:
-    """The models whose replicas this may concern: all of them, but for what requests do all the time.
+    """The models whose replicas this event may concern: all of them, except for the usual events of requests.
 
     `running`: the worker that had the request which is finished, if any had it.
     """
@@ -134,7 +134,7 @@ def touched(state: SchedulerState, event: Event, effects: list[Effect], running:
 
 
 def balance(state: SchedulerState, step: Step, event: Event, running: ModelId | None) -> bool:
-    """Want as many replicas as are to be loaded now. True if anything has changed for the plans. `running`: see `touched`."""
+    """Want as many replicas of each model as are to be loaded now. Has a plan to be made again? `running`: see `touched`."""
     changed = False
     for line in touched(state, event, step.effects, running):
         model = state.models.get(line)
@@ -160,7 +160,7 @@ def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
 
 
 def refuse_unserved(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Refuse what waits for a model that can't come. Its other replicas may have served it until now."""
+    """Reject the requests for a model that can't be loaded. Its other replicas may have served them until now."""
     if state.waiting_for(model) and (refused := refusal(state, model, step.now)) is not None:
         code, message, retry_after_s = refused
         reject_all(state, step, model, code, message, retry_after_s=retry_after_s)

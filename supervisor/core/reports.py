@@ -1,4 +1,4 @@
-"""What workers and devices report: ready, unready, so much memory.
+"""Reports of workers and devices: ready, unready, and how much memory.
 
 Every report names its worker by model and generation; one about an older worker is dropped. A memory reading is taken
 beside the events, so it can be older than what is known already: it counts from the time it began.
@@ -21,11 +21,11 @@ from supervisor.core.types import ASKED, DeviceId, Generation, RejectCode, StopC
 REMOTE_RETRY_S = 10.0
 
 LEARN_STEP = 1.05
-"""A peak is learned anew when it exceeds what was known by this factor."""
+"""A model's footprint is learned anew when a reading exceeds the known one by this factor."""
 
 
 def ready(state: SchedulerState, step: Step, event: WorkerReady) -> None:
-    """It answers: for the first time, or again. Those who wait for it are dispatched in this step."""
+    """A worker answers, for the first time or again: dispatch the requests that wait for it in this step."""
     model = state.current(event.model, event.generation)
     if model is None or model.state not in {WorkerState.STARTING, WorkerState.READY}:
         return
@@ -38,7 +38,7 @@ def ready(state: SchedulerState, step: Step, event: WorkerReady) -> None:
 
 
 def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
-    """It is ready, as a predecessor left it. The predecessor's requests on it count until each is finished."""
+    """Take over a ready worker of a predecessor. The predecessor's requests on it count until each is finished."""
     model = state.models[event.model]
     model.generation = Generation(event.generation - 1)
     if model.has_failed:  # its files are gone, and it was started before; or it failed meanwhile
@@ -89,7 +89,7 @@ def _reachable(step: Step, model: ModelState) -> None:
 
 
 def unready(state: SchedulerState, step: Step, event: WorkerUnready) -> None:
-    """It does not answer for now: new requests wait."""
+    """A worker does not answer for now: new requests wait."""
     model = state.current(event.model, event.generation)
     if model is None:
         return
@@ -101,7 +101,7 @@ def unready(state: SchedulerState, step: Step, event: WorkerUnready) -> None:
 
 
 def _unreachable(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
-    """Nothing here can bring a remote model back, and nobody knows when it returns: no request waits for it."""
+    """A remote model doesn't answer. Nobody here can mend that or knows when it ends, so its requests are rejected."""
     if model.state is WorkerState.STARTING:
         advance(model, Trigger.READY, step.now, reason)
     elif model.state is not WorkerState.READY:
@@ -114,7 +114,7 @@ def _unreachable(state: SchedulerState, step: Step, model: ModelState, reason: s
 
 
 def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
-    """Update the ledger; models that waited for their memory to be back go on."""
+    """Enter a reading of the memory in the ledger, and go on with models whose memory is back."""
     stale = {device.id for device in event.devices if device.stale}  # what it says of workers there is older than it is
     for worker in event.workers:
         if worker.used_mib is not None and worker.device not in stale:
@@ -135,7 +135,7 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
 
 
 def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
-    """Keep the most it was seen to take, from readings that show all of it: begun after it was ready, and not empty.
+    """Learn the most memory that the worker was seen to take, from readings that begin after it was ready and aren't empty.
 
     Of a model in unequal parts, which differ from load to load, keep what all of them took together.
     """
@@ -166,7 +166,7 @@ def _keep(state: SchedulerState, step: Step, model: ModelState, device: DeviceId
 
 
 def watch_memory(state: SchedulerState, step: Step) -> None:
-    """Warn of memory that does not come back; quarantine the device when it still doesn't."""
+    """Warn of memory that does not come back, and quarantine its device when it stays away for longer."""
     for alert in state.ledger.overdue(step.now):
         step.emit(alert)
         step.decide(alert.code, alert.model, alert.message)

@@ -11,10 +11,10 @@ A request's way:
     the model between becoming ready and its first request;
  4. finished, however it ended.
 
-The modules that decide: `requests` (1 to 4), `admission` (order and limits), `placement` and `planner` (who is loaded,
-who has to go), `eviction` (claims and drains), `reports` (what workers and devices report),
-`termination` (stops, crashes, what is left of a worker), `operators` (people and configurations), `partners` (others' processes), `timers` (what only
-time brings). All of them change the one `SchedulerState`.
+The modules that decide: `requests` (1 to 4), `admission` (order and limits), `placement` and `planner` (which model is loaded
+where, and which have to go for it), `eviction` (claims and drains), `reports` (of workers and devices), `termination` (stops,
+crashes, a worker's end), `operators` (people and configurations), `partners` (others' processes), `timers` (backoffs, drains and
+keep-alives that end). All of them change the one `SchedulerState`. `plain` handles most requests of a ready worker at once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Scheduler:
         self.state = SchedulerState(admission or AdmissionPolicy())
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event at `now` (monotonic seconds, never going back); returns what has to be done, in order.
+        """Handle one event at `now` (monotonic seconds, never going back). Returns the effects to carry out, in order.
 
         Raises MishandledError, and leaves the state half changed: `recovery` makes it whole again.
         """
@@ -100,7 +100,7 @@ class Scheduler:
         return min(self.state.next_wake(), self.state.queue.deadline(), self.state.ledger.deadline(now))
 
     def is_impatient(self) -> bool:
-        """Does anybody wait for memory, so that it should be sampled often?"""
+        """Does a load wait for memory, or does memory come back, so that readings should be frequent?"""
         return bool(self.state.wanted) or self.state.ledger.is_waiting()
 
     def _take(self, step: Step, event: Event) -> None:
@@ -169,7 +169,7 @@ class Scheduler:
 
 
 def _about(event: Event) -> ModelId | None:
-    """The model that it is about, if it names one."""
+    """The model that the event is about, if it names one."""
     match event:
         case RequestArrived(model=model):
             return model

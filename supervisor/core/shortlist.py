@@ -1,6 +1,6 @@
-"""Where a waiter should look closely: a rough reckoning for each device set, from what was last known of its devices.
+"""The shortlist: the device sets at which a waiter should look closely, by a rough estimate from the last state of the devices.
 
-A plan of a device set costs a tenth of a millisecond, and there may be hundreds. This costs a few microseconds each.
+A plan for a device set costs a tenth of a millisecond, and there may be hundreds. An estimate costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 from supervisor.core.waiters import Key, Place
 
 Cost = tuple[int, Standing, int, float]
-"""What is in the way, then of what has to go: the highest standing, how many, and their value. Less is better."""
+"""Less is better. How bad the obstacle is; then, of the models that would have to go: the highest standing, number, value."""
 
 _NONE: Standing = (-math.inf, 0)
 _ANY_COST: Cost = (5, _NONE, 0, 0.0)
@@ -33,7 +33,7 @@ def near(
     before: Place | None,
     offered: set[DeviceId],
 ) -> list[Option]:
-    """The device sets worth a close look: its own, and the most promising one of those offered."""
+    """The device sets worth a close look: the waiter's own place, and the most promising one of those offered."""
     own = [options[before.devices]] if before is not None and before.devices in options else []
     if own and offered == {*own[0].devices} and len(offered) == 1:
         return own
@@ -50,7 +50,7 @@ def near(
 
 
 def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
-    """How promising a device set is, roughly. It is reckoned no further than it takes to know that it is more than `most`."""
+    """The estimated cost of a device set. The calculation stops as soon as the cost is known to exceed `most`."""
     admission, own = state.admission, model.spec.priority
     most_known = most_way, most_highest, most_count = most[:3]
     in_the_way, highest, count, value = 0, _NONE, 0, 0.0
@@ -95,7 +95,7 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
 
 
 def room(state: SchedulerState, key: Key, device: DeviceId, there: DeviceSummary) -> Room:
-    """What those before `key` leave there: free now, in the end, and whom they claim."""
+    """The room that the waiters before `key` leave on the device: free now, in the end, and which models they claim."""
     placed = state.wanted.placed_on(device)
     claimed = {  # also by those who wait elsewhere
         model_id for model_id in there.across if (keys := state.wanted.claimants(model_id)) and keys[0] < key

@@ -1,7 +1,7 @@
-"""What the planner looks at: the devices that a model may go to, who holds memory there, and what of it is promised.
+"""Snapshots for the planner: the devices where a model may go, the models that hold memory there, and the promised memory.
 
-A waiter sees the plans of those before it as carried out: whom they claim is gone, and they are loaded. So it can use
-what they leave over, but never takes memory that is being freed for them.
+A waiter sees the plans before its own as carried out: the models that they claim are gone, and theirs are loaded. So it can use
+the memory that is left over, but never takes memory that is being freed for an earlier waiter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from supervisor.core.waiters import Key
 
 
 def snapshot(state: SchedulerState, now: float, devices: Devices, asker: Key) -> Snapshot:
-    """These devices as `asker` is to see them: with the promises to those before it."""
+    """The devices as `asker` is to see them: with the promises to the waiters before it."""
     earlier: dict[ModelId, None] = {}
     for device in devices:
         for key in state.wanted.placed_on(device):
@@ -65,7 +65,7 @@ def _snapshot(
 
 
 def by_leases(seen: Snapshot) -> Snapshot:
-    """As if only the leases counted, and nothing that was measured."""
+    """The snapshot as if only the leases counted, and no measurement."""
     held = {view.id: 0 for view in seen.devices}
     for resident in seen.residents:
         for device in resident.devices:
@@ -76,7 +76,7 @@ def by_leases(seen: Snapshot) -> Snapshot:
 
 
 def outline(state: SchedulerState, now: float, device: DeviceId) -> DeviceSummary:
-    """What could be had of the device, from what was last known until something changes there."""
+    """The device's summary: how much memory could be had there. It is kept until something changes on the device."""
     ledger = state.ledger
     known = ledger.outline(device)
     if known is None:
@@ -115,7 +115,7 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> DeviceSummar
 
 
 def roomiest(state: SchedulerState, now: float, model: ModelState) -> Spread | None:
-    """How it may go over several devices: of more than a program can use, those of which most can be had."""
+    """How the model may go over several devices. Of more devices than a program can use, those with most to be had."""
     spread = model.spread(state.ledger.devices())
     if spread is None or len(spread.devices) <= MOST_PARTS:
         return spread
@@ -143,13 +143,13 @@ def _view(state: SchedulerState, device: DeviceId, surplus_mib: int, asker: Mode
 
 
 def _is_loading(state: SchedulerState, device: DeviceId) -> ModelId | None:
-    """Whose load keeps others from starting there."""
+    """The model whose load keeps others from starting on the device; None: another load may start."""
     starting = [lease.holder[0] for lease in state.ledger.leases_on(device) if lease.phase is Phase.STARTING]
     return None if not starting or state.admission.may_load(len(starting)) else starting[-1]
 
 
 def _residents(state: SchedulerState, now: float, devices: Devices, asker: ModelState) -> Iterable[Resident]:
-    """Who holds memory on the devices: oldest lease first on each, and each holder once."""
+    """The residents of these devices: on each the oldest lease first, and each holder once."""
     seen = set()
     for device in devices:
         for lease in state.ledger.leases_on(device):
@@ -162,7 +162,7 @@ def _residents(state: SchedulerState, now: float, devices: Devices, asker: Model
 def _parts(
     state: SchedulerState, now: float, model: ModelState, leases: tuple[Lease, ...], asker: ModelState
 ) -> Iterable[Resident]:
-    """The worker of these leases: as one, or device by device where each returns its memory at its own time."""
+    """The residents of one worker's leases: one for all, or one for each device that returns its memory at its own time."""
     returning = [lease for lease in leases if lease.phase is Phase.RETURNING or lease.holder != model.holder]
     if not returning:
         yield resident(now, model, leases, _block(state, now, model, asker))
@@ -189,7 +189,7 @@ def resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: Ev
 
 
 def _block(state: SchedulerState, now: float, model: ModelState, asker: ModelState) -> EvictionBlock:
-    """Why the worker can't be evicted for this one now. Whoever wants it looks again when that ends."""
+    """Why the worker can't be evicted for `asker` now. Sets a timer for the end of the block."""
     match model.state:
         case WorkerState.STARTING:
             return EvictionBlock.STARTING

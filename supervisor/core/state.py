@@ -1,4 +1,4 @@
-"""What the scheduler remembers: one `ModelState` per configured model, the ledger, the queue, who waits, the timers.
+"""The scheduler's state: one `ModelState` per configured model, the ledger, the queue, the waiters, the timers.
 
 One `Scheduler` owns all of it and changes it only inside `handle()`. Each such call is a `Step`: the time, and the
 effects collected so far.
@@ -36,7 +36,7 @@ class Step:
 
     now: float
     effects: list[Effect] = field(default_factory=list)
-    about: ModelId | None = None  # the model that is being looked at, for `MishandledError`
+    about: ModelId | None = None  # the model that is being handled, for `MishandledError`
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -78,13 +78,13 @@ class SchedulerState:
             self.queue.follow(admission)
 
     def wake(self, at: float, model_id: ModelId) -> None:
-        """Look at the model again at `at`, if that ever comes. Waking too often is harmless."""
+        """Set a timer to look at the model again at `at`, unless that is infinite. A needless timer is harmless."""
         if at < math.inf and (at, model_id) not in self.armed:
             self.armed.add((at, model_id))
             heapq.heappush(self.timers, (at, model_id))
 
     def wake_by(self, at: float, model: ModelState, now: float) -> None:
-        """Look at the model again at `at` or before: for times that each use of a model moves."""
+        """Set a timer to look at the model again at `at` or before: for times that move with each use of a model."""
         if not now < model.looked_at <= at:
             model.looked_at = at
             self.wake(at, model.id)
@@ -94,7 +94,7 @@ class SchedulerState:
         return self.timers[0][0] if self.timers else math.inf
 
     def due(self, now: float) -> list[ModelId]:
-        """Take out the timers that are due; their models, each once."""
+        """Take out the timers that are due. Returns their models, each once."""
         if self.next_wake() > now:
             return []
         due: dict[ModelId, None] = {}
@@ -105,22 +105,22 @@ class SchedulerState:
         return list(due)
 
     def current(self, model_id: ModelId, generation: Generation) -> ModelState | None:
-        """The model, unless the message is about an older worker or a forgotten model."""
+        """The model of a report; None if the report is about an older worker or a forgotten model."""
         model = self.models.get(model_id)
         return model if model is not None and model.generation == generation and model.has_worker else None
 
     def replicas(self, model: ModelState) -> list[ModelState]:
-        """The workers of its model, the first one first."""
+        """All replicas of its model, the first one first."""
         names = self.groups.get(model.line)
         return [model] if names is None else [self.models[name] for name in names if name in self.models]
 
     def takes_next(self, model: ModelState) -> bool:
-        """Does a request wait that this worker has a place for?"""
+        """Does a request wait for which this worker has a place?"""
         head = self.queue.peek(model.line) if model.answering else None
         return head is not None and not self.admission.is_full(model, head.demand)
 
     def is_served_elsewhere(self, model: ModelState) -> bool:
-        """Does another replica take its requests?"""
+        """Does another replica take the requests of its model?"""
         return model.line in self.groups and any(each.serves for each in self.replicas(model) if each is not model)
 
     def leader(self, model: ModelState) -> ModelState:
@@ -132,7 +132,7 @@ class SchedulerState:
         return next(usable, replicas[0])
 
     def waiting_for(self, model: ModelState) -> int:
-        """How many requests only its load can serve."""
+        """How many queued requests only the load of this replica can serve."""
         if model.line in self.groups:
             if self.leader(model) is not model or self.is_served_elsewhere(model):
                 return 0
@@ -141,7 +141,7 @@ class SchedulerState:
         return self.queue.count(model.line)
 
     def stays_until(self, model: ModelState, now: float) -> float:
-        """Until when an idle worker stays. The lasting replicas of a model stay and go together."""
+        """Until when an idle worker stays loaded. The lasting replicas of a model stay and go together."""
         if model.line not in self.groups or model.spec.extra:
             return self.admission.stays_until(model)
         until = self.admission.stays_until(model)
@@ -152,11 +152,11 @@ class SchedulerState:
         return until
 
     def is_asked(self, model: ModelState) -> bool:
-        """Does an operator or a request ask for it?"""
+        """Does an operator or a request ask for the model?"""
         return model.asked_at is not None or self.waiting_for(model) > 0
 
     def is_wanted(self, model: ModelState) -> bool:
-        """It isn't loaded, may be loaded, and somebody waits for it."""
+        """Is the model not loaded, may it be loaded, and does somebody want it?"""
         return (
             model.life.state is WorkerState.STOPPED
             and not model.removed
@@ -165,7 +165,7 @@ class SchedulerState:
         )
 
     def update_wanted(self, model: ModelState) -> None:
-        """Keep `wanted` up to date."""
+        """Enter the model in `wanted` or take it out, as its state says now."""
         if self.is_wanted(model):
             is_asked = self.is_asked(model)
             unasked = (*BACKGROUND_RANK, -model.spec.priority)
@@ -177,13 +177,13 @@ class SchedulerState:
             self.ledger.mark(device)
 
     def touch(self, model: ModelState) -> None:
-        """Something about it has changed that plans depend on: its own, and those of who wants its memory."""
+        """Something about the model has changed: plan it again, and all who want the memory that it holds."""
         for device in model.devices:
             self.ledger.mark(device)
         self.wanted.plan_again(model.id)
 
     def claims(self, model_id: ModelId) -> tuple[ModelId, ...]:
-        """Who has to go for this model; empty unless it is wanted."""
+        """The models that have to go for this one; empty unless it is wanted."""
         place = self.wanted.place(model_id)
         return () if place is None else place.claims
 

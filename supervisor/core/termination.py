@@ -26,19 +26,19 @@ OUT_OF_MEMORY_EXTRA = 1.25
 """Factor on the footprint of a model whose start ran out of memory."""
 
 TROUBLE_RETRY_S = 10.0
-"""When a client may ask again for a model whose trouble somebody may mend."""
+"""After how many seconds a client may ask again for a model whose trouble somebody may mend."""
 
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
-"""A start that failed like this fails the same way again, so it is not tried again by itself."""
+"""Such a start would fail the same way again, so llmux doesn't repeat it by itself."""
 
 AT_ONCE = HOPELESS | {CrashClass.UNUSABLE}
-"""One such start is enough: the model has failed."""
+"""After one such start the model has failed."""
 
 
 def stop_worker(
     state: SchedulerState, step: Step, model: ModelState, cause: StopCause, reason: str, *, force: bool = False
 ) -> None:
-    """End the worker: after its running requests within the drain time, or at once."""
+    """Stop the worker after its running requests, which get the drain time to end; with `force` at once."""
     if not model.has_worker:
         return
     if model.state is WorkerState.STOPPING:
@@ -65,7 +65,7 @@ def stop_worker(
 def stop_now(
     state: SchedulerState, step: Step, model: ModelState, cause: StopCause, reason: str, *, force: bool = False
 ) -> None:
-    """Send the signals; its memory stays leased until the tree is gone and the device shows the memory back."""
+    """Stop the worker now. Its memory stays leased until its process tree is gone and the device shows the memory back."""
     advance(model, Trigger.STOP, step.now, reason)
     if not model.spec.remote:
         state.ledger.stopping(model.holder)
@@ -77,18 +77,18 @@ def stop_now(
 
 
 def drained(model: ModelState, drain: Drain) -> str:
-    """Why it is stopped at the end of the drain."""
+    """The reason for stopping the model at the end of this drain."""
     return drain.reason if drain.is_ordered else f"evicted for {model.claimed_by}"
 
 
 def cut(step: Step, model: ModelState, reason: str) -> None:
-    """Its running requests end now."""
+    """Cut the model's running requests."""
     for ticket in model.in_flight:
         step.emit(CutRequest(ticket, reason))
 
 
 def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
-    """Its process tree is gone: its requests are over, and why it ended decides what comes next."""
+    """A worker's process tree is gone: its requests are over. The cause of its end decides what happens to the model next."""
     model = state.current(event.model, event.generation)
     if model is None or model.exited:
         return
@@ -110,7 +110,7 @@ def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
 
 
 def finish_stop(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """STOPPING ends when the tree is gone *and* its memory is back; then what waited for that happens."""
+    """End STOPPING if the tree is gone *and* its memory is back; then apply the changes that waited for that."""
     if model.state is not WorkerState.STOPPING or state.ledger.holds(model.holder):
         return
     if model.mistake is not None:
@@ -140,7 +140,7 @@ def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash)
 
 
 def _retry_with_more(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Its footprint was too small, or another program took what was free: it gets more from now on, and one more try."""
+    """Repeat a start that ran out of memory, once, with a larger footprint: it was too small, or another program took memory."""
     model.crashes = replace(model.crashes, oom_retried=True)
     told: list[str] = []
     leases = state.ledger.leases_of(model.holder)
@@ -179,7 +179,7 @@ def _counted(state: SchedulerState, step: Step, model: ModelState, crash: Crash)
 
 
 def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
-    """No more starts until an operator asks for one or, where the cause may mend itself, a long pause is over."""
+    """Give the model up until an operator asks for it or, where the cause may mend itself, until a long pause is over."""
     is_hopeless = crash.kind in HOPELESS
     retry_at = None if is_hopeless else step.now + state.limits.failed_retry_s
     window = f" {len(model.crashes.times)} times in {state.limits.crash_window_s / 60:.0f} min"
@@ -198,7 +198,7 @@ def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) ->
 
 
 def mishandled(state: SchedulerState, step: Step, models: tuple[ModelId, ...], why: str) -> None:
-    """Llmux made a mistake over these models. Each has failed: at once, or when its worker is gone, which ends after its requests."""
+    """Fail the models over which llmux made a mistake: at once, or when their worker has ended its requests and is gone."""
     crash = Crash(CrashClass.UNKNOWN, f"llmux made a mistake over it ({why}), which its log tells")
     for model in [state.models[name] for name in models if name in state.models]:
         step.about = model.id
@@ -229,14 +229,14 @@ def _refuse(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 class Failed(NamedTuple):
-    """What a client of a failed model is told."""
+    """The rejection for clients of a failed model."""
 
     message: str
     retry_after_s: float | None  # None: never by itself
 
 
 def refusal(state: SchedulerState, model: ModelState, now: float) -> tuple[RejectCode, str, float | None] | None:
-    """What a request gets that only this model could serve: code, message, retry_after_s. None: the model may come."""
+    """The rejection of a request that only this model could serve: code, message, retry_after_s. None: it may be loaded."""
     if model.stuck and model.spec.remote:
         return RejectCode.LOAD_FAILED, f"{ASKED} can't be started: its last worker can't be ended", None
     if model.stuck:
@@ -247,7 +247,7 @@ def refusal(state: SchedulerState, model: ModelState, now: float) -> tuple[Rejec
 
 
 def failed(model: ModelState, now: float) -> Failed:
-    """Why it doesn't start, in our own words, and when a request may help again."""
+    """Why the model doesn't start, in our own words, and when to ask again."""
     if model.spec.trouble:
         return Failed(
             f"{ASKED} can't run here: {model.spec.trouble}. It is served once that is mended.", TROUBLE_RETRY_S
@@ -265,7 +265,7 @@ def failed(model: ModelState, now: float) -> Failed:
 
 
 def settle_trouble(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """A model that can't run on this machine now has failed, until its specification says otherwise.
+    """Fail a model that can't run on this machine now, until its specification says otherwise.
 
     A worker that it still has goes on. It is wanted as before when the trouble is over.
     """
@@ -296,7 +296,7 @@ def _back_off(state: SchedulerState, step: Step, model: ModelState, crash: Crash
 
 
 def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> None:
-    """SIGKILL did not end it: its devices take nothing new until it is gone, and no request waits for it."""
+    """SIGKILL did not end the worker: quarantine its devices until it is gone, and let no request wait for it."""
     model = state.current(event.model, event.generation)
     if model is None or model.exited:
         return
@@ -313,7 +313,7 @@ def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> No
 
 
 def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """Its worker is gone: a changed specification takes effect, a removed model is forgotten."""
+    """The model's worker is gone: apply a changed specification, or forget a removed model."""
     if model.removed:
         forget(state, step, model)
         return
@@ -327,7 +327,7 @@ def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
 def remove(
     state: SchedulerState, step: Step, model: ModelState, reason: str = "removed from the configuration"
 ) -> None:
-    """It is no longer configured, or a partner's lease is over: forget it when nothing of it is left."""
+    """Remove a model that is no longer configured, or a partner whose lease is over: forget it when nothing of it is left."""
     model.change = Change(None)
     message = f"{ASKED} was removed from the configuration."
     reject_all(state, step, model, RejectCode.MODEL_NOT_FOUND, message)

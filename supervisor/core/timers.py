@@ -1,4 +1,4 @@
-"""What only time brings: the end of a backoff, of a drain, of an idle model's keep-alive, of a waiter's patience, and the
+"""Timers: the end of a backoff, of a drain, of an idle model's keep-alive, of a request's patience, and the
 return of a default model.
 
 A timer says only "look at this model"; what is due follows from the model's state, so a late or needless timer does no
@@ -20,7 +20,7 @@ from supervisor.core.types import StopCause, WorkerState
 
 
 def fire(state: SchedulerState, step: Step) -> None:
-    """Do everything that is due."""
+    """Look at every model whose timer is due, and refuse the requests that have waited too long."""
     for model_id in state.due(step.now):
         if (model := state.models.get(model_id)) is not None:
             step.about = model_id
@@ -51,7 +51,7 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 
 def _give_up(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """A load that an operator asked for waits no longer than a request; while it lasts its victims are drained."""
+    """Give up a load that an operator asked for when it has waited as long as a request may; its victims drain until then."""
     asked_at = model.asked_at
     if model.partner is not None:  # whoever asks for it says how long
         return

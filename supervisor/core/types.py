@@ -45,7 +45,7 @@ DEFAULT_PRIORITY: Mapping[str, int] = {
 
 
 def on_each(mib: int | Parts, devices: Devices) -> Parts:
-    """What to take of each device: the same of each where `mib` is one number."""
+    """The MiB to take of each device: the same of each where `mib` is one number."""
     return (mib,) * len(devices) if isinstance(mib, int) else mib
 
 
@@ -66,7 +66,7 @@ class FootprintSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a model is expected to take on a device, and where the figure comes from."""
+    """The memory that a model is expected to take on a device, and where the figure comes from."""
 
     mib: int
     source: FootprintSource
@@ -126,16 +126,16 @@ class ModelSpec:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Has it no process here at all?"""
+        """Has the model no process here at all?"""
         return self.remote and not self.by_worker
 
 
 REPLICA = re.compile(r"#[1-9][0-9]*$")
-"""So end the names of further replicas, after that of their model."""
+"""The end of a further replica's name, after the name of its model."""
 
 
 def base_of(model: ModelId) -> ModelId:
-    """The model as it is configured, of which this may be a replica."""
+    """The configured model: this one, or the one of which this is a further replica."""
     return ModelId(REPLICA.sub("", model)) if "#" in model else model
 
 
@@ -164,7 +164,7 @@ class DeviceSpec:
 
     @property
     def label(self) -> str:
-        """What messages for people call it: its title, else its id."""
+        """The name in messages for people: its title, else its id."""
         return self.title or self.id
 
     @property
@@ -173,7 +173,7 @@ class DeviceSpec:
         return self.total_mib - self.margin_mib
 
     def need(self, model: ModelSpec) -> Footprint:
-        """The footprint to lease here: explicit first, else learned here, else the general estimate; never what was too little."""
+        """The footprint to lease here: explicit, else learned here, else the general estimate. Never one that was too small."""
         known = None if model.footprint.source is FootprintSource.EXPLICIT else model.learned.get(self.id)
         need = known or model.footprint.share(1 if self.takes_whole else model.gpus)
         raised_mib = model.raised.get(self.id, 0)
@@ -278,7 +278,7 @@ class Crash:
 
 
 class StopCause(StrEnum):
-    """What a worker is stopped for, in one word; `reason` tells the rest."""
+    """The cause for stopping a worker, in one word; the effect's `reason` has the details."""
 
     ROOM = "room"  # evicted for another model
     IDLE = "idle"  # its keep_alive_s is over
@@ -291,7 +291,7 @@ class StopCause(StrEnum):
 
 
 class RejectCode(StrEnum):
-    """Why a request gets an error instead of a worker; the edge renders these."""
+    """Why a request gets an error instead of a worker. Errors for clients carry these codes."""
 
     MODEL_NOT_FOUND = "model_not_found"
     QUEUE_FULL = "queue_full"

@@ -1,4 +1,4 @@
-"""Who waits to be loaded: the wanted models in the order in which they are planned, and the place that each is to get.
+"""The waiters: the wanted models in the order in which they are planned, and the place that each is to get.
 
 A model stays where its last plan put it until something there changes, so an event costs as much as it changes, however
 many wait. `placement` makes the plans; this keeps them, with an index by device and one by the models that have to go.
@@ -26,11 +26,11 @@ class Place:
 
     devices: Devices  # it is planned again when something changes there
     need_mib: Parts = ()  # what is promised to it on each of them; empty: nothing
-    claims: tuple[ModelId, ...] = ()  # who has to go for it
+    claims: tuple[ModelId, ...] = ()  # the models that have to go for it
     is_sure: bool = False  # set iff all of these go anyway
 
     def promised_on(self, device: DeviceId) -> int:
-        """What is promised to it there."""
+        """How many MiB of the device are promised to the waiter."""
         return self.need_mib[self.devices.index(device)] if self.need_mib else 0
 
 
@@ -58,7 +58,7 @@ class Waiters:
         return (model_id for _, model_id in self._line)
 
     def put(self, model_id: ModelId, rank: Rank) -> Devices:
-        """It is wanted. With another rank than before it is planned anew; returns the devices of the place it lost."""
+        """Enter a wanted model. With another rank than before it is planned anew. Returns the devices of the place it lost."""
         key = (rank, model_id)
         if self._keys.get(model_id) == key:
             return ()
@@ -69,7 +69,7 @@ class Waiters:
         return lost
 
     def remove(self, model_id: ModelId) -> Devices:
-        """It isn't wanted any more. Returns the devices of the place it had."""
+        """Take out a model that isn't wanted any more. Returns the devices of the place it had."""
         if model_id not in self._keys:
             return ()
         place = self._places.get(model_id)
@@ -82,7 +82,7 @@ class Waiters:
     # --------------------------------------------------------------------------------------------------------- places
 
     def give(self, model_id: ModelId, place: Place | None) -> None:
-        """Give it this place. Its claims, old and new, have to be settled."""
+        """Give the model this place. The models that it claims, or claimed before, have to be settled."""
         key, before = self._keys[model_id], self._places.pop(model_id, None)
         if before is not None:
             for device in before.devices:
@@ -99,65 +99,65 @@ class Waiters:
                 self._unsettled[victim] = None
 
     def place(self, model_id: ModelId) -> Place | None:
-        """Its place; None while others come first everywhere."""
+        """The model's place; None while others come first everywhere."""
         return self._places.get(model_id)
 
     def placed_on(self, device: DeviceId) -> Sequence[Key]:
-        """Who has a place there, in the order of plans."""
+        """The waiters with a place on the device, in the order of plans."""
         return self._placed.get(device, ())
 
     def claimants(self, victim: ModelId) -> Sequence[Key]:
-        """Who wants it to go, in the order of plans."""
+        """The waiters that claim the victim, in the order of plans."""
         return self._claimants.get(victim, ())
 
     def after(self, key: Key | None) -> Iterator[Key]:
-        """Those behind `key`, in the order of plans; None: all."""
+        """The waiters behind `key`, in the order of plans; None: all waiters."""
         start = 0 if key is None else bisect_right(self._line, key)
         return (self._line[i] for i in range(start, len(self._line)))
 
     # ---------------------------------------------------------------------------------------------------- what is due
 
     def plan_again(self, model_id: ModelId) -> None:
-        """Plan it in the next round, if it is wanted."""
+        """Plan the model in the next round, if it is wanted."""
         if model_id in self._keys:
             self._unplanned[model_id] = None
 
     def plan_all_again(self) -> None:
-        """Plan everybody in the next round."""
+        """Plan all waiters in the next round."""
         self._unplanned.update(dict.fromkeys(self._keys))
 
     def give_up_places(self) -> None:
-        """Nobody has a place any more; everybody is planned in the next round."""
+        """Take all places away, and plan all waiters in the next round."""
         for model_id in self._keys:
             self.give(model_id, None)
         self.plan_all_again()
 
     def has_unplanned(self) -> bool:
-        """Is anybody to be planned, whatever has changed?"""
+        """Is a waiter to be planned even where no device has changed?"""
         return bool(self._unplanned)
 
     def take_unplanned(self) -> list[Key]:
-        """Those who are to be planned."""
+        """The waiters that are to be planned, each reported once."""
         keys = [self._keys[model_id] for model_id in self._unplanned]
         self._unplanned.clear()
         return keys
 
     def key(self, model_id: ModelId) -> Key | None:
-        """Where it stands; None when it isn't wanted."""
+        """The model's place in the order of plans; None when it isn't wanted."""
         return self._keys.get(model_id)
 
     def settle_again(self, victim: ModelId) -> None:
-        """Look again at who wants it to go."""
+        """Look again at the claims on this victim."""
         self._unsettled[victim] = None
 
     def take_unsettled(self) -> list[ModelId]:
-        """The models whose claimants have changed, perhaps."""
+        """The models whose claimants may have changed, each reported once."""
         unsettled = list(self._unsettled)
         self._unsettled.clear()
         return unsettled
 
     def check(self) -> None:
-        """Assert that all views agree."""
+        """Assert that all indexes agree."""
         assert self._line == sorted(self._keys.values())
         assert self._places.keys() <= self._keys.keys()
         placed = sorted((d, self._keys[m]) for m, place in self._places.items() for d in place.devices)

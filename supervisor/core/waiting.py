@@ -1,4 +1,4 @@
-"""What a queued request waits for, and for how long still: read from the state, as it is after an event.
+"""Wait reasons and forecasts: why a queued request waits, and for how long still, read from the state after an event.
 
 Both are for people: `llmux why --request`, the admin API, the news in a stream whose model loads. The words complete "it
 waits for …" and don't name the model itself, which clients may know by another name.
@@ -21,7 +21,7 @@ from supervisor.core.types import SERVES, ModelId, WorkerState
 
 
 class WaitKind(StrEnum):
-    """What a part of a wait was for, in one word."""
+    """The reason for a part of a wait, in one word."""
 
     BODY = "body"  # the request's body was still on its way, or was looked at
     PLACE = "place"  # the worker had all the requests that it gets at once
@@ -38,7 +38,7 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """One thing that a request waits for."""
+    """The reason why a request waits now."""
 
     kind: WaitKind
     what: str  # completes "it waits for …"
@@ -47,14 +47,14 @@ class WaitReason:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How long a request of a model will wait; nothing is promised that was never measured."""
+    """How long a request of a model will wait, by measured times only."""
 
     eta_s: float | None  # until it is loaded, by its last load; None: nobody knows
     told: str  # for people; empty where there is nothing to say
 
 
 SHOWN: Final = 3
-"""So many models that come first are named."""
+"""At most so many models that come first are named."""
 
 _UNTIMED: Final = "first load with these settings, no estimate yet"
 # Made once: it is asked for at the end of each request of a worker that others wait for.
@@ -65,7 +65,7 @@ _OWN_MEMORY: Final = WaitReason(WaitKind.MEMORY, "the memory of its last worker 
 
 
 def awaited(state: SchedulerState, model: ModelState) -> WaitReason:
-    """What its queued requests wait for now."""
+    """Why the model's queued requests wait now."""
     model = first_to_serve(state, model)
     match model.state:
         case WorkerState.STARTING:
@@ -87,7 +87,7 @@ def awaited(state: SchedulerState, model: ModelState) -> WaitReason:
 
 
 def first_to_serve(state: SchedulerState, model: ModelState) -> ModelState:
-    """The replica that takes its requests first: one that is ready, else one that loads, else the one to be loaded."""
+    """The replica that serves the model's requests first: a ready one, else one that loads, else the one to be loaded."""
     serving = [each for each in state.replicas(model) if each.serves]
     return min(serving, key=lambda each: each.state is WorkerState.STARTING, default=state.leader(model))
 
@@ -99,7 +99,7 @@ def _own_drain(model: ModelState) -> WaitReason:
 
 
 def _room(state: SchedulerState, model: ModelState) -> WaitReason:
-    """A model without a worker: what is in its way, the slowest first."""
+    """Why a model without a worker isn't loaded: of several obstacles the one that takes longest."""
     if model.id in state.wanted and state.wanted.place(model.id) is None and (before := _before(state, model)):
         more = [f"{len(before) - SHOWN} more"] if len(before) > SHOWN else []
         return WaitReason(WaitKind.TURN, f"its turn, after {listed([*before[:SHOWN], *more])}", before)
@@ -133,7 +133,7 @@ def _room(state: SchedulerState, model: ModelState) -> WaitReason:
 
 
 def _before(state: SchedulerState, model: ModelState) -> tuple[ModelId, ...]:
-    """Who is planned before it."""
+    """The models that are planned before it."""
     return tuple(itertools.takewhile(lambda model_id: model_id != model.id, state.wanted))
 
 
@@ -150,7 +150,7 @@ def _ids(models: Iterable[ModelState]) -> tuple[ModelId, ...]:
 
 
 def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
-    """How long until it is loaded."""
+    """How long until the model is loaded."""
     model = first_to_serve(state, model)
     load_s = model.load_s
     if model.state is WorkerState.STARTING:
@@ -167,7 +167,7 @@ def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
 
 
 def _bound(state: SchedulerState, model: ModelState, now: float) -> str:
-    """How long at most until it may load, where that is known."""
+    """How long at most until the load may begin, as the beginning of a sentence; empty where that isn't known."""
     if model.crashes.retry_at is not None:
         return f"in {_whole(model.crashes.retry_at - now)}, "
     drains = [
@@ -180,5 +180,5 @@ def _bound(state: SchedulerState, model: ModelState, now: float) -> str:
 
 
 def _whole(count_s: float) -> str:
-    """Never "0 s": what is about to end takes another second."""
+    """The time in whole seconds, at least one."""
     return seconds(max(1.0, math.ceil(count_s)))
