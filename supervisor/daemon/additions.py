@@ -49,7 +49,7 @@ class Additions:
         self._base, self._reload = base, reload
 
     async def look(self, wanted: Wanted) -> Found:
-        """What there is. Takes as long as the hub. Raises InvalidRequestError, UnavailableError with what is wrong."""
+        """The entry that `begin` would make, without making it. Takes as long as the hub. Raises as `begin` does."""
         lines: list[bytes] = []
         words = self._words(wanted, "--dry-run")
         try:
@@ -63,7 +63,7 @@ class Additions:
         return msgspec.json.decode(lines[-1], type=Found)
 
     def begin(self, wanted: Wanted) -> Addition:
-        """Add it, after those that were asked for earlier. If that is under way, it is that one.
+        """Add the model, after those that were asked for earlier. If the same is under way, returns that addition.
 
         Raises InvalidRequestError; UnavailableError where too many wait.
         """
@@ -84,17 +84,17 @@ class Additions:
         return addition
 
     def listing(self) -> schema.Additions:
-        """Those under way and the last that ended, the newest first."""
+        """The additions under way and the last that ended, the newest first."""
         return schema.Additions([*reversed(self._all.values())])
 
     def find(self, number: str) -> Addition:
-        """Raises NotFoundError."""
+        """The addition of this id. Raises NotFoundError."""
         if (found := self._all.get(number)) is None:
             raise NotFoundError(f"There is no addition {number[:50]!r}.", code="addition_not_found")
         return found
 
     async def cancel(self, number: str) -> Addition:
-        """End it; what has come of its files stays. One that is over stays as it is. Raises NotFoundError."""
+        """Cancel an addition. Its partial files stay. One that is over stays as it is. Raises NotFoundError."""
         found = self.find(number)
         if (task := self._tasks.get(number)) is not None:
             task.cancel()
@@ -102,14 +102,14 @@ class Additions:
         return found
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all additions."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _words(self, wanted: Wanted, *more: str) -> tuple[str, ...]:
-        """The command. Raises InvalidRequestError for what can't be meant."""
+        """The words of the `llmux` command. Raises InvalidRequestError for values that it would misread."""
         what = wanted.what.strip()
         if not what or len(what) > LONGEST or not _CONTROLS.isdisjoint(what):
             raise InvalidRequestError(f"what: expected 1 to {LONGEST} characters that can be printed.", param="what")
@@ -157,7 +157,7 @@ class Additions:
 
 
 def _note(addition: Addition, amount: Amount, began: list[tuple[float, int]]) -> None:
-    """How far it is, and how fast since the first bytes of this try. `began`: when that was, and how many were there."""
+    """Note a download's progress, and its speed since the first bytes of this try. `began`: their time, and the bytes then."""
     now = time.monotonic()
     began[:] = began or [(now, amount.done_bytes)]
     (at, first) = began[0]

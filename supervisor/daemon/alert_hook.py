@@ -37,7 +37,7 @@ _LOG_BYTES: Final = 1 << 20
 
 
 class AlertMessage(msgspec.Struct):
-    """One alert, as others get it. `at`: Unix seconds; `host`: this machine's name."""
+    """One alert, as the webhook and the command get it. `at`: Unix seconds; `host`: this machine's name."""
 
     at: float
     code: str
@@ -59,7 +59,7 @@ class AlertHook:
         self._count = 0
 
     def add(self, alert: Alert) -> None:
-        """Send it soon. More than may wait are dropped: they are in the log."""
+        """Queue an alert for sending. Where too many wait it is dropped; the log has it anyway."""
         if self._config() is None:
             return
         now, about = time.monotonic(), (alert.code, alert.device, alert.model)
@@ -70,7 +70,7 @@ class AlertHook:
             self._waiting.put_nowait(_message(alert))
 
     async def run(self) -> None:
-        """Loops: sends what waits."""
+        """Send the queued alerts, until cancelled."""
         while True:
             message = await self._waiting.get()
             config = self._config()
@@ -87,7 +87,7 @@ class AlertHook:
                         await asyncio.sleep(pause_s)
 
     async def test(self) -> AlertDelivery:
-        """Send one now, once. Raises InvalidRequestError where nothing is configured."""
+        """Send one test alert now. Raises InvalidRequestError where nothing is configured."""
         config = self._config()
         if config is None or (config.webhook is None and not config.command):
             raise InvalidRequestError(
@@ -103,7 +103,7 @@ class AlertHook:
         return AlertDelivery(*found)
 
     async def _post(self, config: AlertsConfig, message: AlertMessage) -> None:
-        """Raises UnavailableError."""
+        """Send the alert to the webhook. Raises UnavailableError."""
         if config.webhook is None:
             return
         import httpx  # noqa: PLC0415  # 0.1 s and 3 MiB, which nobody pays without a webhook
@@ -119,7 +119,7 @@ class AlertHook:
             raise UnavailableError(f"webhook: it answered {answer.status_code}")
 
     async def _run(self, config: AlertsConfig, message: AlertMessage) -> None:
-        """Raises UnavailableError; SpawnError where it can't be started."""
+        """Run the command with the alert. Raises UnavailableError, or SpawnError where it can't be started."""
         if not config.command:
             return
         self._count += 1

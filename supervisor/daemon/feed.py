@@ -83,7 +83,7 @@ class Feed:
     # models
 
     def _flush_after(self, delay_s: float) -> None:
-        """Compare the models with what was told, not within the engine's turn."""
+        """Compare the models with what was published, and publish the changes. Not within the engine's turn."""
         loop = asyncio.get_running_loop()
         at = loop.time() + delay_s
         if self._flush is not None:

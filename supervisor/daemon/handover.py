@@ -61,7 +61,7 @@ TOLD_CHARACTERS: Final = 300  # of what one says who is refused
 
 @dataclass(slots=True)
 class Holdings:
-    """What a daemon holds of the machine, besides what its workers are."""
+    """The resources that a daemon holds of the machine, besides its workers."""
 
     address: tuple[str, int]  # as configured
     listeners: tuple[int, ...]  # their descriptors, that of the address first
@@ -73,7 +73,7 @@ class Holdings:
 
 @dataclass(slots=True)
 class _Child:
-    """The successor that we started ourselves."""
+    """The successor's process, which this daemon started itself."""
 
     pid: int
     connected: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,11 +99,11 @@ class Handover:
         self._listener: FdListener | None = None
 
     def listen(self) -> None:
-        """From now on a successor may come."""
+        """Accept successors from now on."""
         self._listener = FdListener(self._path, self._connected)
 
     async def close(self) -> None:
-        """Take no successor any more: one that is on its way ends. Where there is one, it learns that all is over here."""
+        """Accept no successor any more, and end a hand-over under way. A successor learns that our requests are over."""
         if self._listener is not None:
             self._listener.close()
         for task in self._tasks:
@@ -146,7 +146,7 @@ class Handover:
         raise TakeoverError(f"The new llmux did not take over, this one goes on: {why}", detail=tuple(said))
 
     async def _outcome(self, child: _Child, pidfd: int) -> str:
-        """Until the process that we started serves, has ended by itself, or was refused; then why, where we know."""
+        """Wait until the process that we started serves, has ended by itself, or was refused. Returns why it failed, if known."""
         self._child = child
         begins = {asyncio.create_task(each) for each in (_ended(pidfd), child.connected.wait())}
         try:
@@ -169,7 +169,7 @@ class Handover:
         task.add_done_callback(self._tasks.discard)
 
     async def _meet(self, channel: FdChannel) -> None:
-        """One who wants to be the successor, to the end of the connection."""
+        """Serve the connection of one that wants to be the successor, to its end."""
         is_ours = self._child is not None and channel.pid == self._child.pid
         child = self._child if self._child is not None and is_ours else _Child(channel.pid)
         child.connected.set()
@@ -185,7 +185,7 @@ class Handover:
         await self._tell_ends(channel)
 
     async def _admit(self, channel: FdChannel) -> None:
-        """Returns when it is our successor. Raises LlmuxError, ChannelClosedError or OSError; then nothing has changed."""
+        """Hand over to the other daemon. Raises LlmuxError, ChannelClosedError or OSError; then nothing has changed."""
         async with _within(MEET_S, f"it did not say who it is within {MEET_S:.0f} s"):
             self._check((await channel.receive()).content)
         attempt = self._attempt = asyncio.current_task()
@@ -199,7 +199,7 @@ class Handover:
             self._daemon.settled.set()
 
     def _check(self, hello: Json) -> None:
-        """Raises TakeoverError for what can never work."""
+        """Check the successor's request. Raises TakeoverError where a hand-over can never work."""
         if self._attempt is not None or self.done.is_set():
             raise TakeoverError("Another upgrade is under way already.")
         if self._daemon.engine.queue().is_stopping:
@@ -250,7 +250,7 @@ class Handover:
             await channel.send({"yours": True})
 
     async def _give(self, channel: FdChannel) -> None:
-        """Copies of everything. The successor says whether it can go on with them."""
+        """Send copies of everything. The successor answers whether it can go on with them."""
         engine, running = self._daemon.engine, self._holdings.launcher.running()
         adoptions = engine.adoptions()
         main, *extra = self._holdings.listeners
@@ -263,7 +263,7 @@ class Handover:
         await _hear(channel, "prepared")
 
     async def _calm(self, pidfd: int) -> None:
-        """Until nothing starts or stops, while the successor lives. Raises LlmuxError."""
+        """Wait until no worker is starting or stopping, while the successor lives. Raises LlmuxError."""
         calm, gone = asyncio.create_task(self._daemon.engine.calm()), asyncio.create_task(_ended(pidfd))
         try:
             await asyncio.wait({calm, gone}, timeout=CALM_S, return_when=asyncio.FIRST_COMPLETED)
@@ -276,7 +276,7 @@ class Handover:
             gone.cancel()
 
     async def _commit(self, channel: FdChannel, pidfd: int) -> list[WorkerProcess]:
-        """Everything is the successor's; returns the workers' processes. Nothing is scheduled here for as long as it needs to begin to listen."""
+        """Give everything to the successor. Returns the workers' processes. Until it listens nothing is scheduled here."""
         engine = self._daemon.engine
         kept = [process for process, _ in self._holdings.launcher.running().values()]
         processes: list[WorkerProcess] = []
@@ -331,7 +331,7 @@ class Handover:
         self._has_finished.set()
 
     async def _tell_ends(self, channel: FdChannel) -> None:
-        """Which requests ended, while any runs. The end of the messages says that all did."""
+        """Report each request that ends, while any runs. The end of the messages means that all have."""
         try:
             while True:
                 await self._has_finished.wait()
@@ -347,7 +347,7 @@ class Handover:
 
 @contextlib.asynccontextmanager
 async def _within(limit_s: float, late: str) -> AsyncIterator[None]:
-    """Raises TakeoverError with these words when the block takes longer."""
+    """A time limit for the block. Raises TakeoverError with this message when it takes longer."""
     try:
         async with asyncio.timeout(limit_s):
             yield
@@ -356,7 +356,7 @@ async def _within(limit_s: float, late: str) -> AsyncIterator[None]:
 
 
 async def _hear(channel: FdChannel, word: str) -> None:
-    """Until the successor says so. Raises TakeoverError with what it says instead."""
+    """Wait for this answer of the successor. Raises TakeoverError with the reason if it refuses."""
     said = (await channel.receive()).content
     if word not in said:
         raise TakeoverError(str(said.get("failed", f"it did not say that it is {word}")))

@@ -1,4 +1,4 @@
-"""What an old daemon gives to its successor, as messages: each worker, and what belongs to none.
+"""The messages that an old daemon sends to its successor: one for each worker, and one for everything else.
 
 A message carries plain JSON and open descriptors. Another version of llmux may read it: fields that it doesn't know are an
 error, which makes the successor give up; fields that are missing have their default.
@@ -32,7 +32,7 @@ VERSION: Final = 1  # of these messages
 
 
 class TakeoverError(LlmuxError):
-    """There is no hand-over; the message says why."""
+    """The hand-over has failed; the message says why."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "upgrade_failed"
@@ -40,7 +40,7 @@ class TakeoverError(LlmuxError):
 
 @dataclass(slots=True)
 class HandoverState:
-    """What a successor has got so far."""
+    """The parts of the predecessor that a successor has received so far."""
 
     lock: InstanceLock
     listener: socket.socket
@@ -61,7 +61,7 @@ class InheritedWorker:
 
     @property
     def spec(self) -> LaunchSpec:
-        """How it is reached; nothing that only a start needs."""
+        """The worker's launch spec, without the fields that only a start needs."""
         spec = self.facts["spec"]
         path, then, interval_s = spec["health"]
         return LaunchSpec(
@@ -150,18 +150,18 @@ def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchS
 
 
 def read_worker(message: Message) -> InheritedWorker:
-    """Raises InvalidRequestError for what this version can't know."""
+    """The worker of a message. Raises InvalidRequestError for fields that this version doesn't know."""
     facts = message.content["worker"]
     return InheritedWorker(_adopted(facts["adopted"]), facts, message.descriptors)
 
 
 def last_message(adopted: WorkerAdopted, heard: bytes) -> Json:
-    """What a worker is like at the moment of the hand-over."""
+    """A worker's message, as it is at the moment of the hand-over."""
     return {"last": {"adopted": packed(adopted), "heard": base64.b64encode(heard).decode()}}
 
 
 def read_last(content: Json, predecessor: int) -> tuple[WorkerAdopted, bytes]:
-    """The requests' ids as they are called here: the predecessor's own would be taken for ours."""
+    """A worker's last message: its adoption, and its `heard` bytes. The predecessor's requests get ids that none of ours has."""
     last = content["last"]
     adopted = _adopted(last["adopted"])
     tickets = tuple(foreign(predecessor, ticket) for ticket in adopted.tickets)
@@ -169,7 +169,7 @@ def read_last(content: Json, predecessor: int) -> tuple[WorkerAdopted, bytes]:
 
 
 def foreign(predecessor: int, ticket: str) -> TicketId:
-    """What a predecessor's request is called here."""
+    """The id of a predecessor's request in this daemon."""
     return TicketId(f"{predecessor}:{ticket}")
 
 

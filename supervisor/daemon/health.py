@@ -1,4 +1,4 @@
-"""Can the daemon take requests, as a model runner says it: healthy, or why not."""
+"""The daemon's health, in a model runner's terms: healthy, or the reason why it can't take requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CRASHED = frozenset({WorkerState.BACKOFF, WorkerState.FAILED})
 
 
 def lifetime(daemon: Daemon) -> Literal["starting", "stopping"] | None:
-    """Is it about to serve, or to end? It starts until the memory of every device was read once."""
+    """Is the daemon starting or stopping? It starts until the memory of every device was read once. None: neither."""
     if daemon.engine.queue().is_stopping:
         return "stopping"
     is_read = all(device.totals.free_mib is not None for device in daemon.engine.devices())
@@ -23,7 +23,7 @@ def lifetime(daemon: Daemon) -> Literal["starting", "stopping"] | None:
 
 
 def trouble(daemon: Daemon) -> Trouble | None:
-    """Why it can't take requests now; None: it can."""
+    """Why the daemon can't take requests now; None: it can."""
     if (phase := lifetime(daemon)) is not None:
         return phase
     models, queue = daemon.engine.figures(), daemon.engine.queue()

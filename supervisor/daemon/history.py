@@ -24,7 +24,7 @@ Point = dict[str, float | None]
 
 
 class History:
-    """All times are of the engine's monotonic clock."""
+    """The ring of points. All times are on the engine's clock."""
 
     def __init__(self, *, interval_s: float = INTERVAL_S, points: int = POINTS) -> None:
         self.interval_s = interval_s
@@ -85,7 +85,7 @@ class History:
         return first * self.interval_s, table
 
     def _reach(self, now: float) -> int:
-        """Make this time's point and return its number."""
+        """Create the point for this time, and return its number."""
         number = math.floor(now / self.interval_s)
         if not self._points:
             self._points.append({})

@@ -1,4 +1,4 @@
-"""All replicas, by model and generation: what the engine starts, stops and asks for."""
+"""The fleet: all replicas, by model and generation. The engine starts and stops them here, and asks for their addresses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Fleet:
 
     @property
     def models(self) -> Mapping[ModelId, CatalogModel]:
-        """The catalog's. Setting them drops the overrides of models whose configuration has changed."""
+        """The catalog's models. Setting them drops the overrides of models whose configuration has changed."""
         return self._models
 
     @models.setter
@@ -53,14 +53,14 @@ class Fleet:
         self._models = models
 
     def override(self, model: ModelId, override: Override | None) -> None:
-        """Start the model with other settings from now on; None: with the catalog's. The core must learn of it too."""
+        """Start the model with other settings from now on; None: with the catalog's. The caller must post Respecified, too."""
         if override is None:
             self._overrides.pop(model, None)
         else:
             self._overrides[model] = override
 
     def override_of(self, model: ModelId) -> Override | None:
-        """An operator's settings for it, if there are any."""
+        """An operator's settings for the model, if there are any."""
         return self._overrides.get(model)
 
     def effective(self, model: ModelId) -> CatalogModel:
@@ -70,11 +70,11 @@ class Fleet:
         return self._models[model] if override is None else override.model
 
     def overrides(self) -> dict[ModelId, Override]:
-        """All of the operators' settings."""
+        """All operators' settings, by model."""
         return dict(self._overrides)
 
     def start(self, effect: StartWorker, post: Post) -> None:
-        """Begin to start one; answers by events, the last of which is WorkerExited."""
+        """Begin to start a replica. It reports by events, the last of which is WorkerExited."""
         key, replica = (effect.model, effect.generation), self._replica(effect, post)
         gate = self.gate(effect) if self.gate is not None and effect.devices != REMOTE else None
         self._begin(key, replica, post, gate)
@@ -87,7 +87,7 @@ class Fleet:
         self._begin(key, Worker(key, model, devices, self._launcher, self.limits, post, started), post)
 
     def let_go(self) -> None:
-        """Every worker is a successor's now: look after none. Running requests go on, also those of remotes."""
+        """All workers belong to a successor now: stop supervising them. Running requests go on, also those of remotes."""
         for key, task in self._tasks.items():
             if isinstance(self._replicas.get(key), Worker):
                 task.cancel()
@@ -117,14 +117,14 @@ class Fleet:
         post(WorkerExited(*key, crash))
 
     def stop(self, effect: StopWorker) -> bool:
-        """Begin to stop one; False when it is gone, and its last event posted."""
+        """Begin to stop a replica. False: it is gone already, and its last event was posted."""
         replica = self._replicas.get((effect.model, effect.generation))
         if replica is not None:
             replica.stop(force=effect.force)
         return replica is not None
 
     def upstream(self, model: ModelId, generation: Generation) -> Upstream:
-        """The way to one that is ready."""
+        """The upstream of a replica that is ready."""
         upstream = self._replicas[model, generation].upstream
         assert upstream is not None, f"{model}:{generation} is not ready"
         return upstream
@@ -145,15 +145,15 @@ class Fleet:
         return None if replica is None else replica.progress
 
     def metrics_source(self, model: ModelId, generation: Generation) -> tuple[Upstream, str] | None:
-        """Where the replica's own metrics are; None where it has none, or isn't ready."""
+        """The upstream and the path of the replica's own metrics; None where it has none, or isn't ready."""
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.metrics
 
     def steps_source(self, model: ModelId, generation: Generation) -> tuple[Upstream, str] | None:
-        """Where the replica tells how far its requests are; None where it can't, or isn't ready."""
+        """The upstream and the path where the replica reports its requests' progress; None where it can't, or isn't ready."""
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.steps
 
     def log_path(self, model: ModelId) -> Path:
-        """Where the model's workers log."""
+        """The log file of the model's workers."""
         return self._launcher.log_path(model)

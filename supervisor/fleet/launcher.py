@@ -34,7 +34,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a probe saw."""
+    """The result of a probe."""
 
     health: ProbeResult
     owner: Ownership | None = None  # of its port; None: unknown now
@@ -43,7 +43,7 @@ class Look:
 
     @property
     def ready(self) -> bool:
-        """It is healthy, and the worker itself answers."""
+        """Is the worker healthy, and is it the worker itself that answers?"""
         return self.health.ok and self.owner is Ownership.OURS
 
 
@@ -59,31 +59,31 @@ class Launcher(Protocol):
     """Runs workers. Use from the event loop's thread; what isn't a coroutine returns at once."""
 
     def place(self, worker: WorkerKey, devices: Devices, parts_mib: Parts) -> LaunchContext:
-        """Reserve an address for it, which may take so much of each device. It is free again when `start` fails or the worker is gone.
+        """Reserve an address for a worker that may take so much of each device, until `start` fails or the worker is gone.
 
-        Raises LlmuxError when there is none.
+        Raises LlmuxError when no address is free.
         """
 
     async def start(self, worker: WorkerKey, model: CatalogModel, context: LaunchContext) -> Started:
-        """Start it where it was placed; its runtime's adapter says how. Returns once its program runs.
+        """Start the worker at its reserved address, as its runtime's adapter says. Returns once its program runs.
 
-        Raises RuntimeNotInstalledError, ModelUnusableError, SpawnError, and OSError for what may work a moment later.
+        Raises RuntimeNotInstalledError, ModelUnusableError, SpawnError, and OSError where a later try may succeed.
         """
 
     async def stop(self, worker: WorkerKey, *, kill: bool) -> None:
-        """Ask its tree to end and return at once, or kill it and return when it is gone.
+        """Ask the worker's process tree to end and return at once, or kill it and return when it is gone.
 
         Raises KeyError when it is gone already, and UnkillableError when a killed tree is still there after some seconds.
         """
 
     async def probe(self, worker: WorkerKey, timeout_s: float, *, starting: bool = False) -> Look:
-        """Ask for its health and look who listens on its port.
+        """Ask the worker for its health, and look which process listens on its port.
 
-        While it is starting: also look at its progress, once a second. Raises KeyError when it is gone.
+        While it is starting, also read its progress, once a second. Raises KeyError when it is gone.
         """
 
     def list(self) -> Mapping[WorkerKey, Pids]:
         """The workers that run now."""
 
     def log_path(self, model: ModelId) -> Path:
-        """Where the model's workers log."""
+        """The log file of the model's workers."""

@@ -98,13 +98,13 @@ class LocalLauncher:
         return self._look_after(worker, process, spec, environment)
 
     def adopt(self, worker: WorkerKey, process: WorkerProcess, spec: LaunchSpec) -> Started:
-        """Look after one that a predecessor started; `spec` needs nothing that only a start takes."""
+        """Supervise a worker that a predecessor started. `spec` needs none of the fields that only a start uses."""
         self.ports.adopt(worker, spec.port)
         log.info("worker.adopted", model=worker[0], generation=worker[1], pid=process.pid, port=spec.port)
         return self._look_after(worker, process, spec, None)
 
     def running(self) -> Mapping[WorkerKey, tuple[WorkerProcess, LaunchSpec]]:
-        """The workers' processes, and how they are reached: what a successor gets."""
+        """The workers' processes and their specs, for a successor."""
         return {key: (running.process, running.spec) for key, running in self._running.items()}
 
     def _look_after(
@@ -194,7 +194,7 @@ class LocalLauncher:
         await in_thread(lambda: leftover_containers.note(path, argv, env, order.cwd))
 
     async def _settle_remains(self, worker: WorkerKey) -> None:
-        """End what it runs outside its processes, if there is anything."""
+        """End what the worker runs outside its processes (a container), if there is anything."""
         path = self._remains(worker[0])
         if not path.exists():
             return
@@ -212,12 +212,12 @@ class LocalLauncher:
 
 
 def inherited() -> dict[str, str]:
-    """What of our environment is no secret."""
+    """The variables of our environment that a worker inherits. None of them is a secret."""
     return {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
 
 
 def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, EnvLease | None]:
-    """How to start it, with a lease on its environment. If that was just removed, there is another or none."""
+    """The spec for starting the worker, with a lease on its environment. Tries again if that was removed just now."""
     if troubles := model.look():
         raise ModelUnusableError(told(troubles))
     gone = None
@@ -232,7 +232,7 @@ def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, E
 
 
 async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
-    """What a thread reads of its processes; None when that is unknown now."""
+    """The facts that a thread reads of a worker's processes; None when they are unknown now."""
     try:
         return await in_thread(read)
     except OSError as error:
@@ -241,7 +241,7 @@ async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
 
 
 async def _warn_of_exposure(worker: WorkerKey, port: int) -> None:
-    """Of a worker without a key that other machines may reach: whatever its program or container was told."""
+    """Warn of a worker without a key that other machines may reach, whatever address its program was given."""
     if addresses := await _read(worker, lambda: exposed(port)):
         remedy = "let it listen on ${host} alone, or check a key (auth: bearer)"
         log.warning(

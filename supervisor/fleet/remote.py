@@ -36,7 +36,7 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Remote:
-    """The `Replica` that others run."""
+    """The `Replica` for a model that others run."""
 
     def __init__(self, key: WorkerKey, model: CatalogModel, limits: LimitsConfig, post: Post) -> None:
         self.upstream: RemotePool | None = None
@@ -51,7 +51,7 @@ class Remote:
         self._stop_asked = asyncio.Event()
 
     def stop(self, *, force: bool) -> None:
-        """There is no grace: answers under way break off."""
+        """Stop at once: answers under way break off."""
         self._stop_asked.set()
 
     def holder(self) -> None:

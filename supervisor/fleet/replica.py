@@ -1,4 +1,4 @@
-"""What the fleet knows of who answers a model's requests: a worker, or a remote."""
+"""The protocol of replicas: a worker or a remote, which answers a model's requests."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ Post = Callable[[Event], None]
 
 
 class Replica(Protocol):
-    """One generation of one model. It tells the engine by events whether it is ready."""
+    """One generation of one model. It reports to the engine by events whether it is ready."""
 
     @property
     def upstream(self) -> Upstream | None:
-        """The way to it; None before it is ready for the first time."""
+        """The address that its requests go to; None before it is ready for the first time."""
 
     @property
     def metrics(self) -> tuple[Upstream, str] | None:
-        """Where its own metrics are, and on which path; None where it has none, or isn't ready."""
+        """The upstream and the path of its own metrics; None where it has none, or isn't ready."""
 
     @property
     def steps(self) -> tuple[Upstream, str] | None:
-        """Where it tells how far its requests are, and on which path; None where it can't, or isn't ready."""
+        """The upstream and the path where it reports its requests' progress; None where it can't, or isn't ready."""
 
     @property
     def progress(self) -> Progress | None:
-        """How far its start has come, as last seen; None: it has not been looked at."""
+        """The last known progress of its start; None: unknown."""
 
     async def run(self) -> Crash | None:
-        """Its whole life. None: it was stopped. A Crash: it ended, or had to be ended, unasked."""
+        """Run it to its end. Returns None if it was stopped; a Crash if it ended, or had to be ended, without that."""
 
     def stop(self, *, force: bool) -> None:
         """Begin to stop; `force` skips the grace, also of a stop in progress."""
 
     def holder(self) -> HolderPids | None:
-        """Its processes, for the memory sampler; None where it takes no memory here."""
+        """Its processes, for the memory sampler; None where it takes no memory of this machine."""
 
     def facts(self) -> WorkerFacts:
-        """For the admin API: pid, port and the like; never a secret."""
+        """Its pid, port and the like for the admin API; never a secret."""

@@ -1,4 +1,4 @@
-"""How far a worker's requests are that are made in steps, as pictures: asked of the worker, which has a path for it."""
+"""The progress of requests that are computed in steps, as pictures are: a worker reports it on a path of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Told(msgspec.Struct):
 
 
 async def told(upstream: Upstream, path: str) -> Mapping[str, Step]:
-    """By `x-request-id`, those that the worker makes now; empty where it doesn't answer in time."""
+    """The steps of the worker's running requests, by `x-request-id`; empty where it doesn't answer in time."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             response = await upstream.request("GET", path.encode(), [])

@@ -50,7 +50,7 @@ ADOPTED_GRACE_S = 10.0  # of a worker whose model isn't configured any more
 
 
 class Worker:
-    """The `Replica` that is a process here. Make it in the event loop's thread."""
+    """The `Replica` that is a process on this machine. Create it in the event loop's thread."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Worker:
         *,
         parts_mib: Parts = (),
     ) -> None:
-        """`adopted`: it runs and is ready, as a predecessor left it; its model may not be configured any more."""
+        """`adopted`: the worker runs and is ready, as a predecessor left it. Its model may not be configured any more."""
         assert model is not None or adopted is not None
         loop = asyncio.get_running_loop()
         self.upstream: UpstreamPool | None = None
@@ -173,7 +173,7 @@ class Worker:
             return ()
 
     def _verdict(self, watched: asyncio.Task[Crash]) -> Crash:
-        """Why it must be ended. After a bug of ours it must not run on unwatched."""
+        """Why the worker must be ended. After a bug of ours, too: it must not run on unwatched."""
         error = watched.exception()
         if error is None:
             return watched.result()
@@ -191,7 +191,7 @@ class Worker:
             self._post(WorkerUnready(*self._key, reason))
 
     async def _end(self, started: Started, *, at_once: bool) -> None:
-        """Stop it and wait until the tree is gone. A forced stop cuts the grace short."""
+        """Stop the worker and wait until its process tree is gone. A forced stop cuts the grace short."""
         grace_s = 0.0 if at_once or self._forced.done() else self._grace_s
         if grace_s > 0 and not started.gone.done():
             await self._launcher.stop(self._key, kill=False)
@@ -210,7 +210,7 @@ class Worker:
     # ---------------------------------------------------------------------------------------------------------- probes
 
     async def _watch(self, spec: LaunchSpec) -> Crash:
-        """Probe it until it is ready, report that, and go on. Returns why it must be ended."""
+        """Probe the worker until it is ready, report that, and probe on. Returns the reason why it must be ended."""
         if self.upstream is None:
             crash = await self._until_ready(spec)
             if crash is not None:
@@ -287,7 +287,7 @@ class Worker:
                 return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {health.detail}")
 
     async def _while_computing(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
-        """Ask the model itself, while nobody else does. Returns why it must be ended: it is healthy and doesn't compute.
+        """Send the model a small request while it has no others. Returns when it must be ended: it is healthy and doesn't compute.
 
         A request under way may keep all of it busy, without a byte for as long as `first_byte_s`; after that it is suspect.
         """
@@ -317,7 +317,7 @@ class Worker:
                 return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {result.detail}")
 
     async def _while_stepping(self, upstream: UpstreamPool, path: str) -> Crash:
-        """Ask how far it is with its requests, which may take long without a byte: one that makes steps isn't silent."""
+        """Ask for the progress of its requests, which may take long without a byte: a worker that makes steps isn't silent."""
         before: Mapping[str, Step] = {}
         while True:
             await asyncio.sleep(min(self._limits.first_byte_s, self._limits.stream_idle_s) / LOOKS)
@@ -328,7 +328,7 @@ class Worker:
 
 
 def _seen(spec: LaunchSpec, look: Look) -> str:
-    """What the last probe of a start saw, for everybody."""
+    """The result of a start's last probe, in words for everybody."""
     if look.health.status is not None:
         return f"it answers {spec.health.path} with HTTP {look.health.status}"
     if look.elsewhere:
@@ -364,7 +364,7 @@ async def _any(*futures: asyncio.Future[Any], timeout_s: float | None = None) ->
 
 
 async def _first(watches: list[Coroutine[Any, Any, Crash]]) -> Crash:
-    """What the first of them returns; the others end."""
+    """The result of the first that returns; the others are cancelled."""
     tasks = [asyncio.create_task(watch) for watch in watches]
     try:
         await _any(*tasks)
