@@ -51,7 +51,7 @@ def _of(kind: str, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
                 return st.from_regex(schema["pattern"].replace("$", r"\Z")).filter(lambda text: len(text) <= most)
             return st.text(st.characters(codec="utf-8"), min_size=schema.get("minLength", 0), max_size=12)
         case "array":
-            return st.lists(values(schema["items"]), min_size=schema.get("minItems", 0), max_size=3)
+            return st.lists(values(schema.get("items", {})), min_size=schema.get("minItems", 0), max_size=3)
         case "object":
             return _objects(schema)
     raise NotImplementedError(kind)
