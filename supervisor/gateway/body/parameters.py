@@ -47,7 +47,7 @@ def _value(text: str, schema: Schema) -> object:
 async def body_of(request: Request, kind: type[_T], limit: int = BODY_LIMIT) -> _T:
     """The body, of at most `limit` bytes, as such a struct; an empty one is an empty object. Raises InvalidRequestError, TooLargeError."""
     try:
-        return await _decoded(request, kind, limit)
+        return await _small_body(request, kind, limit)
     except msgspec.ValidationError as error:
         raise _invalid(error, kind) from error
 
@@ -55,12 +55,12 @@ async def body_of(request: Request, kind: type[_T], limit: int = BODY_LIMIT) -> 
 async def json_object(request: Request, limit: int = BODY_LIMIT) -> dict[str, Any]:
     """The body, of at most `limit` bytes, as a JSON object; empty without a body. Raises InvalidRequestError, TooLargeError."""
     try:
-        return await _decoded(request, dict[str, Any], limit)
+        return await _small_body(request, dict[str, Any], limit)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(_NO_OBJECT) from error
 
 
-async def _decoded(request: Request, kind: type[_D], limit: int) -> _D:
+async def _small_body(request: Request, kind: type[_D], limit: int) -> _D:
     """A small body, in which no object has a name twice. Raises InvalidRequestError, TooLargeError, msgspec.ValidationError."""
     try:
         body = await read_body(request.scope, request.receive, limit)

@@ -120,7 +120,7 @@ def _at(schema: Schema, place: str, value: object) -> tuple[Schema, ...]:
     """What may stand at a place, of all the alternatives that the value leaves open."""
     found = [schema]
     for step in _STEP.finditer(place):
-        found = [inner for one in found for inner in _inside(one, step[1], value)]
+        found = _inside(found, step[1], value)
         value = _part(value, step[1] or int(step[2]))
     return tuple(one for at, one in enumerate(found) if one not in found[:at])
 
@@ -131,15 +131,26 @@ def _part(value: object, step: str | int) -> object:
     return value[step] if isinstance(value, list) and isinstance(step, int) and step < len(value) else None
 
 
-def _inside(schema: Schema, name: str | None, value: object) -> Iterator[Schema]:
-    for one in schema.get("anyOf", (schema,)):
-        fields = one.get("properties", {})
-        if name is None and isinstance(one.get("items"), Mapping):
-            yield one["items"]
-        elif name in fields and (
-            name in _tags(fields) or all(_part(value, tag) in (None, word) for tag, word in _tags(fields).items())
-        ):
-            yield fields[name]
+def _inside(schemas: Sequence[Schema], name: str | None, value: object) -> list[Schema]:
+    """The schemas of an object's field, or of a list's items: of the objects that the value's tags name, or of all if they name none."""
+    members = [member for schema in schemas for member in _members_of(schema)]
+    if name is None:
+        return [member["items"] for member in members if isinstance(member.get("items"), Mapping)]
+    objects = [member["properties"] for member in members if name in member.get("properties", ())]
+    named = [
+        fields
+        for fields in objects
+        if name in _tags(fields) or all(_part(value, tag) in (None, word) for tag, word in _tags(fields).items())
+    ]
+    return [fields[name] for fields in named or objects]
+
+
+def _members_of(schema: Schema) -> Iterator[Schema]:
+    """The members of a union, also of unions within it; or the schema itself."""
+    if "anyOf" not in schema:
+        yield schema
+    for member in schema.get("anyOf", ()):
+        yield from _members_of(member)
 
 
 def _tags(fields: Mapping[str, Schema]) -> Mapping[str, object]:
@@ -215,7 +226,7 @@ class Reader(Generic[T]):
             known = self._known(self._type, msgspec.Raw(_encode(given)), "", unknown)
             return self._decode(known), [*unknown]
         except msgspec.ValidationError as error:
-            raise self._refused(mistake_of(error, self._kind, _decoded(given))) from error
+            raise self._refused(mistake_of(error, self._kind, _plain_values(given))) from error
         except UNREADABLE as error:
             raise _unreadable({name: given[name] for name in given if name in _members(self._kind)}, error) from error
 
@@ -236,7 +247,7 @@ class Reader(Generic[T]):
                 )
             if isinstance(one, inspect.StructType) and begin == b"{":
                 fields = _fields(raw)
-                if one.tag_field in fields and _decoded(fields[one.tag_field]) != one.tag:
+                if one.tag_field in fields and _plain_values(fields[one.tag_field]) != one.tag:
                     continue
                 return _raw(dict(self._of(one, fields, place, unknown)))
         return raw
@@ -278,10 +289,7 @@ def unknown_field(mistake: Mistake) -> InvalidRequestError:
     """The refusal of a field, with those that there are."""
     place = f"{mistake.place}.{mistake.got}".removeprefix(".")[:_SHOWN]
     known = [
-        name
-        for schema in mistake.schemas
-        for one in schema.get("anyOf", (schema,))
-        for name in one.get("properties", ())
+        name for schema in mistake.schemas for member in _members_of(schema) for name in member.get("properties", ())
     ]
     return InvalidRequestError(f"{place}: unknown; there is {', '.join(dict.fromkeys(known))}.", param=place)
 
@@ -342,7 +350,7 @@ def _unreadable(given: Fields, error: Exception) -> InvalidRequestError:
     return InvalidRequestError(f"The request can't be read: {error}.", code="invalid_json")
 
 
-def _decoded(value: Fields | msgspec.Raw) -> object:
+def _plain_values(value: Fields | msgspec.Raw) -> object:
     """As plain values; None where it can't be read."""
     try:
         return msgspec.json.decode(_encode(value))

@@ -9,7 +9,18 @@ import pytest
 from msgspec import Raw
 
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.gateway.body.typed import Reader, Remedy, Sent, encoded, is_given, top, unparsed, worker_said
+from supervisor.gateway.body.typed import (
+    Reader,
+    Remedy,
+    Sent,
+    encoded,
+    expected,
+    is_given,
+    mistake_of,
+    top,
+    unparsed,
+    worker_said,
+)
 from supervisor.schema.operation import doc, schema_of
 from tests.support.cases import cases
 
@@ -225,6 +236,12 @@ class Reply(Sent, tag_field="role", tag="assistant"):
 
 class Talk(Sent):
     turns: list[Question | Reply]
+    notes: list[Text | Call | None] | None = None
+
+
+class Shape(Sent):
+    type: Literal["box"]
+    size: int
 
 
 class TestWhatIsMeant:
@@ -236,6 +253,23 @@ class TestWhatIsMeant:
             Reader(Talk)(fields(f'{{"turns": [{{"role": "{role}", "content": [{{"type": "film"}}]}}]}}'))
         place, _, choices = caught.value.message.partition(": expected one of ")
         assert (place, sorted(choices.strip(".").split(", "))) == ("turns[0].content[0].type", words)
+
+    @cases(
+        ("note", "message"),
+        [
+            ('{"type": "text"}', "notes[0].text: missing; expected a text."),
+            ('{"type": "call", "name": 1}', "notes[0].name: expected a text."),
+            ('{"text": "a"}', "notes[0].type: missing; expected one of text, call."),
+        ],
+    )
+    def test_of_a_union_within_another(self, note, message):
+        with pytest.raises(InvalidRequestError) as caught:
+            Reader(Talk)(fields(f'{{"turns": [], "notes": [{note}]}}'))
+        assert caught.value.message == message
+
+    def test_where_the_request_names_no_member_all_of_them(self):
+        error = msgspec.ValidationError("Expected `int`, got `str` - at `$.size`")
+        assert expected(*mistake_of(error, Shape, {"size": "a", "type": "ball"}).schemas) == "a whole number"
 
     def test_a_tag_that_can_not_be_read_is_none(self):
         with pytest.raises(InvalidRequestError) as caught:
