@@ -13,6 +13,7 @@ from typing import Any, Final
 from supervisor.api.openapi import answer_of, key_of, recorded, sections
 from supervisor.dialects.openai.types import ForLlmux
 from supervisor.schema.operation import FORM, JSON, Operation, Schema, Section
+from tools.markdown import table
 
 URL: Final = "http://127.0.0.1:8081"
 WIDTH: Final = 120
@@ -42,10 +43,10 @@ def _operation(operation: Operation, answer: Any, told: set[str]) -> Iterator[st
     if operation.description:
         yield operation.description
     if operation.parameters:
-        yield _table("Parameter", {each.name: each.description for each in operation.parameters})
+        yield _meanings("Parameter", {each.name: each.description for each in operation.parameters})
     for head, schema in (("Field", operation.request), ("Of the answer", operation.answer)):
         if rows := _described(schema, told):
-            yield _table(head, rows)
+            yield _meanings(head, rows)
     yield f"```sh\n{_command(operation)}\n```"
     if answer is not None:
         yield _shown(answer)
@@ -66,13 +67,12 @@ def _described(schema: Schema | None, told: set[str]) -> dict[str, str]:
     return rows or next((found for items in lists if (found := _described(items, told))), {})
 
 
-def _table(head: str, rows: Mapping[str, str]) -> str:
-    """Names with the same meaning share a row."""
+def _meanings(head: str, rows: Mapping[str, str]) -> str:
+    """A table in which names with the same meaning share a row."""
     meanings: dict[str, list[str]] = {}
     for name, meaning in rows.items():
         meanings.setdefault(meaning, []).append(f"`{name}`")
-    lines = [f"| {', '.join(names)} | {meaning.replace('|', chr(92) + '|')} |" for meaning, names in meanings.items()]
-    return "\n".join((f"| {head} | Meaning |", "| --- | --- |", *lines))
+    return table((head, "Meaning"), [(", ".join(names), meaning) for meaning, names in meanings.items()])
 
 
 def _command(operation: Operation) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -39,8 +39,9 @@ from supervisor.cli import manual
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
-from tools import api_clients, api_page, licences, reliability, runtime_figures
+from tools import api_clients, api_page, field_tables, licences, reliability, runtime_figures
 from tools.locks import ROOT
+from tools.markdown import table
 
 DOCS: Final = ROOT / "docs"
 MANUAL: Final = DOCS / "llmux.1"
@@ -102,12 +103,6 @@ def with_every_runtime(page: str, registry: Registry) -> str:
 def blocks_of(page: str) -> list[str]:
     """The names of a page's blocks."""
     return [block[2] for block in _BLOCK.finditer(page)]
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
@@ -348,21 +343,6 @@ def costs_of_tests() -> str:
     return table(("Folder", "Tests", "Seconds", "CPU seconds"), [*rows, ("all", *total)])
 
 
-def request_fields() -> str:
-    """What `make golden` noted of each field that an SDK knows."""
-    found = json.loads((ROOT / "tests" / "golden" / "request_fields.json").read_text(encoding="utf-8"))
-    runtimes = ("llama_server", "transformers", "command")
-    parts = []
-    for path, fields in found.items():
-        rows = [
-            (f"`{name}`", f"`{json.dumps(row['value'])}`", *(row.get(runtime, "–") for runtime in runtimes))
-            for name, row in fields.items()
-        ]
-        head = ("Field", "Tried with", *(f"`{runtime}`" for runtime in runtimes))
-        parts.append(f"## `{path}`\n\n{table(head, rows)}")
-    return "\n\n".join(parts)
-
-
 def faults() -> str:
     """What llmux promises for each fault, and how that is known."""
     rows = table(("Fault", "Promise", "Mechanism, in `supervisor/`", "Tests", "Last measured"), reliability.faults())
@@ -399,7 +379,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         **{name: partial(api_blocks().__getitem__, name) for name in api_blocks()},
         "costs of tests": costs_of_tests,
         "gpu figures": gpu_figures.tables,
-        "request fields": request_fields,
+        "request fields": field_tables.tables,
         "faults": faults,
         "soak": reliability.soak,
         "attacks": attacks,

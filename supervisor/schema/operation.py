@@ -17,6 +17,8 @@ Schema = Mapping[str, Any]
 Method = Literal["GET", "POST", "PUT", "DELETE", "HEAD"]
 Scope = Literal["inference", "admin", "metrics", "configure"]
 """Of a key."""
+Fate = Literal["no effect", "named", "refused"]
+"""What becomes of a field that llmux knows and does nothing with. `named`: a value that asks for something is named as ignored."""
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -94,9 +96,9 @@ class Section:
 # ---------------------------------------------------------------------------------------------------------------- schemas
 
 
-def doc(about: str, **limits: Any) -> msgspec.Meta:
-    """Describes a field of a struct, in `Annotated`; `limits` are those of `msgspec.Meta`."""
-    return msgspec.Meta(description=about, **limits)
+def doc(about: str | None, fate: Fate | None = None, **limits: Any) -> msgspec.Meta:
+    """Describes a field of a struct, in `Annotated`; `limits` are those of `msgspec.Meta`. `fate`: of one without use."""
+    return msgspec.Meta(description=about, extra=None if fate is None else {"fate": fate}, **limits)
 
 
 def plain(markdown: str) -> str:

@@ -1,7 +1,8 @@
 """Each field that the SDKs of OpenAI, Anthropic and Ollama know is used, refused by name, or named as ignored; none is a 500.
 
 The fields and their kinds are read from the SDKs themselves, so that a new one is asked about here. What became of each is kept
-in tests/golden/request_fields.json (`make golden` writes it anew), of which `make docs` makes docs/request-fields.md.
+in tests/golden/request_fields.json (`make golden` writes it anew). `make docs` puts it on docs/request-fields.md, beside what the
+types of the dialects say of the field.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.dialects.responses.types import KeepingFields
 from tests.support import client_programs, tiny_language
 from tests.support.counts import SOAK
 from tests.support.daemon import fake, gguf, running
@@ -34,7 +36,7 @@ EMBED = {"/v1/embeddings", "/api/embed"}
 RUNTIMES = ["llama_server", "transformers", "command"]
 TYPICAL = {"int": 2, "float": 0.5, "str": "x", "bool": True, "list": ["x"], "object": {"a": "x"}}
 ODD = [{"a": [1]}, [{"a": 1}], [["x"]], -1, 1e300, "", "\u0000", False]
-LLMUX_OWN = {"background", "store", "previous_response_id"}  # no worker needs to know of them
+LLMUX_OWN = {*KeepingFields.__struct_fields__}  # no worker needs to know of them
 TOOL = {"name": "f", "parameters": {"type": "object"}}
 FUNCTION = {"type": "function", "function": TOOL}
 OWN = {  # where a value of just any kind is a mistake

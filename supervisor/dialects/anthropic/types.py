@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from supervisor.gateway.body.typed import Sent, unparsed
+from supervisor.gateway.body.typed import Sent, Unused, unparsed
 from supervisor.schema.operation import Open, doc
 
 _Name = Annotated[str, Meta(min_length=1)]
@@ -19,7 +19,7 @@ _Count = Annotated[Raw, Meta(extra_json_schema={"type": "integer", "minimum": 0}
 class Cacheable(Sent):
     """A part of a request that may say what to cache. That is accepted, and has no effect."""
 
-    cache_control: Any = None
+    cache_control: Unused = None
 
 
 class TextBlockParam(Cacheable, kw_only=True, tag="text"):
@@ -41,7 +41,7 @@ class ImageBlockParam(Cacheable, kw_only=True, tag="image"):
 
 class ThinkingBlockParam(Cacheable, kw_only=True, tag="thinking"):
     thinking: str
-    signature: Annotated[Any, doc("Without effect: only Anthropic could check it.")] = None
+    signature: Annotated[Any, doc("Without effect: only Anthropic could check it.", "no effect")] = None
 
 
 class RedactedThinkingBlockParam(Cacheable, tag="redacted_thinking"):
@@ -109,7 +109,7 @@ class ContextEditParam(Sent):
     """Chat templates clear earlier thoughts themselves, and no other edit is made."""
 
     type: Annotated[str, Meta(pattern="^clear_thinking_")]
-    keep: Any = None
+    keep: Unused = None
 
 
 class ContextManagementParam(Sent):
@@ -135,9 +135,9 @@ class MessageFields(Sent):
     output_config: OutputConfigParam | None = None
     output_format: Annotated[OutputFormatParam, doc("An older name of `output_config.format`.")] | None = None
     metadata: MetadataParam | None = None
-    context_management: ContextManagementParam | None = None
-    container: Annotated[list[Raw], doc("No model here runs code in one.", max_length=0)] | None = None
-    mcp_servers: Annotated[list[Raw], doc("No model here connects to them.", max_length=0)] | None = None
+    context_management: Annotated[ContextManagementParam | None, doc(None, "named")] = None
+    container: Annotated[list[Raw], doc("No model here runs code in one.", "refused", max_length=0)] | None = None
+    mcp_servers: Annotated[list[Raw], doc("No model here connects to them.", "refused", max_length=0)] | None = None
 
 
 class MessageRequest(MessageFields, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from supervisor.dialects.openai.types import ForLlmux
+from supervisor.gateway.body.typed import Sent
 from supervisor.schema.operation import doc
 
 _LANGUAGES: Final = (
@@ -53,7 +54,7 @@ class LlmPoolDecoding(_Closed):
     beam_size: Annotated[int, Meta(ge=1)] | None = None
 
 
-class LlmPoolRequest(ForLlmux):
+class LlmPoolRequest(ForLlmux, Sent):
     model: str | None = None
     input: Annotated[
         Content | None,

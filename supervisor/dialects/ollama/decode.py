@@ -23,7 +23,7 @@ from supervisor.dialects.openai.infill import Infill
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.body.body import KEEP_ALIVE
 from supervisor.gateway.body.tolerance import level_of
-from supervisor.gateway.body.typed import Reader, Remedy, encoded, is_given
+from supervisor.gateway.body.typed import Reader, Remedy, Sent, encoded, is_given
 from supervisor.gateway.filters.translation import (
     AnswerTranslation,
     Chained,
@@ -40,7 +40,7 @@ EMBED: Final = "/api/embed"
 EMBEDDINGS: Final = "/api/embeddings"
 Json = dict[str, Any]
 _ABSENT: Final = msgspec.Raw()
-_T = TypeVar("_T")
+_S = TypeVar("_S", bound=Sent)
 _EMPTY: Final = re.compile(rb'""|\[\s*\]|\{\s*\}')
 _PART: Final = re.compile(r"([0-9.]+)([^0-9.]+)")
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -68,7 +68,7 @@ def _param(place: str) -> str:
     return "images" if ".images" in place else place.partition("[")[0]
 
 
-def _reader(kind: type[_T]) -> Reader[_T]:
+def _reader(kind: type[_S]) -> Reader[_S]:
     return Reader(kind, *_REMEDIES, index="[]", param=_param)
 
 
@@ -79,7 +79,7 @@ _embed: Final = _reader(types.OllamaEmbedRequest)
 _embeddings: Final = _reader(types.OllamaEmbeddingsRequest)
 
 
-def _read(reader: Reader[_T], fields: Fields) -> tuple[_T, list[str]]:
+def _read(reader: Reader[_S], fields: Fields) -> tuple[_S, list[str]]:
     """The request, and the names of fields without effect, except empty ones: Ollama's own client sends many."""
     request, ignored = reader(fields)
     return request, [name for name in ignored if name not in fields or not _is_empty(fields[name])]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field, structs
 
-from supervisor.gateway.body.typed import Sent, unparsed
+from supervisor.gateway.body.typed import WITHOUT_EFFECT, Sent, unparsed
 from supervisor.schema.operation import Open, doc, schema_of
 
 PICTURES: Final = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "UklGR": "webp", "R0lGOD": "gif", "Qk": "bmp"}
@@ -18,6 +18,7 @@ PICTURES: Final = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "UklGR": "webp", "R0lGO
 _TIME: Final = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _Number = Annotated[Raw, Meta(extra_json_schema={"type": "number"})]
 _Whole = Annotated[Raw, Meta(extra_json_schema={"type": "integer"})]
+_Unused = Annotated[Raw, WITHOUT_EFFECT]
 _Texts = Annotated[Raw, Meta(extra_json_schema=schema_of(str | list[str]))]
 _Tools = Annotated[Raw, Meta(extra_json_schema=schema_of(list[Annotated[Any, doc("As in chat completions.")]]))]
 _Vector = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "number"}})]
@@ -31,6 +32,7 @@ _KeepAlive = Annotated[
         "running requests, which needs the scope `admin`."
     ),
 ]
+_NoOptions = Annotated[dict[str, Raw] | None, doc(None, "named")]
 _Nanoseconds = Annotated[int, doc("Nanoseconds.")] | UnsetType
 _Tokens = Annotated[int, doc("Tokens.")] | UnsetType
 
@@ -70,14 +72,14 @@ class OllamaFunction(Sent):
 
     name: str
     arguments: dict[str, Any] | str | None = None
-    index: Raw = unparsed()  # of an answer's call, which clients send back
+    index: _Unused = unparsed()  # of an answer's call, which clients send back
 
 
 class OllamaCall(Sent):
     function: OllamaFunction
     id: Annotated[str, doc("What `tool_call_id` of its result says.")] | float | None = None  # a number is no id
-    type: Raw = unparsed()  # of the canonical form
-    index: Raw = unparsed()
+    type: _Unused = unparsed()  # of the canonical form
+    index: _Unused = unparsed()
 
 
 class OllamaMessage(Sent):
@@ -123,8 +125,10 @@ class OllamaGenerateRequest(OllamaRequest):
     images: list[_Picture] | None = None
     raw: Annotated[bool, doc("Send the prompt to the model without a template.")] = False
     suffix: Annotated[str, doc("Fill in the text between the prompt and this one.")] = ""
-    template: Annotated[str, doc("Not supported: a model's configuration chooses its template.", max_length=0)] = ""
-    context: Annotated[tuple[()], doc("Not supported: send the conversation to `/api/chat`.")] = ()
+    template: Annotated[
+        str, doc("Not supported: a model's configuration chooses its template.", "refused", max_length=0)
+    ] = ""
+    context: Annotated[tuple[()], doc("Not supported: send the conversation to `/api/chat`.", "refused")] = ()
 
 
 class OllamaEmbedRequest(Sent):
@@ -132,7 +136,7 @@ class OllamaEmbedRequest(Sent):
     input: str | list[str] = ""
     dimensions: Annotated[int, Meta(ge=0)] = 0
     truncate: bool = True
-    options: dict[str, Raw] | None = None
+    options: _NoOptions = None
     keep_alive: _KeepAlive = ""
 
 
@@ -142,7 +146,7 @@ class OllamaEmbeddingsRequest(Sent):
     model: str = ""
     input: str = field(name="prompt", default="")
     truncate: bool = False
-    options: dict[str, Raw] | None = None
+    options: _NoOptions = None
     keep_alive: _KeepAlive = ""
 
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from supervisor.dialects.llm_pool.types import AnswerMetrics
 from supervisor.dialects.openai.types import ForLlmux
-from supervisor.gateway.body.typed import Sent, unparsed
+from supervisor.gateway.body.typed import Sent, Unused, unparsed
 from supervisor.schema.operation import Open, doc
 
 Json = dict[str, object]
@@ -23,8 +23,8 @@ Name = Annotated[str, Meta(min_length=1)]
 
 class InputText(Sent, tag_field="type", tag="input_text"):
     text: str
-    annotations: Any = None  # an answer has these two
-    logprobs: Any = None
+    annotations: Unused = None  # an answer has these two
+    logprobs: Unused = None
 
 
 class OutputText(InputText, tag="output_text"):
@@ -41,8 +41,8 @@ class RefusalPart(Sent, tag_field="type", tag="refusal"):
 
 class InputImage(Sent, tag_field="type", tag="input_image"):
     image_url: Annotated[str, doc("A `data:` URL.", extra_json_schema={"pattern": "^data:"})]
-    detail: Any = None
-    file_id: None = None  # no files are kept here
+    detail: Unused = None
+    file_id: Annotated[None, doc("No files are kept here.", "refused")] = None
 
 
 class InputAudio(Sent, tag_field="type", tag="input_audio"):
@@ -100,8 +100,8 @@ ToolChoice = Literal["auto", "none", "required"] | ChosenFunction | ChosenCustom
 
 
 class _Item(Sent, kw_only=True, tag_field="type"):
-    id: Any = None
-    status: Any = None
+    id: Unused = None
+    status: Unused = None
 
 
 class InputMessage(_Item, tag="message"):
@@ -111,7 +111,7 @@ class InputMessage(_Item, tag="message"):
 
 class Thought(Sent):
     text: str
-    type: Any = None
+    type: Unused = None
 
 
 class ReasoningItem(_Item, tag="reasoning"):
@@ -139,12 +139,12 @@ class CustomToolCall(_Item, tag="custom_tool_call"):
 
 
 class CustomToolCallOutput(FunctionCallOutput, tag="custom_tool_call_output"):
-    name: Any = None
+    name: Unused = None
 
 
 class AdditionalTools(_Item, tag="additional_tools"):
     tools: list[Tool | None]
-    role: Any = None
+    role: Unused = None
 
 
 Item = (
@@ -179,7 +179,7 @@ class TextOptions(Sent):
     format: (
         Annotated[TextFormat | JsonFormat | SchemaFormat, doc("`text`, `json_object`, or a `json_schema`.")] | None
     ) = None
-    verbosity: Any = None
+    verbosity: Annotated[Any, doc("All but `medium` have no effect.", "named")] = None
 
 
 class ReasoningOptions(Sent):
@@ -187,10 +187,10 @@ class ReasoningOptions(Sent):
 
 
 class EventOptions(Sent):
-    include_obfuscation: Any = None
+    include_obfuscation: Annotated[Any, doc("No stream has any here.", "named")] = None
 
 
-class KeepingFields(ForLlmux, kw_only=True):
+class KeepingFields(ForLlmux, Sent, kw_only=True):
     """What a request says of earlier responses, and of keeping its own."""
 
     previous_response_id: Annotated[Name, doc("A response to go on from.")] | None = None
@@ -209,9 +209,9 @@ class ResponseTokensRequest(KeepingFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    conversation: Any = None
-    prompt: Any = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, doc(None, "named")] = None
+    conversation: Annotated[Any, doc("Not supported: none are kept here.", "refused")] = None
+    prompt: Annotated[Any, doc("Not supported: none are kept here.", "refused")] = None
 
 
 class ResponseRequest(ResponseTokensRequest, kw_only=True):
@@ -223,7 +223,7 @@ class ResponseRequest(ResponseTokensRequest, kw_only=True):
     stream_options: EventOptions | None = None
     metadata: dict[str, Raw] | None = None
     include: list[str] | None = None
-    service_tier: Any = None
+    service_tier: Annotated[Any, doc("All but `auto` and `default` have no effect.", "named")] = None
     user: Raw = unparsed()
 
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
-from typing import Any, Final, Generic, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError, UpstreamError
-from supervisor.schema.operation import Open, Schema, plain, schema_of
+from supervisor.schema.operation import Open, Schema, doc, plain, schema_of
 
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 """What msgspec raises for bytes that are not what they should be."""
@@ -47,6 +47,7 @@ _INDEX: Final = re.compile(r"\[\d+\]")
 _SHOWN: Final = 100  # characters of a client's own words in a message
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Sent")
 _encode: Final = msgspec.json.Encoder().encode
 _fields: Final = msgspec.json.Decoder(Fields).decode
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -57,6 +58,11 @@ class Sent(Open):
 
     Within it may be other structs that forbid unknown fields: a request with one is refused.
     """
+
+
+WITHOUT_EFFECT: Final = doc("Accepted, without effect.", "no effect")
+Unused = Annotated[Any, WITHOUT_EFFECT]
+"""Of a field that clients send and nothing here reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +199,12 @@ def _limit(name: str, value: float) -> str:
     return " that isn't empty" if value == 1 and name in ("minLength", "minItems") else _LIMITS[name].format(value)
 
 
-class Reader(Generic[T]):
+class Reader(Generic[S]):
     """Reads one kind of request, of which a top-level field that is null is as good as missing."""
 
     def __init__(
         self,
-        kind: type[T],
+        kind: type[S],
         *remedies: Remedy,
         index: str = "[{}]",
         param: Callable[[str], str] = str,
@@ -213,7 +219,7 @@ class Reader(Generic[T]):
         self._index = index
         self._param = param
 
-    def __call__(self, fields: Fields) -> tuple[T, list[str]]:
+    def __call__(self, fields: Fields) -> tuple[S, list[str]]:
         """The request, and the places of what it doesn't have, each once. Raises InvalidRequestError."""
         given = {name: raw for name, raw in fields.items() if not is_null(raw)}
         unknown: dict[str, None] = {}
