@@ -1,6 +1,6 @@
 """Record what the demo answers to the examples of the API: `llmux demo`, and then `python -m tools.api_examples URL`.
 
-Writes supervisor/api/examples.json, of which /openapi.json and docs/api.md take the answers. What the demo lacks stands in
+Writes supervisor/api/examples.json, of which /openapi.json and docs/reference/api.md take the answers. What the demo lacks stands in
 the operations themselves. Names of the machine and of folders are replaced, and long texts cut.
 """
 

@@ -1,4 +1,4 @@
-"""The parts of docs/api.md that follow from what llmux serves: each operation with its fields and an example.
+"""The parts of docs/reference/api.md that follow from what llmux serves: each operation with its fields and an example.
 
 An example is a command that runs against the demo, as it stands there, but for those that say what they need.
 """

@@ -6,12 +6,13 @@ A page says where, between two comments:
     <!-- end -->
 
 `make docs` writes all of them anew; people write everything outside the comments. A runtime whose settings have no block
-yet gets a section for them. A test compares.
+yet gets a section for them. Links in the code name a page of docs/ wherever it lies, such as `runtimes.md#vllm`. A test compares.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -44,12 +45,13 @@ from tools.locks import ROOT
 from tools.markdown import table
 
 DOCS: Final = ROOT / "docs"
-MANUAL: Final = DOCS / "llmux.1"
+MANUAL: Final = DOCS / "reference" / "llmux.1"
 COMMANDS: Final = ROOT / "supervisor" / "cli" / "operations.py"
 DASHBOARD: Final = ROOT / "supervisor" / "http" / "ui" / "js" / "operations.js"
 SCHEMA: Final = ROOT / "config" / "llmux.schema.json"
 
 _HEADING: Final = re.compile(r"^#{1,3} ", re.MULTILINE)
+_LINK: Final = re.compile(r"(?<=\]\()[\w-]+\.md")
 _BLOCK: Final = re.compile(r"(<!-- generated: ([^>\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Schema = Mapping[str, Any]
@@ -57,27 +59,29 @@ Schema = Mapping[str, Any]
 
 def outputs(registry: Registry = REGISTRY) -> Iterator[tuple[Path, str]]:
     """Every file that the code has a part in, with the text it should have."""
-    for path in sorted(DOCS.glob("*.md")):
-        yield path, render(path.read_text(encoding="utf-8"), registry)
+    for path in sorted(DOCS.rglob("*.md")):
+        yield path, render(path.read_text(encoding="utf-8"), path.parent, registry)
     yield MANUAL, manual.page(main)
     yield COMMANDS, api_clients.commands()
     yield DASHBOARD, api_clients.dashboard()
     yield SCHEMA, json.dumps(schema_of(registry), indent=2, ensure_ascii=False) + "\n"
 
 
-def render(page: str, registry: Registry = REGISTRY) -> str:
-    """The page with a section for each runtime, if it is about settings, and with all of its blocks written anew.
+def render(page: str, folder: Path, registry: Registry = REGISTRY) -> str:
+    """A page of this folder with a section for each runtime, if it is about settings, and with all of its blocks written anew.
 
-    Raises LookupError for a block that nothing here writes.
+    Raises LookupError for a block that nothing here writes, and for a link to a page that isn't there.
     """
     known = blocks(registry)
+    pages = {path.name: os.path.relpath(path, folder) for path in DOCS.rglob("*.md")}
 
     def written(block: re.Match[str]) -> str:
         if block[2] not in known:
             raise LookupError(
                 f"Nothing writes the block {block[2]!r}: take it out of its page, with what belongs to it"
             )
-        return f"{block[1]}\n{known[block[2]]()}\n\n{block[3]}"
+        text = _LINK.sub(lambda link: pages[link[0]], known[block[2]]())
+        return f"{block[1]}\n{text}\n\n{block[3]}"
 
     return _BLOCK.sub(written, with_every_runtime(page, registry))
 
@@ -291,7 +295,7 @@ def endpoints(registry: Registry) -> str:
 
 @cache
 def api_blocks() -> Mapping[str, str]:
-    """What docs/api.md says of each dialect's operations, made once for all of them."""
+    """What docs/reference/api.md says of each dialect's operations, made once for all of them."""
     return api_page.blocks()
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/request-fields.md: what llmux does with each field of a request, by the types of the dialects, and what came of
+"""The tables of docs/reference/request-fields.md: what llmux does with each field of a request, by the types of the dialects, and what came of
 those that SDKs send, as a test found it on real workers.
 """
 

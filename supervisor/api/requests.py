@@ -95,7 +95,7 @@ async def list_ended(api: Api, query: EndedQuery) -> EndedList:
     """The last 1000 requests that ended, newest first; never their bodies.
 
     They outlive reloads and restarts; one of an earlier daemon has an `id` with that daemon's mark before its number. Each has the
-    fields of [the line in the log](operations.md#log), and those of the table. `kind` in its `wait` is one of `body` (its body
+    fields of [the line in the log](log.md#log), and those of the table. `kind` in its `wait` is one of `body` (its body
     arrived and was read), `place` (the worker answered as many as it may), `turn` (other models came first), `drain` (requests of
     a worker that had to go), `unload` (a worker ended), `memory` (memory came back), `load`, `crash` (the pause after one),
     `health` (the worker did not answer), `retry` (the first worker ended), `handover`.
@@ -208,7 +208,7 @@ async def cancel_request(api: Api, id: str) -> CancelledRequest:
 async def list_decisions(api: Api, query: DecisionQuery) -> Response:
     """The last decisions, oldest first.
 
-    [Operations](operations.md#decisions) lists the kinds.
+    [Log and decisions](log.md#decisions) lists the kinds.
     """
     daemon = api.daemon
     about = None if query.model is None else _subject(daemon, query.model)

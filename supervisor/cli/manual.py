@@ -1,6 +1,6 @@
 """The manual page, made of the commands' own help: `llmux man` prints it, and the wheel brings it as share/man/man1/llmux.1.
 
-Also how commands and their arguments are written, for docs/cli.md.
+Also how commands and their arguments are written, for docs/reference/cli.md.
 """
 
 from __future__ import annotations

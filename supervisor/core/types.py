@@ -184,7 +184,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Numbers of the scheduler; docs/configuration.md explains them. Seconds unless the name says otherwise."""
+    """Numbers of the scheduler; docs/reference/configuration.md explains them. Seconds unless the name says otherwise."""
 
     queue_total: int = 512
     queue_per_model: int = 64

@@ -1,7 +1,7 @@
 """How the API is described: an `Operation` for each method of a path, with JSON schemas, from structs or in few words.
 
 A dialect lists its own in a module called `operations`; those of the daemon follow from its functions (`supervisor.api`). Of all
-of them `/openapi.json` is made (`supervisor.api.openapi`), and docs/api.md (`tools.api_page`).
+of them `/openapi.json` is made (`supervisor.api.openapi`), and docs/reference/api.md (`tools.api_page`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Operation:
     method: Method
     path: str  # /v1/models/{name}
     summary: str  # a short sentence
-    description: str = ""  # Markdown; links are docs/api.md's
+    description: str = ""  # Markdown; links are docs/reference/api.md's
     scope: Scope | None = "inference"  # None: open to all
     parameters: tuple[Parameter, ...] = ()
     request: Schema | None = None

@@ -1,7 +1,7 @@
 """Each field that the SDKs of OpenAI, Anthropic and Ollama know is used, refused by name, or named as ignored; none is a 500.
 
 The fields and their kinds are read from the SDKs themselves, so that a new one is asked about here. What became of each is kept
-in tests/golden/request_fields.json (`make golden` writes it anew). `make docs` puts it on docs/request-fields.md, beside what the
+in tests/golden/request_fields.json (`make golden` writes it anew). `make docs` puts it on docs/reference/request-fields.md, beside what the
 types of the dialects say of the field.
 """
 
@@ -152,7 +152,7 @@ class TestFields:
 
 
 def became(field, told):
-    """What became of it, as docs/request-fields.md calls that."""
+    """What became of it, as docs/reference/request-fields.md calls that."""
     named = told.headers.get("x-llmux-ignored", "").split(", ")
     if any(name == field or name.startswith((f"{field}.", f"{field}[")) for name in named):
         return "ignored"

@@ -64,7 +64,7 @@ BEFORE = {
 
 RUNNING = {
     "deploy/traefik/README.md": "llmux serve",
-    "docs/api.md": "llmux demo",
+    "docs/reference/api.md": "llmux demo",
     "docs/operations.md": "llmux demo",
     "docs/tasks.md": "llmux demo",
     "docs/terminal.md": "llmux demo",

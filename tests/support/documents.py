@@ -17,6 +17,7 @@ PAGES = sorted(
     [
         *(REPOSITORY / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
         *(REPOSITORY / "docs").glob("*.md"),
+        *(REPOSITORY / "docs" / "reference").glob("*.md"),
         *(REPOSITORY / "deploy").glob("*/README.md"),
         *(REPOSITORY / "config" / "examples").glob("*/README.md"),
     ]

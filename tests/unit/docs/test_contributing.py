@@ -16,6 +16,9 @@ from tests.support.cases import cases
 from tests.support.contributing import NAME
 from tests.unit.docs.test_docs import DOCS, PAGES, ROOT, part, rows, text
 
+REFERENCE = DOCS / "reference"
+SETTINGS = "reference/configuration.md"
+
 
 def make_targets() -> set[str]:
     """Those that `make help` lists."""
@@ -97,7 +100,7 @@ class TestAddARuntime:
         assert set(rows(part(page, own))) == {"path", "binary", "batch_size", "extra_args"}
         headings = [line for line in page.splitlines() if line.startswith(("## ", "### "))]
         assert headings[headings.index(own) - 1] == f"### {REGISTRY.names()[-1]}"
-        assert page.replace(own + part(page, own), "") == generator.render(text("configuration.md"))
+        assert page.replace(own + part(page, own), "") == generator.render(text(SETTINGS), REFERENCE)
 
     def test_it_is_in_the_tables_and_in_the_schema(self, generator):
         pages = {path.name: page for path, page in generator.outputs(contributing.registry())}
@@ -107,11 +110,11 @@ class TestAddARuntime:
 
     def test_writing_again_changes_nothing(self, generator):
         registry = contributing.registry()
-        for path in DOCS.glob("*.md"):
-            once = generator.render(path.read_text(encoding="utf-8"), registry)
-            assert generator.render(once, registry) == once
+        for path in DOCS.rglob("*.md"):
+            once = generator.render(path.read_text(encoding="utf-8"), path.parent, registry)
+            assert generator.render(once, path.parent, registry) == once
 
     def test_what_was_written_for_a_runtime_that_is_gone_is_named(self, generator):
-        page = generator.render(text("configuration.md"), contributing.registry())
+        page = generator.render(text(SETTINGS), REFERENCE, contributing.registry())
         with pytest.raises(LookupError, match=f"'model of {NAME}'"):
-            generator.render(page)
+            generator.render(page, REFERENCE)

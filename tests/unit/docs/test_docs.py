@@ -152,19 +152,19 @@ class TestGenerated:
 
 
 class TestConfiguration:
-    """Every setting is in docs/configuration.md."""
+    """Every setting is in docs/reference/configuration.md."""
 
     def test_settings(self, generator):
-        known = set(rows(generator.render(text("configuration.md"))))
+        known = set(rows(generator.render(text("reference/configuration.md"), DOCS / "reference")))
         keys = {key for definition in schema()["$defs"].values() for key in definition.get("properties", {})}
         assert set() == keys - known - {"params", "physical"}
 
     def test_fields_of_keys(self):
-        assert set(_KeyConfig.model_fields) == set(rows(part(text("configuration.md"), "## API keys")))
+        assert set(_KeyConfig.model_fields) == set(rows(part(text("reference/configuration.md"), "## API keys")))
 
     def test_environment_variables(self):
         written = {name for path in SOURCES for name in re.findall(r"LLMUX_[A-Z_]*[A-Z]", path.read_text())}
-        known = set(rows(part(text("configuration.md"), "## Environment variables")))
+        known = set(rows(part(text("reference/configuration.md"), "## Environment variables")))
         assert set() == {name for name in written if name not in known and "__" not in name}
 
     @cases("page", PAGES, ids=lambda page: page.stem)
@@ -185,29 +185,31 @@ class TestConfiguration:
 
 
 class TestApi:
-    """Every endpoint and every field of the admin API is in docs/api.md."""
+    """Every endpoint and every field of the admin API is in docs/reference/api.md."""
 
     def test_operations(self):
         """Those of the OpenAPI document, of which tests/unit/http/test_openapi.py knows that it is complete."""
         told = [operation for section in sections() for operation in section.operations]
         names = {f"{each.method} {path}" for each in told for path in (each.path, *each.aliases)}
-        headings = "".join(re.findall(r"^### .*$", text("api.md"), re.MULTILINE))
+        headings = "".join(re.findall(r"^### .*$", text("reference/api.md"), re.MULTILINE))
         assert names == set(re.findall(r"`([A-Z]+ \S+)`", headings))
 
     def test_fields(self):
         keys = {*ModelView.__struct_encode_fields__, *Device.__struct_encode_fields__}
-        administration = part(text("api.md"), "## Administration")
+        administration = part(text("reference/api.md"), "## Administration")
         assert set() == {key for key in keys if not re.search(rf"`{key}(\[\])?`", administration)}
 
     def test_metrics(self):
         source = ast.parse((ROOT / "supervisor" / "daemon" / "metrics.py").read_text(encoding="utf-8"))
         texts = {value for node in ast.walk(source) if (value := constant(node))}
         ours = {value for value in texts if re.fullmatch(r"(llmux|gen_ai)_\w+", value)}
-        documented = set(rows(part(text("api.md"), "## Metrics")))
+        documented = set(rows(part(text("reference/metrics.md"), "# Metrics")))
         assert ours == {name.removesuffix("_total") for name in documented}
 
     def test_footprint_sources(self):
-        assert set() == {source.value for source in FootprintSource if f"`{source.value}`" not in text("api.md")}
+        assert set() == {
+            source.value for source in FootprintSource if f"`{source.value}`" not in text("reference/api.md")
+        }
 
     def test_response_headers(self):
         written = {
@@ -215,15 +217,15 @@ class TestApi:
             for path in (ROOT / "supervisor").rglob("*.py")
             for match in re.findall(r'\(b"(x-[a-z-]+|openai-[a-z-]+)", ', path.read_text(encoding="utf-8"))
         }
-        assert set() == written - {"x-accel-buffering"} - set(rows(text("api.md")))
+        assert set() == written - {"x-accel-buffering"} - set(rows(text("reference/api.md")))
 
 
 class TestErrorCodes:
-    """Every code is in docs/operations.md, with the status it comes with."""
+    """Every code is in docs/reference/errors.md, with the status it comes with."""
 
     @staticmethod
     def documented() -> dict[str, str]:
-        return rows(part(text("operations.md"), "## Error codes"))
+        return rows(part(text("reference/errors.md"), "## Error codes"))
 
     @staticmethod
     def classes() -> dict[str, type[LlmuxError]]:
@@ -272,17 +274,17 @@ class TestErrorCodes:
 
 
 class TestOperations:
-    """Kinds of decisions, classes of crashes, alerts and log events are in docs/operations.md."""
+    """Kinds of decisions, classes of crashes, alerts and log events are in docs/reference/."""
 
     def test_decisions(self):
         kinds = {"admit", "evict", "wait", "refuse"}  # the planner's answers
         for call in calls():
             if named(call) in {"decide", "Decided"} and call.args:
                 kinds |= constants(call.args[0])
-        assert kinds | self.alerts() - {"model.failed"} == set(rows(part(text("operations.md"), "### Decisions")))
+        assert kinds | self.alerts() - {"model.failed"} == set(rows(part(text("reference/log.md"), "## Decisions")))
 
     def test_crashes(self):
-        assert {kind.value for kind in CrashClass} == set(rows(part(text("operations.md"), "### Crashes")))
+        assert {kind.value for kind in CrashClass} == set(rows(part(text("reference/errors.md"), "## Crashes")))
 
     def test_log_events(self):
         events = {"log.dropped"}  # not logged, but put where lines are missing
@@ -291,10 +293,10 @@ class TestOperations:
             is_log = isinstance(owner, ast.Name) and owner.id == "log"
             if is_log and named(call) in {"info", "warning", "error", "exception"} and call.args:
                 events.add(constant(call.args[0]))
-        assert events == set(rows(part(text("operations.md"), "## Log")))
+        assert events == set(rows(part(text("reference/log.md"), "## Log")))
 
     def test_alerts(self):
-        line = rows(part(text("operations.md"), "## Log"))["alert.raised"]
+        line = rows(part(text("reference/log.md"), "## Log"))["alert.raised"]
         assert set() == {code for code in self.alerts() if f"`{code}`" not in line}
 
     @staticmethod
@@ -369,7 +371,8 @@ class TestMentions:
 
     def test_every_page_is_in_the_index(self):
         linked = {link.partition("#")[0] for link in _LINK.findall(text("README.md"))}
-        assert set() == {path.name for path in DOCS.glob("*.md")} - {"README.md"} - linked
+        pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+        assert {page for page in pages - linked if not page.startswith("adr/")} == {"README.md"}
 
     def test_pages_named_in_sources(self):
         named_pages = {page for path in SOURCES for page in re.findall(r"\bdocs/[\w/.-]+\.md", path.read_text())}

@@ -94,6 +94,6 @@ class TestParts:
     def test_all_kinds_are_documented(self):
         from pathlib import Path
 
-        page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+        page = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text()
         assert [kind for kind in WaitKind if f"`{kind.value}`" not in page] == []
         assert BODY.kind is WaitKind.BODY

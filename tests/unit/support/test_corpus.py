@@ -43,8 +43,8 @@ def asked() -> set[tuple[str, str]]:
 
 
 def documented_codes() -> set[str]:
-    """The codes of docs/operations.md that clients get."""
-    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    """The codes of docs/reference/errors.md that clients get."""
+    page = (REPOSITORY / "docs" / "reference" / "errors.md").read_text()
     table = page.partition("\n## Error codes\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*`) \| (\d+) \|", table, re.MULTILINE)
     return {code for cell, _ in rows for code in re.findall(r"`(\w+)`", cell)}
