@@ -1,0 +1,1 @@
+"""Jobs: everything that runs longer than the request that asked for it."""

@@ -1,0 +1,169 @@
+"""All jobs, of every kind: their records on disk and in memory, who may see them, how long they stay, and who waits for a change.
+
+What a kind does is its own module's: `inference` sends requests, `batches` sends the lines of files, `loads` watches models come,
+`pulls` fetches files. Each registers how its jobs are cancelled and how long they stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+from pydantic import JsonValue
+
+from supervisor.errors import NotFoundError
+from supervisor.io.store import Entry, NotSavedError, Store
+from supervisor.jobs.job import AnyJob, Job
+
+SWEEP_S: Final = 60.0
+_COLLECTION: Final = "jobs"
+
+JobT = TypeVar("JobT", bound=Job)
+
+log = structlog.get_logger("llmux.jobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is that isn't over."""
+
+    share: float | None = None  # of it that is done, from 0 to 1; None: unknown
+    eta_s: float | None = None  # how much longer it takes; None: unknown
+    message: str = ""  # why it waits, or what it does
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the module of a kind does for its jobs."""
+
+    cancel: Callable[[Any], Awaitable[None]]
+    """Ends a job, wherever it stands. One that is over stays as it is. Raises LlmuxError."""
+    progress: Callable[[Any], Progress] = lambda _: Progress()
+    most: int = 10_000
+    """So many jobs that have ended are kept."""
+    keep_s: Callable[[], float] = lambda: float("inf")
+    """How long a job that has ended is kept."""
+    forget: Callable[[Sequence[Any]], None] = lambda _: None
+    """Removes what these jobs have besides their records."""
+
+
+@dataclass(slots=True)
+class Jobs:
+    """One for each daemon. Use from the event loop's thread."""
+
+    kinds: dict[type[Job], Kind] = field(default_factory=dict)
+    _store: Store | None = None
+    _all: dict[str, Job] = field(default_factory=dict)  # oldest first
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _sweeping: asyncio.Task[None] | None = None
+
+    def open(self, store: Store, owners: Mapping[str, str] | None = None) -> None:
+        """Read the jobs that are kept. A row that can't be read is logged, and stays. `owners`: see `job.former_owners`."""
+        self._store = store
+        found: list[Job] = []
+        for name, row in store.items(_COLLECTION).items():
+            try:
+                found.append(msgspec.convert(row, AnyJob))  # type: ignore[arg-type]
+            except msgspec.ValidationError as error:
+                log.warning("job.unreadable", job=name, reason=str(error))
+        for job in sorted(found, key=lambda job: (job.created_at, job.id)):
+            job.owner = (owners or {}).get(job.owner or "", job.owner)
+            self._all[job.id] = job
+
+    def start(self) -> None:
+        """Forget jobs whose time is over, from now on."""
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweep(), name="jobs")
+
+    def stop(self) -> None:
+        """Undo `start`."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+
+    # ------------------------------------------------------------------------------------------------------------ reading
+
+    def of(self, kind: type[JobT]) -> list[JobT]:
+        """The jobs of a kind, and of kinds made from it, the oldest first."""
+        return [job for job in self._all.values() if isinstance(job, kind)]
+
+    def get(self, job_id: str) -> Job | None:
+        """The job of this id."""
+        return self._all.get(job_id)
+
+    def find(self, kind: type[JobT], job_id: str, owner: str | None, *, is_admin: bool, noun: str = "job") -> JobT:
+        """The job, for its owner or for an admin. Raises NotFoundError."""
+        job = self._all.get(job_id)
+        if not isinstance(job, kind) or not (is_admin or job.owner == owner):
+            raise NotFoundError(f"There is no {noun} {job_id[:100]!r}, or no longer.", code=f"{noun}_not_found")
+        return job
+
+    def listing(self, kind: type[JobT], owner: str | None, *, is_admin: bool) -> list[JobT]:
+        """The owner's jobs of a kind, the newest first; an admin sees all."""
+        return [job for job in reversed(self.of(kind)) if is_admin or job.owner == owner]
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until any job has changed, or so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    # ------------------------------------------------------------------------------------------------------------ writing
+
+    def add(self, job: Job) -> None:
+        """From now on it is found."""
+        self._all[job.id] = job
+        self.wake()
+
+    async def save(self, job: Job, also: Mapping[Entry, JsonValue] | None = None) -> None:
+        """Write it down, in one step with what `also` has. Raises NotSavedError: then nothing was written."""
+        await self._change({(_COLLECTION, job.id): msgspec.to_builtins(job), **(also or {})})
+
+    async def forget(self, jobs: Iterable[Job]) -> None:
+        """Remove these with all that they have. Raises NotSavedError: then the records stay."""
+        gone = [*jobs]
+        if not gone:
+            return
+        await self._change({(_COLLECTION, job.id): None for job in gone})
+        for job in gone:
+            self._all.pop(job.id, None)
+            self.kinds[type(job)].forget([job])
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake whoever waits in `changed`."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def cancel(self, job: Job) -> None:
+        """End it, wherever it stands; one that is over stays as it is. Raises LlmuxError where it can't be ended."""
+        if not job.is_over:
+            await self.kinds[type(job)].cancel(job)
+
+    async def expire(self) -> None:
+        """Forget jobs that have been kept long enough, and of too many the oldest."""
+        now, old = time.time(), []
+        for of_type, kind in self.kinds.items():
+            over = [job for job in self._all.values() if type(job) is of_type and job.ended_at is not None]
+            before, surplus = now - kind.keep_s(), len(over) - kind.most
+            old += [job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before]
+        try:
+            await self.forget(old)
+        except NotSavedError as error:
+            log.warning("job.not_kept", reason=error.message)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.expire()
+
+    async def _change(self, entries: Mapping[Entry, JsonValue]) -> None:
+        assert self._store is not None
+        async with self._store.transaction() as changes:
+            changes.update(entries)
