@@ -69,7 +69,7 @@ class Jobs:
         found: list[Job] = []
         for name, row in store.items(_COLLECTION).items():
             try:
-                found.append(msgspec.convert(row, AnyJob))  # type: ignore[arg-type]
+                found.append(msgspec.convert(row, AnyJob))
             except msgspec.ValidationError as error:
                 log.warning("job.unreadable", job=name, reason=str(error))
         for job in sorted(found, key=lambda job: (job.created_at, job.id)):
