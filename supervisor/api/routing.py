@@ -6,7 +6,7 @@ from typing import Final
 
 from starlette.routing import Route
 
-from supervisor.api import batches, clients, configuration, daemon, health, jobs, memory, models, requests
+from supervisor.api import all_jobs, batches, clients, configuration, daemon, health, jobs, memory, models, requests
 from supervisor.api.operation import Api
 from supervisor.gateway.operation import Endpoint, Group, pattern
 from supervisor.schema.operation import Scope
@@ -16,6 +16,7 @@ GROUPS: Final[tuple[Group, ...]] = (
     batches.GROUP,
     health.GROUP,
     models.GROUP,
+    all_jobs.GROUP,
     memory.GROUP,
     requests.GROUP,
     clients.GROUP,

@@ -24,6 +24,7 @@ from supervisor.cli.commands.clients import clients
 from supervisor.cli.commands.completion import completion
 from supervisor.cli.commands.config import config, reload_
 from supervisor.cli.commands.doctor import doctor
+from supervisor.cli.commands.jobs import jobs
 from supervisor.cli.commands.keys import keys
 from supervisor.cli.commands.lease import lease
 from supervisor.cli.commands.loads import loads
@@ -64,6 +65,7 @@ COMMANDS = (
     clients,
     token,
     loads,
+    jobs,
     runtimes,
     pull,
     record,

@@ -55,6 +55,53 @@ class JobList(Struct):
     has_more: bool
 
 
+JobKind = Literal["inference", "response", "line", "batch", "load", "pull"]
+AnyState = Literal["queued", "running", "completed", "failed", "cancelled", "expired", "interrupted"]
+
+
+class JobSummary(Struct, gc=False):
+    """A job of any kind, as operators see it."""
+
+    id: str
+    object: Literal["job"]
+    kind: Annotated[
+        JobKind,
+        doc(
+            "`inference` (a job of a client), `response` (one in the background), `batch`, `line` (of a batch), `load` (of a"
+            " model), `pull` (of a model's files)."
+        ),
+    ]
+    state: Annotated[AnyState, doc("`expired`: its time was over. `interrupted`: llmux ended before it was done.")]
+    model: Annotated[str | None, doc("The model, as it was asked for; null: several, or none.")]
+    owner: Annotated[str | None, doc("The name of the key that made it, or its id if the key is gone; null: no key did.")]
+    created_at: Annotated[float, doc(_WHEN)]
+    started_at: Annotated[float | None, doc(_WHEN)]
+    ended_at: Annotated[float | None, doc(_WHEN)]
+    progress: Annotated[float | None, doc("The share that is done, from 0 to 1; null: unknown.")]
+    eta_s: Annotated[float | None, doc("How much longer it takes; null: unknown.")]
+    expected_s: Annotated[float | None, doc("Of a load: how long the model's last load took; else null.")]
+    message: Annotated[str | None, doc("Why it waits, what it does now, or why it ended; null: nothing is known.")]
+    details: Annotated[str | None, doc("The path of the operation that answers all that is known of it; null: there is none.")]
+    result: Annotated[str | None, doc("The path of its result; null: there is none.")]
+
+
+class JobSummaryList(Struct):
+    """Jobs of all kinds, the newest first."""
+
+    object: Literal["list"]
+    data: list[JobSummary]
+    has_more: bool
+
+
+class JobSummaryQuery(Struct):
+    """Which jobs of all kinds."""
+
+    limit: Annotated[Annotated[int, Meta(ge=1, le=1000)], doc("How many at most; 100 by default.")] = 100
+    kind: Annotated[JobKind | None, doc("Only those of this kind. Without it lines of batches are left out.")] = None
+    state: Annotated[AnyState | None, doc("Only those in this state.")] = None
+    model: Annotated[str | None, doc("Only those of this model.")] = None
+
+
 class JobQuery(Struct):
     """Which jobs."""
 

@@ -3,8 +3,8 @@
 import { html } from "../vendor/htm-preact.js";
 import { History } from "./history.js";
 import { RecentDecisions } from "./decisions.js";
+import { Jobs } from "./jobs.js";
 import { state } from "./live.js";
-import { Loads } from "./loads.js";
 import { Memory } from "./memory.js";
 import { Models } from "./models.js";
 import { Requests } from "./requests.js";
@@ -38,7 +38,7 @@ export const Overview = () => html`
   <${Memory} />
   <${Sets} />
   <${Models} />
-  <${Loads} />
+  <${Jobs} />
   <${Tasks} />
   <${History} />
   <div class="columns"><${Requests} /><${RecentDecisions} /></div>
