@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 from pydantic import JsonValue
 
 from supervisor.errors import NotFoundError
@@ -50,7 +51,7 @@ class Kind:
     keep_s: Callable[[], float] = lambda: float("inf")
     """How long a job that has ended is kept."""
     forget: Callable[[Sequence[Any]], None] = lambda _: None
-    """Removes what these jobs have besides their records."""
+    """Removes what these jobs have besides their records, once those are gone, or to make room where they can't go."""
 
 
 @dataclass(slots=True)
@@ -58,9 +59,13 @@ class Jobs:
     """One for each daemon. Use from the event loop's thread."""
 
     kinds: dict[type[Job], Kind] = field(default_factory=dict)
+    on_sweep: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """Called from time to time, after `expire`."""
+    version: int = 0  # another one after each change
     _store: Store | None = None
     _all: dict[str, Job] = field(default_factory=dict)  # oldest first
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sweeping: asyncio.Task[None] | None = None
 
     def open(self, store: Store, owners: Mapping[str, str] | None = None) -> None:
@@ -121,16 +126,39 @@ class Jobs:
         self._all[job.id] = job
         self.wake()
 
-    async def save(self, job: Job, also: Mapping[Entry, JsonValue] | None = None) -> None:
-        """Write it down, in one step with what `also` has. Raises NotSavedError: then nothing was written."""
-        await self._change({(_COLLECTION, job.id): msgspec.to_builtins(job), **(also or {})})
+    async def save(self, job: Job) -> None:
+        """Write it down. Raises NotSavedError."""
+        await self._change({(_COLLECTION, job.id): msgspec.to_builtins(job)})
+
+    async def change(self, job: Job, also: Mapping[Entry, JsonValue] | None = None, **changes: object) -> None:
+        """Write down its changed fields, in one step with what `also` has, and only then change them.
+
+        Raises NotSavedError: then nothing has changed. One change comes after the other.
+        """
+        async with self._turn:
+            row = msgspec.to_builtins(replace(job, **changes))
+            await self._change({(_COLLECTION, job.id): row, **(also or {})})
+            for name, value in changes.items():
+                setattr(job, name, value)
+        self.wake()
+
+    def drop(self, job: Job) -> None:
+        """From now on it isn't found. Its record stays until `forget`."""
+        self._all.pop(job.id, None)
+        self.wake()
 
     async def forget(self, jobs: Iterable[Job]) -> None:
-        """Remove these with all that they have. Raises NotSavedError: then the records stay."""
+        """Remove these with all that they have. Raises NotSavedError: then their records stay."""
         gone = [*jobs]
         if not gone:
             return
-        await self._change({(_COLLECTION, job.id): None for job in gone})
+        records: dict[Entry, JsonValue] = {(_COLLECTION, job.id): None for job in gone}
+        try:
+            await self._change(records)
+        except NotSavedError:
+            for job in gone:  # perhaps the disk is full of them
+                self.kinds[type(job)].forget([job])
+            await self._change(records)
         for job in gone:
             self._all.pop(job.id, None)
             self.kinds[type(job)].forget([job])
@@ -138,6 +166,7 @@ class Jobs:
 
     def wake(self) -> None:
         """Wake whoever waits in `changed`."""
+        self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -146,11 +175,20 @@ class Jobs:
         if not job.is_over:
             await self.kinds[type(job)].cancel(job)
 
+    async def remove(self, job: Job) -> None:
+        """End it, and forget it. Raises LlmuxError where it can't be ended, or can't be forgotten."""
+        await self.cancel(job)
+        await self.forget([job])
+
     async def expire(self) -> None:
         """Forget jobs that have been kept long enough, and of too many the oldest."""
         now, old = time.time(), []
-        for of_type, kind in self.kinds.items():
-            over = [job for job in self._all.values() if type(job) is of_type and job.ended_at is not None]
+        ended: dict[type[Job], list[Job]] = {}
+        for job in self._all.values():
+            if job.ended_at is not None:
+                ended.setdefault(type(job), []).append(job)
+        for of_type, over in ended.items():
+            kind = self.kinds[of_type]
             before, surplus = now - kind.keep_s(), len(over) - kind.most
             old += [job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before]
         try:
@@ -162,6 +200,8 @@ class Jobs:
         while True:
             await asyncio.sleep(SWEEP_S)
             await self.expire()
+            for sweep in self.on_sweep:
+                await sweep()
 
     async def _change(self, entries: Mapping[Entry, JsonValue]) -> None:
         assert self._store is not None
