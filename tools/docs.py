@@ -271,7 +271,7 @@ def transitions() -> str:
 
 def rooms() -> str:
     """What each room of the supervisor imports of the others, from the source."""
-    order = ("cli", "http", "dialects", "daemon", "gateway", "engine", "fleet", "catalog", "io", "core")
+    order = ("cli", "http", "dialects", "daemon", "jobs", "gateway", "engine", "fleet", "catalog", "io", "core")
     rows = []
     for room in order:
         text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "supervisor" / room).rglob("*.py"))

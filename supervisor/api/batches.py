@@ -1,4 +1,4 @@
-"""Files of requests, and batches that answer them, as OpenAI's API has them; see `daemon.files` and `daemon.batches`.
+"""Files of requests, and batches that answer them, as OpenAI's API has them; see `jobs.files` and `jobs.batches`.
 
 The form of an upload is written to disk as it comes, never held.
 """
@@ -16,15 +16,16 @@ from starlette.responses import Response, StreamingResponse
 
 from supervisor.api.jobs import PIECE, pieces_of
 from supervisor.api.operation import Api
-from supervisor.daemon.batch import ENDPOINTS, Batch
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.files import File
-from supervisor.daemon.job import KEPT_HEADERS, owner_of
 from supervisor.dialects import dialect_of
 from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
 from supervisor.gateway.disconnect import ClientDisconnectedError, Receive
 from supervisor.gateway.head import head_of
 from supervisor.gateway.operation import Group
+from supervisor.jobs.batch_file import ENDPOINTS
+from supervisor.jobs.batches import status_of
+from supervisor.jobs.files import File
+from supervisor.jobs.job import KEPT_HEADERS, Batch, owner_of
 from supervisor.schema import job as schema
 from supervisor.schema.operation import FORM, Example
 
@@ -73,7 +74,7 @@ async def list_files(api: Api, query: schema.FileQuery, request: Request) -> sch
     daemon = api.daemon
     await daemon.batches.expire()
     owner, is_admin = owner_of(request.scope["state"])
-    files = daemon.jobs.files.listing(owner, is_admin=is_admin)
+    files = daemon.files.listing(owner, is_admin=is_admin)
     found = [file for file in files if query.purpose in {None, file.purpose}]
     if query.order == "desc":
         found.reverse()
@@ -103,7 +104,7 @@ async def read_file_content(api: Api, id: str, request: Request) -> Response:
     Of an output, a line for each request: `id`, `custom_id`, `response` (`status_code`, `request_id`, `body`) and `error`.
     """
     found = await _found_file(api.daemon, request, id)
-    file = await api.daemon.jobs.files.open_file(found.id)
+    file = await api.daemon.files.open_file(found.id)
     size = str(os.fstat(file.fileno()).st_size)
     return StreamingResponse(pieces_of(file), 200, {"content-length": size}, "application/octet-stream")
 
@@ -120,7 +121,7 @@ async def _found_file(daemon: Daemon, request: Request, file_id: str) -> File:
     """A file that this request may see. Raises NotFoundError."""
     await daemon.batches.expire()
     owner, is_admin = owner_of(request.scope["state"])
-    return daemon.jobs.files.find(file_id, owner, is_admin=is_admin)
+    return daemon.files.find(file_id, owner, is_admin=is_admin)
 
 
 def _file(daemon: Daemon, file: File) -> schema.File:
@@ -198,7 +199,7 @@ async def list_batches(api: Api, query: schema.BatchQuery, request: Request) -> 
     """The batches of this key, newest first; with the scope `admin` all."""
     await api.daemon.batches.expire()
     owner, is_admin = owner_of(request.scope["state"])
-    found = api.daemon.batches.listing(owner, is_admin=is_admin)
+    found = api.daemon.jobs.listing(Batch, owner, is_admin=is_admin)
     page, has_more = _page(found, query.after, query.limit)
     data = [await _view(api.daemon, batch) for batch in page]
     return schema.BatchList("list", data, *_ends(page), has_more=has_more)
@@ -237,7 +238,7 @@ async def _found_batch(daemon: Daemon, request: Request, batch_id: str) -> Batch
     """A batch that this request may see. Raises NotFoundError."""
     await daemon.batches.expire()
     owner, is_admin = owner_of(request.scope["state"])
-    return daemon.batches.find(batch_id, owner, is_admin=is_admin)
+    return daemon.jobs.find(Batch, batch_id, owner, is_admin=is_admin, noun="batch")
 
 
 def _endpoint(daemon: Daemon, asked: str) -> str:
@@ -280,7 +281,7 @@ async def _view(daemon: Daemon, batch: Batch) -> schema.Batch:
         errors=schema.BatchProblems("list", problems) if problems else None,
         input_file_id=batch.input_file,
         completion_window=batch.window,
-        status=batch.state,
+        status=status_of(batch),
         output_file_id=batch.output_file if batch.has_output else None,
         error_file_id=batch.error_file if batch.has_errors else None,
         created_at=int(batch.created_at),
@@ -311,11 +312,11 @@ async def _uploaded(daemon: Daemon, request: Request) -> File:
     if int(request.headers.get("content-length", "0")) > limit + _FRAMING:
         raise _too_large(limit)
     owner, _ = owner_of(request.scope["state"])
-    jobs, form = daemon.jobs, _Form(boundary)
+    jobs, files, form = daemon.inference, daemon.files, _Form(boundary)
     if jobs.config.jobs_waiting == 0:
         raise UnavailableError("No jobs are taken here, and no files for them (limits.jobs_waiting: 0).")
     await daemon.batches.expire()
-    file = jobs.files.begin(owner, "batch")
+    file = files.begin(owner, "batch")
     try:
         waiting = bytearray()
         async for piece in _pieces(request.receive):
@@ -324,15 +325,15 @@ async def _uploaded(daemon: Daemon, request: Request) -> File:
                 raise _too_large(limit)
             if len(waiting) >= PIECE:
                 jobs.make_room(len(waiting))
-                await jobs.files.append(file, [bytes(waiting)], sync=False)
+                await files.append(file, [bytes(waiting)], sync=False)
                 waiting.clear()
         form.check()
         jobs.make_room(len(waiting))
-        await jobs.files.append(file, [bytes(waiting)])
+        await files.append(file, [bytes(waiting)])
         file.filename = form.filename
-        await jobs.files.keep(file)
+        await files.keep(file)
     finally:
-        jobs.files.drop(file)  # unless it is kept
+        files.drop(file)  # unless it is kept
     return file
 
 

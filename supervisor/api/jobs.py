@@ -1,13 +1,13 @@
-"""Jobs: inference requests whose clients don't wait; see `daemon.jobs`."""
+"""Jobs: inference requests whose clients don't wait; see `jobs.inference`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import nullcontext
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 import msgspec
 from starlette.requests import Request
@@ -15,17 +15,16 @@ from starlette.responses import Response, StreamingResponse
 
 from supervisor.api.operation import Api
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.job import KEPT_HEADERS, Job, owner_of
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
-from supervisor.gateway import request as gateway
 from supervisor.gateway.body.body import read_body
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.gateway.operation import Group
 from supervisor.io.request_buffer import Bytes, RequestBuffer
+from supervisor.jobs.job import KEPT_HEADERS, Inference, Job, owner_of
 from supervisor.schema import job as schema
 from supervisor.schema.operation import EVENTS, JSON, Example
 
@@ -69,7 +68,7 @@ async def create_job(api: Api, request: Request) -> Response:
     held = RequestBuffer(daemon.bodies)
     try:
         endpoint, model, body = await _asked(daemon, request, held)
-        job = await daemon.jobs.add(endpoint, model, headers, body, owner)
+        job = await daemon.inference.add(endpoint, model, headers, body, owner)
     finally:
         held.release()
     return Response(msgspec.json.encode(_view(daemon, job)), 202, {"location": f"/v1/jobs/{job.id}"}, JSON)
@@ -81,7 +80,7 @@ async def list_jobs(api: Api, query: schema.JobQuery, request: Request) -> schem
     jobs = api.daemon.jobs
     await jobs.expire()
     owner, is_admin = owner_of(request.scope["state"])
-    found = [job for job in jobs.listing(owner, is_admin=is_admin) if query.status in {None, job.state}]
+    found = [job for job in jobs.listing(Inference, owner, is_admin=is_admin) if query.status in {None, job.state}]
     data = [_view(api.daemon, job) for job in found[: query.limit]]
     return schema.JobList("list", data, has_more=len(found) > query.limit)
 
@@ -118,7 +117,7 @@ async def read_result(api: Api, id: str, request: Request) -> Response:
     job = await _found(api.daemon, request, id)
     if job.state != "completed":
         raise InvalidRequestError(f"{job.id} is {job.state}: it has no result.", code="job_not_completed")
-    file = await api.daemon.jobs.result(job)
+    file = await api.daemon.inference.result(job)
     size = str(os.fstat(file.fileno()).st_size)
     return StreamingResponse(pieces_of(file), job.status or 200, {"content-length": size}, job.content_type)
 
@@ -133,7 +132,8 @@ async def read_result(api: Api, id: str, request: Request) -> Response:
 )
 async def follow_job(api: Api, id: str, request: Request) -> Response:
     """Each change of it, as server-sent events `job`, the last one when it is over. A daemon that ends cuts the stream: ask again."""
-    return EventStream(_events(api.daemon, await _found(api.daemon, request, id)), nullcontext())
+    daemon, job = api.daemon, await _found(api.daemon, request, id)
+    return EventStream(events_of(daemon, job, lambda: _view(daemon, job)), nullcontext())
 
 
 @GROUP.operation(
@@ -179,7 +179,7 @@ async def _asked(daemon: Daemon, request: Request, held: RequestBuffer) -> tuple
 
 
 async def check_line(daemon: Daemon, endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
-    """See `daemon.batches.Check`."""
+    """See `jobs.batches.Check`."""
     dialect = dialect_of({"method": "POST", "path": endpoint, "headers": []})
     return await _checked(daemon, dialect, endpoint, body)
 
@@ -205,19 +205,19 @@ async def pieces_of(file: BinaryIO) -> AsyncIterator[bytes]:
             yield piece
 
 
-async def _found(daemon: Daemon, request: Request, job_id: str) -> Job:
+async def _found(daemon: Daemon, request: Request, job_id: str) -> Inference:
     """A job that this request may see. Raises NotFoundError."""
     await daemon.jobs.expire()
     owner, is_admin = owner_of(request.scope["state"])
-    return daemon.jobs.find(job_id, owner, is_admin=is_admin)
+    return daemon.jobs.find(Inference, job_id, owner, is_admin=is_admin)
 
 
-def _view(daemon: Daemon, job: Job) -> schema.Job:
+def _view(daemon: Daemon, job: Inference) -> schema.Job:
     keep_s = daemon.catalog.limits.jobs_keep_s
     return schema.Job(
         id=job.id,
         object="job",
-        status=job.state,
+        status=cast("schema.JobState", job.state),  # these neither expire nor are interrupted
         endpoint=job.endpoint,
         model=job.model,
         created_at=job.created_at,
@@ -225,8 +225,8 @@ def _view(daemon: Daemon, job: Job) -> schema.Job:
         ended_at=job.ended_at,
         expires_at=None if job.ended_at is None else round(job.ended_at + keep_s, 3),
         tries=job.tries,
-        ahead=daemon.jobs.ahead(job) if job.state == "queued" else 0,
-        progress=_progress(daemon, job) if job.state == "running" else None,
+        ahead=daemon.inference.ahead(job) if job.state == "queued" else 0,
+        progress=_progress(daemon, job),
         result=f"/v1/jobs/{job.id}/result" if job.result_bytes is not None else None,
         result_bytes=job.result_bytes,
         content_type=job.content_type or None,
@@ -234,10 +234,9 @@ def _view(daemon: Daemon, job: Job) -> schema.Job:
     )
 
 
-def _progress(daemon: Daemon, job: Job) -> schema.JobProgress | None:
+def _progress(daemon: Daemon, job: Inference) -> schema.JobProgress | None:
     """Where its request stands now; None between two tries."""
-    found = daemon.requests.find(job.request_id)
-    if not isinstance(found, gateway.Request):
+    if (found := daemon.inference.request_of(job)) is None:
         return None
     model = None if found.attempt.model is None else daemon.engine.model(found.attempt.model)
     return schema.JobProgress(
@@ -253,19 +252,19 @@ def _progress(daemon: Daemon, job: Job) -> schema.JobProgress | None:
 
 async def _look(daemon: Daemon, job: Job) -> None:
     """Its progress as a stream of events."""
-    if isinstance(found := daemon.requests.find(job.request_id), gateway.Request):
+    if isinstance(job, Inference) and (found := daemon.inference.request_of(job)) is not None:
         await daemon.steps.look([found])
 
 
-async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
-    """Each change of it, the last one when it is over. A daemon that ends or hands over cuts it short."""
+async def events_of(daemon: Daemon, job: Job, look: Callable[[], msgspec.Struct]) -> AsyncGenerator[bytes, None]:
+    """Each change of how it looks, the last one when it is over. A daemon that ends or hands over cuts it short."""
     sent, sent_at = None, 0.0
     while True:
         await _look(daemon, job)
-        view = _view(daemon, job)
+        view = look()
         if view != sent or time.monotonic() - sent_at > KEEPALIVE_S:
             yield b"" if view == sent else b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
             sent, sent_at = view, time.monotonic()
-        if job.is_over or daemon.jobs.is_paused:
+        if job.is_over or daemon.inference.is_paused:
             return
         await daemon.jobs.changed(LOOK_S)

@@ -268,7 +268,8 @@ async def _until_stopped(
     if shared is not None:
         background.append(asyncio.create_task(shared.run()))
     daemon.batches.start(application.check_line)
-    daemon.jobs.start(application.send_job)
+    daemon.inference.start(application.send_job)
+    daemon.jobs.start()
     # What an earlier daemon left; for its own it sees to that itself.
     asyncio.get_running_loop().call_later(daemon.pictures.keep_s + 1, daemon.pictures.expire)
     notify.notify("READY=1", f"STATUS=serving {len(daemon.catalog.listing())} models")
@@ -287,7 +288,8 @@ async def _until_stopped(
         log.info("daemon.stopping")
         notify.stopping(_longest_end_s(daemon))
         await daemon.batches.close()
-        await daemon.jobs.close()
+        await daemon.inference.close()
+        daemon.jobs.stop()
         await engine.shutdown()
     application.close()
     server.end()

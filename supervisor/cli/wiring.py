@@ -19,7 +19,6 @@ from supervisor.core.events import Configured
 from supervisor.core.types import DeviceId
 from supervisor.daemon.alert_hook import AlertHook
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.job import former_owners
 from supervisor.daemon.request_log import RequestLog
 from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
 from supervisor.daemon.shared_leases import SharedLeases
@@ -33,6 +32,7 @@ from supervisor.io.kept_bodies import KeptBodies
 from supervisor.io.lease_store import LeaseStore
 from supervisor.io.ports import PortRange
 from supervisor.io.store import FOOTPRINTS, Footprints, Store
+from supervisor.jobs.job import former_owners
 
 log = structlog.get_logger("llmux.daemon")
 
@@ -109,11 +109,12 @@ async def assemble(
         engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime, body_log=body_log
     )
     daemon.alerts = AlertHook(lambda: daemon.catalog.server.alerts, instance, log_dir)
+    daemon.responses.owners = owners = await former_owners(state, keyring.keys)
+    daemon.jobs.open(state, owners)
     daemon.restore(state)
     daemon.request_log = RequestLog(state, daemon.requests, daemon.wall_time(0.0), run)
     await daemon.request_log.open()
-    daemon.responses.owners = owners = await former_owners(state, keyring.keys)
-    daemon.jobs.open(state, server.state_dir, owners)
+    daemon.inference.open(server.state_dir)
     daemon.batches.open(state, server.state_dir, owners)
     daemon.responses.open(server.state_dir)
     daemon.pictures.open(server.state_dir)

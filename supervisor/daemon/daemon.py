@@ -12,11 +12,9 @@ from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.daemon.additions import Additions
 from supervisor.daemon.alert_hook import AlertHook
-from supervisor.daemon.batches import Batches
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.feed import Feed
 from supervisor.daemon.history import History
-from supervisor.daemon.jobs import Jobs
 from supervisor.daemon.loads import Loads
 from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.op_tokens import OpTokens
@@ -43,6 +41,10 @@ from supervisor.io.request_buffer import BodyBudget
 from supervisor.io.response_store import ResponseStore
 from supervisor.io.store import Store
 from supervisor.io.upstream import Upstream
+from supervisor.jobs.batches import Batches
+from supervisor.jobs.files import Files
+from supervisor.jobs.inference import InferenceJobs
+from supervisor.jobs.jobs import Jobs
 
 
 @dataclass(slots=True)
@@ -72,6 +74,8 @@ class Daemon:
     loads: Loads = field(init=False)
     steps: Steps = field(init=False)
     jobs: Jobs = field(default_factory=Jobs)
+    files: Files = field(default_factory=Files)
+    inference: InferenceJobs = field(init=False)
     batches: Batches = field(init=False)
     responses: ResponseStore = field(default_factory=ResponseStore)
     pictures: PictureStore = field(default_factory=PictureStore)
@@ -106,7 +110,8 @@ class Daemon:
         RunnerMetrics(self)
         self.partners = Partners(self.engine, self.sampler)
         self.loads = Loads(self)
-        self.batches = Batches(self.jobs, self.bodies)
+        self.inference = InferenceJobs(self.jobs, self.files, self.requests.find)
+        self.batches = Batches(self.inference, self.bodies)
         self.configure(self.catalog, self.keyring)
 
     def restore(self, store: Store) -> None:
@@ -141,7 +146,7 @@ class Daemon:
         )
         if self.body_log is not None:
             self.body_log.limit_to({model.id for model in catalog.models.values() if model.config.keep_bodies})
-        self.jobs.configure(limits)
+        self.inference.configure(limits)
         self.batches.line_limit = limits.body_mib << 20
         self.responses.configure(
             most_bytes=limits.responses_mib << 20, most=limits.responses_most, keep_s=limits.responses_keep_s

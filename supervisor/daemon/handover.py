@@ -222,7 +222,8 @@ class Handover:
         try:
             await self._calm(pidfd)
             await self._daemon.batches.close()
-            await self._daemon.jobs.close()  # its successor runs them
+            await self._daemon.inference.close()  # its successor runs them
+            self._daemon.jobs.stop()
             if self._daemon.request_log is not None:
                 await self._daemon.request_log.flush()
             for store in stores:
@@ -237,7 +238,8 @@ class Handover:
             for store in stores:
                 await store.take_back()
             self._daemon.batches.go_on()
-            self._daemon.jobs.go_on()
+            self._daemon.inference.go_on()
+            self._daemon.jobs.start()
             engine.post(HandoverEnded())
             raise
         finally:

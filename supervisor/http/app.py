@@ -25,7 +25,6 @@ from supervisor.api.operation import Api
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.editing import Editor
 from supervisor.daemon.handover import Handover
-from supervisor.daemon.job import KEY, Answer, Job
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.sets import Sets
 from supervisor.dialects import DIALECTS, dialect_of
@@ -47,6 +46,8 @@ from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.request_buffer import Bytes, RequestBuffer
+from supervisor.jobs.inference import Answer
+from supervisor.jobs.job import KEY, Inference
 
 MOST_PLACES: Final = 1024
 LONGEST_PLACE: Final = 256
@@ -98,12 +99,12 @@ class Application:
         self._auth = Auth(self._daemon.keyring, catalog.server, self._daemon.local_key)
         GuardedProtocol.configure(catalog.limits)
 
-    def send_job(self, job: Job, body: bytes) -> Awaitable[Answer]:
-        """See `daemon.jobs.Send`."""
+    def send_job(self, job: Inference, body: bytes) -> Awaitable[Answer]:
+        """See `jobs.inference.Send`."""
         return jobs.send(self._daemon, job, body)
 
     def check_line(self, endpoint: str, body: Bytes) -> Awaitable[tuple[str | None, Bytes]]:
-        """See `daemon.batches.Check`."""
+        """See `jobs.batches.Check`."""
         return check_line(self._daemon, endpoint, body)
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from runtimes.endpoints import aliases_of
 from supervisor.api.jobs import FOR_DAEMON
 from supervisor.catalog.keys import Key, Scope
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.job import Answer, Job, JobInterruptedError
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.dialects.responses.background import is_answered
@@ -30,6 +29,9 @@ from supervisor.gateway.error_response import error_body
 from supervisor.gateway.request import Request
 from supervisor.http.request_id import STATE_KEY
 from supervisor.io.request_buffer import Bytes, Gathered
+from supervisor.jobs.inference import Answer, JobInterruptedError
+from supervisor.jobs.job import Inference, Line
+from supervisor.jobs.job import Response as ResponseJob
 
 _FORMS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
 FORMS: Final = frozenset(each for path in _FORMS for each in (path, *aliases_of(path)))
@@ -37,11 +39,12 @@ FORMS: Final = frozenset(each for path in _FORMS for each in (path, *aliases_of(
 _Decoded = dict[str, Any]
 
 
-async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
-    """See `daemon.jobs.Send`."""
-    if job.response is not None and await is_answered(daemon, job.response):
+async def send(daemon: Daemon, job: Inference, body: bytes) -> Answer:
+    """See `jobs.inference.Send`."""
+    kept_as = job.response if isinstance(job, ResponseJob) else None
+    if kept_as is not None and await is_answered(daemon, kept_as):
         return Answer(200, "", b"")
-    if job.line is not None and await daemon.batches.is_done(job.line):
+    if isinstance(job, Line) and await daemon.batches.is_done(job):
         return Answer(200, "", b"")
     content_type = b"application/json"
     if job.endpoint in FORMS:
@@ -66,9 +69,9 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
     }
     limits = daemon.catalog.limits
     dialect, held = dialect_of(scope), Gathered(daemon.bodies, min(limits.body_mib, limits.jobs_mib) << 20)
-    response = _Response(body, held, is_kept=job.response is None)
+    response = _Response(body, held, is_kept=kept_as is None)
     del body  # the gateway's from now on: it counts it, and may write it to disk
-    request = Request(request_id, asyncio.get_running_loop().time(), dialect, response=job.response)
+    request = Request(request_id, asyncio.get_running_loop().time(), dialect, response=kept_as)
     job.request_id = request_id.decode()
     if job.owner is not None and daemon.keyring:
         request.key = _key(daemon, job.owner)
@@ -87,7 +90,7 @@ async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
         return _failed(error, dialect)
     else:
         answer = response.answer()
-        if answer.error is None and job.response is None:  # which is kept where it is looked for
+        if answer.error is None and kept_as is None:  # which is kept where it is looked for
             taken, held = held, Gathered()
             return replace(answer, held=taken)
         return replace(answer, body=b"")

@@ -334,11 +334,11 @@ TABLE: Final = (
         "kill -9 between an answer and its place on disk; a disk that is full then",
         "Each job, batch and response in the background is found after the restart. What was told as over stays as it was told, "
         "and no line of a batch that was answered is sent again.",
-        "`daemon/jobs`, `daemon/batches`, `dialects/responses/background`: a job is over, and its response or its line is told, "
+        "`jobs/inference`, `jobs/batches`, `dialects/responses/background`: a job is over, and its response or its line is told, "
         "when that is on disk; only then its request is forgotten.",
         (
-            "tests/unit/daemon/test_jobs.py::TestDurable",
-            "tests/unit/daemon/test_batches.py::TestRestart",
+            "tests/unit/jobs/test_inference.py::TestDurable",
+            "tests/unit/jobs/test_batches.py::TestRestart",
             "tests/e2e/http/test_batches.py::TestRestart",
         ),
     ),

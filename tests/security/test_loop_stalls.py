@@ -307,8 +307,8 @@ class Site:
         self.store = ResponseStore()
         self.store.configure(most_bytes=64 * SIZE, most=99, keep_s=600)
         self.store.open(folder)
-        jobs = SimpleNamespace(on_end=[], generating=lambda name: None, is_paused=False)
-        self.app = Starlette(routes=GROUP.routes(SimpleNamespace(responses=self.store, jobs=jobs)))
+        inference = SimpleNamespace(on_end={}, generating=lambda name: None, is_paused=False)
+        self.app = Starlette(routes=GROUP.routes(SimpleNamespace(responses=self.store, inference=inference)))
         self.kept = StoredResponse(
             None, Part(answer(text)), Part(items), "completed", is_background=True, is_streamed=True
         )

@@ -40,6 +40,7 @@ from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters import frames
 from supervisor.gateway.filters.stored_conversation import ConversationStore, StoredConversation
 from supervisor.gateway.filters.translation import StreamTranslation, TargetedTranslation, Translation
+from supervisor.jobs import job as jobs
 
 __all__ = ["RESPONSES", "Completion", "Responses"]
 
@@ -85,7 +86,7 @@ class Responses(OpenAI):
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """The operations on stored responses."""
-        daemon.jobs.on_end.append(partial(background.end, daemon))
+        daemon.inference.on_end[jobs.Response] = partial(background.end, daemon)
         return GROUP.routes(daemon)
 
     def translation(self, method: str, path: str) -> Translation | None:

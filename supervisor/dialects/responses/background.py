@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
 from starlette.responses import JSONResponse, Response
 
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.job import KEPT_HEADERS, Answer, Job, owner_of
 from supervisor.dialects.responses.decode import CreateResponse, keeping_of, unsupported
 from supervisor.dialects.responses.encode import ResponseTemplate
 from supervisor.dialects.responses.kept import continued, earlier, is_running, response_of
@@ -27,6 +27,9 @@ from supervisor.gateway.disconnect import Scope
 from supervisor.gateway.filters.event_stream import KEEPALIVE_S, EventStream
 from supervisor.io.response_store import PIECE, Part, StoredResponse
 from supervisor.io.store import NotSavedError
+from supervisor.jobs import job as jobs
+from supervisor.jobs.inference import Answer
+from supervisor.jobs.job import KEPT_HEADERS, owner_of
 
 ENDPOINT: Final = "/v1/responses"
 _encode: Final = msgspec.json.Encoder().encode
@@ -70,7 +73,7 @@ async def begin(daemon: Daemon, scope: Scope, raw: Bytes) -> Response:
     }
     try:
         await writing
-        await daemon.jobs.add(ENDPOINT, body.name, headers, data, owner, response=name)
+        await daemon.inference.add(ENDPOINT, body.name, headers, data, owner, partial(jobs.Response, response=name))
     except BaseException as error:
         await store.remove(name)
         if isinstance(error, OSError):
@@ -88,14 +91,12 @@ async def is_answered(daemon: Daemon, name: str) -> bool:
     return kept is not None and not is_running(kept)
 
 
-async def end(daemon: Daemon, job: Job, _answer: Answer | None) -> None:
-    """Keep how a job ended, if no response tells it, and return when that is on disk; see `Jobs.on_end`.
+async def end(daemon: Daemon, job: jobs.Response, _answer: Answer | None) -> None:
+    """Keep how a job ended, if no response tells it, and return when that is on disk; see `KeepEnd`.
 
     Raises NotSavedError.
     """
     name, store = job.response, daemon.responses
-    if name is None:
-        return
     kept = await store.find(name, job.owner, is_admin=True)
     log = store.logs.get(name)
     if kept is not None and is_running(kept):
@@ -125,7 +126,7 @@ async def end(daemon: Daemon, job: Job, _answer: Answer | None) -> None:
         log.tell()
 
 
-def _error(job: Job, last: bytes | None) -> Json:
+def _error(job: jobs.Response, last: bytes | None) -> Json:
     """Of a response that failed: as its job tells it, or its stream's last event."""
     error = job.error
     if error is None and last is not None and last.startswith(b"event: error\n"):
@@ -139,7 +140,7 @@ async def current(daemon: Daemon, name: str, kept: StoredResponse) -> Json:
     response = await response_of(kept)
     if not is_running(kept):
         return response
-    job = daemon.jobs.generating(name)
+    job = daemon.inference.generating(name)
     if job is None:  # it ended just now, or its job was lost
         again = await daemon.responses.find(name, kept.owner, is_admin=True)
         response = response if again is None else await response_of(again)
@@ -160,7 +161,7 @@ async def _events(daemon: Daemon, name: str, kept: StoredResponse, after: int) -
     store, at = daemon.responses, after + 1
     begun = await response_of(kept) if is_running(kept) else None
     while True:
-        is_coming = daemon.jobs.generating(name) is not None
+        is_coming = daemon.inference.generating(name) is not None
         log = store.logs.get(name) if begun is None or not is_coming else log_of(store.logs, name, begun)
         if log is None:
             async for piece in _behind(at, await store.events(name)):
@@ -172,7 +173,7 @@ async def _events(daemon: Daemon, name: str, kept: StoredResponse, after: int) -
             for start in range(0, len(sent), PIECE):
                 yield sent[start : start + PIECE]
             at += 1
-        if not is_coming or daemon.jobs.is_paused:
+        if not is_coming or daemon.inference.is_paused:
             return
         if (at >= len(log.events) or _is_last(log.events[at])) and not await log.changed(KEEPALIVE_S):
             yield b""

@@ -13,7 +13,6 @@ from starlette.responses import Response as HttpResponse
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.job import owner_of
 from supervisor.dialects.responses import background
 from supervisor.dialects.responses.kept import NULL, begin_of, full, id_of, is_running, items_of
 from supervisor.dialects.responses.types import (
@@ -30,6 +29,7 @@ from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.gateway.body.outline import Outline
 from supervisor.gateway.operation import Group
 from supervisor.io.response_store import StoredResponse
+from supervisor.jobs.job import owner_of
 from supervisor.schema.operation import EVENTS, JSON, Example, Parameter, schema_of
 
 INCLUDABLE: Final = (
@@ -140,7 +140,7 @@ async def delete_response(daemon: Daemon, id: str, request: Request) -> DeletedR
     Responses that went on from it keep what it said.
     """
     await _find(daemon, id, request)
-    if (job := daemon.jobs.generating(id)) is not None:
+    if (job := daemon.inference.generating(id)) is not None:
         await daemon.jobs.cancel(job)
     await daemon.responses.remove(id)
     return DeletedResponse(id, "response", deleted=True)
@@ -162,7 +162,7 @@ async def cancel_response(daemon: Daemon, id: str, request: Request) -> HttpResp
     kept = await _find(daemon, id, request)
     if not kept.is_background:
         raise InvalidRequestError("Cannot cancel a synchronous response.", param="response_id")
-    if (job := daemon.jobs.generating(id)) is not None:
+    if (job := daemon.inference.generating(id)) is not None:
         await daemon.jobs.cancel(job)
         kept = await _find(daemon, id, request)
     response = await background.current(daemon, id, kept)

@@ -15,7 +15,6 @@ from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.health import lifetime
-from supervisor.daemon.job import KEY
 from supervisor.daemon.op_tokens import FIELD
 from supervisor.dialects.runner import flush, lifecycle, types
 from supervisor.dialects.runner.capabilities import FRESH_S, RunnerApi
@@ -23,6 +22,7 @@ from supervisor.dialects.runner.models import model_of
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.gateway.operation import Group
 from supervisor.gateway.route.caching import check_tag
+from supervisor.jobs.job import KEY
 from supervisor.schema.operation import JSON, Example
 
 TASKS: Final = "/v1/models/load/"

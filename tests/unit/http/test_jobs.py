@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.daemon.job import Job
 from supervisor.errors import LlmuxError
 from supervisor.gateway.disconnect import ResponseBrokenError
 from supervisor.http.jobs import send
 from supervisor.io.request_buffer import BodyBudget, RequestBuffer
 from supervisor.io.response_store import ResponseStore
+from supervisor.jobs.job import Inference, Response
 
 MIB = 1 << 20
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
 
 
-def job() -> Job:
-    return Job("job_1", "/v1/chat/completions", "m", {}, None, 0.0)
+def job(make: Callable[..., Inference] = Inference) -> Inference:
+    return make(id="job_1", created_at=0.0, endpoint="/v1/chat/completions", model="m")
 
 
 class Scripted:
@@ -76,8 +78,7 @@ class TestAnswer:
         assert "limits.body_mib" in answer.error["message"]
 
     async def test_of_a_kept_response_nothing_is_kept_here(self):
-        daemon, one = Scripted(3), job()
-        one.response = "resp_1"
+        daemon, one = Scripted(3), job(partial(Response, response="resp_1"))
         answer = await send(daemon, one, b"{}")
         assert (answer.status, answer.body, daemon.bodies.used) == (200, b"", 0)
 

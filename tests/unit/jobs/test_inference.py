@@ -6,19 +6,28 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from supervisor.catalog.job_limits import JobsConfig
 from supervisor.catalog.keys import Key
-from supervisor.daemon import jobs as module
-from supervisor.daemon.job import Answer, Job, JobFullError, former_owners
-from supervisor.daemon.jobs import Jobs
+from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError, TooLargeError, UnavailableError
+from supervisor.gateway.request import Request
 from supervisor.io.store import NotSavedError, Store
+from supervisor.jobs import inference as module
+from supervisor.jobs import jobs as base
+from supervisor.jobs.files import Files
+from supervisor.jobs.inference import Answer, InferenceJobs, JobFullError
+from supervisor.jobs.job import Inference, Response, former_owners
+from supervisor.jobs.jobs import Jobs, Progress
+from supervisor.schema.request import Step
 
 DONE = Answer(200, "application/json", b"{}")
+FOR_RESPONSE = partial(Response, response="resp_1")
 LATER = Answer(429, "", b"", {"message": "later"}, 0.01)
 
 
@@ -26,11 +35,11 @@ class Worker:
     """Answers each request when told to."""
 
     def __init__(self) -> None:
-        self.sent: list[Job] = []
+        self.sent: list[Inference] = []
         self.open = asyncio.Event()
         self.answers: list[Answer | Exception] = []
 
-    async def __call__(self, job: Job, _body: bytes) -> Answer:
+    async def __call__(self, job: Inference, _body: bytes) -> Answer:
         self.sent.append(job)
         answer = self.answers.pop(0) if self.answers else None
         if answer is None:
@@ -42,20 +51,23 @@ class Worker:
 
 
 @asynccontextmanager
-async def opened(folder: Path, worker: Worker | None = None, **limits: float) -> AsyncIterator[Jobs]:
+async def opened(folder: Path, worker: Worker | None = None, **limits: float) -> AsyncIterator[InferenceJobs]:
     store = await Store.open(folder / "state.sqlite3")
-    jobs = Jobs(config=JobsConfig(**limits))
-    jobs.open(store, folder)
+    jobs = InferenceJobs(Jobs(), Files(), config=JobsConfig(**limits))
+    jobs.jobs.open(store)
+    jobs.open(folder)
+    jobs.jobs.start()
     if worker is not None:
         jobs.start(worker)
     try:
         yield jobs
     finally:
         await jobs.close()
+        jobs.jobs.stop()
         await store.close()
 
 
-async def add(jobs: Jobs, owner: str | None = None, body: bytes = b"{}") -> Job:
+async def add(jobs: InferenceJobs, owner: str | None = None, body: bytes = b"{}") -> Inference:
     return await jobs.add("/v1/chat/completions", "m", {}, body, owner)
 
 
@@ -107,6 +119,21 @@ class TestPlaces:
             await until(lambda: job.is_over)
             assert (job.state, job.tries, job.error) == ("failed", 3, {"message": "later"})
 
+    async def test_its_steps_are_its_progress(self, tmp_path):
+        worker = Worker()
+        async with opened(tmp_path, worker) as jobs:
+            job = await add(jobs)
+            await until(lambda: job.state == "running")
+            progress = jobs.jobs.kinds[Inference].progress
+            assert progress(job) == Progress()
+            request = Request(b"req_1", 0.0, OPENAI)
+            request.attempt.step = Step(3, 12)
+            jobs.find_request = lambda _: request
+            assert progress(job) == Progress(0.25)
+            worker.open.set()
+            await until(lambda: job.is_over)
+            assert progress(job) == Progress()
+
     async def test_so_many_are_before_it(self, tmp_path):
         async with opened(tmp_path) as jobs:
             first, second, third = [await add(jobs) for _ in range(3)]
@@ -138,7 +165,7 @@ class TestCancelling:
     async def test_it_does_not_begin_while_that_is_written_down(self, tmp_path, monkeypatch):
         """Places that come free meanwhile are others'."""
         worker, saving, saved = Worker(), asyncio.Event(), asyncio.Event()
-        save = Jobs._save
+        save = Jobs.save
 
         async def slow(self, job):
             if job.state == "cancelled":
@@ -146,7 +173,7 @@ class TestCancelling:
                 await saved.wait()
             await save(self, job)
 
-        monkeypatch.setattr(Jobs, "_save", slow)
+        monkeypatch.setattr(Jobs, "save", slow)
         async with opened(tmp_path, worker, jobs_running=1) as jobs:
             running, waiting = await add(jobs), await add(jobs)
             await until(lambda: running.state == "running")
@@ -160,26 +187,26 @@ class TestCancelling:
             await cancelling
             assert waiting not in worker.sent
         async with opened(tmp_path) as jobs:
-            assert jobs.find(waiting.id, None, is_admin=True).state == "cancelled"
+            assert jobs.jobs.find(Inference, waiting.id, None, is_admin=True).state == "cancelled"
 
     async def test_twice_at_once(self, tmp_path):
         ends = []
 
-        async def keep(job: Job, _answer: Answer | None) -> None:
+        async def keep(job: Inference, _answer: Answer | None) -> None:
             ends.append(job.state)
             await asyncio.sleep(0)
 
         async with opened(tmp_path) as jobs:
-            jobs.on_end.append(keep)
-            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, response="resp_1")
-            await asyncio.gather(jobs.cancel(job), jobs.cancel(job), jobs.remove(job))
+            jobs.on_end[Response] = keep
+            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, FOR_RESPONSE)
+            await asyncio.gather(jobs.cancel(job), jobs.cancel(job), jobs.jobs.remove(job))
             assert len(ends) == 1
-            assert not jobs._store.items("jobs")
+            assert not jobs.jobs._store.items("jobs")
             assert not files(tmp_path)
 
     async def test_what_has_its_answer_is_kept(self, tmp_path, monkeypatch):
         worker, writing = Worker(), asyncio.Event()
-        write = Jobs._write
+        write = InferenceJobs._write
 
         async def slow(self, job, kind, data):
             if kind == "result":
@@ -187,7 +214,7 @@ class TestCancelling:
                 await asyncio.sleep(0)
             await write(self, job, kind, data)
 
-        monkeypatch.setattr(Jobs, "_write", slow)
+        monkeypatch.setattr(InferenceJobs, "_write", slow)
         async with opened(tmp_path, worker) as jobs:
             job = await add(jobs)
             worker.open.set()
@@ -213,13 +240,13 @@ class TestBounds:
     async def test_all_that_come_at_once_are_counted(self, tmp_path):
         async with opened(tmp_path, jobs_running=1, jobs_waiting=2) as jobs:
             told = await asyncio.gather(*(add(jobs) for _ in range(20)), return_exceptions=True)
-            assert sum(isinstance(each, Job) for each in told) == 3
+            assert sum(isinstance(each, Inference) for each in told) == 3
             assert sum(isinstance(each, JobFullError) for each in told) == 17
 
     async def test_their_bytes_as_well(self, tmp_path):
         async with opened(tmp_path, jobs_mib=1) as jobs:
             told = await asyncio.gather(*(add(jobs, body=b" " * 300_000) for _ in range(10)), return_exceptions=True)
-            assert sum(isinstance(each, Job) for each in told) == 3
+            assert sum(isinstance(each, Inference) for each in told) == 3
 
     async def test_no_result_goes_for_what_has_no_room_even_so(self, tmp_path):
         worker = Worker()
@@ -236,37 +263,37 @@ class TestBounds:
             assert job.result_bytes == 1000
             (await jobs.result(job)).close()
 
-    async def test_ended_ones_are_not_remembered_without_bound(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(module, "MOST_ENDED", 3)
+    async def test_ended_ones_are_not_remembered_without_bound(self, tmp_path):
         worker = Worker()
         worker.open.set()
         async with opened(tmp_path, worker) as jobs:
             for _ in range(8):
                 job = await add(jobs)
                 await until(lambda job=job: job.is_over)
-            await jobs.expire()
-            found = jobs.listing(None, is_admin=True)
+            jobs.jobs.kinds[Inference] = replace(jobs.jobs.kinds[Inference], most=3)
+            await jobs.jobs.expire()
+            found = jobs.jobs.listing(Inference, None, is_admin=True)
             assert len(found) == 3
             assert found[0] is job
             assert len(list((tmp_path / "jobs").iterdir())) == 3
 
     async def test_they_go_when_nobody_asks(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(module, "SWEEP_S", 0.01)
+        monkeypatch.setattr(base, "SWEEP_S", 0.01)
         worker = Worker()
         worker.open.set()
         async with opened(tmp_path, worker, jobs_keep_s=0.05) as jobs:
             await add(jobs)
-            await until(lambda: not jobs.listing(None, is_admin=True) and not files(tmp_path))
+            await until(lambda: not jobs.jobs.listing(Inference, None, is_admin=True) and not files(tmp_path))
 
 
 class TestTrouble:
     async def test_what_the_store_refuses_leaves_no_file(self, tmp_path):
         async with opened(tmp_path) as jobs:
-            await jobs._store.lend()  # nothing can be saved
+            await jobs.jobs._store.lend()  # nothing can be saved
             with pytest.raises(NotSavedError):
                 await add(jobs)
             assert not files(tmp_path)
-            assert not jobs.listing(None, is_admin=True)
+            assert not jobs.jobs.listing(Inference, None, is_admin=True)
 
     async def test_a_mistake_of_ours_fails_the_job(self, tmp_path):
         worker = Worker()
@@ -305,15 +332,15 @@ class TestTrouble:
             worker.open.set()
             await until(lambda: not jobs._running)
             assert job.state == "completed"
-            await jobs.remove(job)
-            assert jobs.listing(None, is_admin=True) == []
+            await jobs.jobs.remove(job)
+            assert jobs.jobs.listing(Inference, None, is_admin=True) == []
 
     async def test_a_folder_that_is_gone(self, tmp_path):
         async with opened(tmp_path) as jobs:
             (tmp_path / "jobs").rmdir()
             with pytest.raises(NotSavedError):
                 await add(jobs)
-            assert not jobs.listing(None, is_admin=True)
+            assert not jobs.jobs.listing(Inference, None, is_admin=True)
 
     async def test_a_folder_that_cannot_be_used(self, tmp_path):
         (tmp_path / "jobs").touch()
@@ -325,11 +352,11 @@ class TestTrouble:
 class TestDurable:
     """A job is over when that is on disk, and never before."""
 
-    async def ended_but_not_saved(self, jobs: Jobs, worker: Worker) -> Job:
+    async def ended_but_not_saved(self, jobs: InferenceJobs, worker: Worker) -> Inference:
         """A job that has its answer, while nothing can be saved."""
         job = await add(jobs)
         await until(lambda: job.state == "running")
-        await jobs._store.lend()
+        await jobs.jobs._store.lend()
         worker.open.set()
         await until(lambda: job.id in jobs._resting)
         return job
@@ -341,7 +368,7 @@ class TestDurable:
             assert (job.state, job.status, job.result_bytes, job.error) == ("queued", None, None, None)
             assert files(tmp_path) == {".request"}
         async with opened(tmp_path, worker) as jobs:
-            again = jobs.find(job.id, None, is_admin=True)
+            again = jobs.jobs.find(Inference, job.id, None, is_admin=True)
             await until(lambda: again.is_over)
             assert (again.state, len(worker.sent)) == ("completed", 2)
         assert files(tmp_path) == {".result"}
@@ -351,7 +378,7 @@ class TestDurable:
         worker = Worker()
         async with opened(tmp_path, worker) as jobs:
             job = await self.ended_but_not_saved(jobs, worker)
-            await jobs._store.take_back()
+            await jobs.jobs._store.take_back()
             await until(lambda: job.is_over)
             assert (job.state, job.result_bytes) == ("completed", 2)
 
@@ -378,13 +405,13 @@ class TestDurable:
             if began:
                 jobs.start(worker)
                 await until(lambda: job.state == "running")
-            await jobs._store.lend()
+            await jobs.jobs._store.lend()
             with pytest.raises(NotSavedError):
                 await jobs.cancel(job)
             assert job.state == "queued"
             with pytest.raises(NotSavedError):
-                await jobs.remove(job)
-            assert jobs.listing(None, is_admin=True) == [job]
+                await jobs.jobs.remove(job)
+            assert jobs.jobs.listing(Inference, None, is_admin=True) == [job]
 
     async def test_old_results_make_room_even_if_nothing_can_be_saved(self, tmp_path):
         worker = Worker()
@@ -392,9 +419,9 @@ class TestDurable:
         async with opened(tmp_path, worker) as jobs:
             job = await add(jobs)
             await until(lambda: job.is_over)
-            await jobs._store.lend()
+            await jobs.jobs._store.lend()
             jobs.configure(JobsConfig(jobs_keep_s=1e-6))
-            await jobs.expire()
+            await jobs.jobs.expire()
             assert (job.result_bytes, files(tmp_path)) == (None, set())
 
     async def test_on_a_disk_that_is_full_of_results_one_can_be_removed(self, tmp_path, monkeypatch):
@@ -410,37 +437,37 @@ class TestDurable:
             job = await add(jobs)
             await until(lambda: job.is_over)
             monkeypatch.setattr(Jobs, "_change", changed)
-            await jobs.remove(job)
-            assert not jobs._store.items("jobs")
-            assert not jobs.listing(None, is_admin=True)
+            await jobs.jobs.remove(job)
+            assert not jobs.jobs._store.items("jobs")
+            assert not jobs.jobs.listing(Inference, None, is_admin=True)
 
     async def test_its_response_is_kept_before_it_is_forgotten(self, tmp_path):
         """Whoever keeps what came of it (`on_end`) is waited for, and may refuse."""
         worker, kept = Worker(), asyncio.Event()
         worker.open.set()
 
-        async def keep(_job: Job, _answer: Answer | None) -> None:
+        async def keep(_job: Inference, _answer: Answer | None) -> None:
             await kept.wait()
 
         async with opened(tmp_path, worker) as jobs:
-            jobs.on_end.append(keep)
-            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, response="resp_1")
+            jobs.on_end[Response] = keep
+            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, FOR_RESPONSE)
             await until(lambda: job.tries)
             assert jobs.generating("resp_1") is job
-            assert jobs._store.items("jobs")
+            assert jobs.jobs._store.items("jobs")
             kept.set()
-            await until(lambda: not jobs._store.items("jobs") and not files(tmp_path))
+            await until(lambda: not jobs.jobs._store.items("jobs") and not files(tmp_path))
 
     async def test_a_response_that_cannot_be_kept_leaves_its_job(self, tmp_path):
         worker = Worker()
         worker.open.set()
 
-        async def refuse(_job: Job, _answer: Answer | None) -> None:
+        async def refuse(_job: Inference, _answer: Answer | None) -> None:
             raise NotSavedError("the disk is full")
 
         async with opened(tmp_path, worker) as jobs:
-            jobs.on_end.append(refuse)
-            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, response="resp_1")
+            jobs.on_end[Response] = refuse
+            job = await jobs.add("/v1/responses", "m", {}, b"{}", None, FOR_RESPONSE)
             await until(lambda: job.id in jobs._resting)
             assert (job.state, jobs.generating("resp_1")) == ("queued", job)
             assert files(tmp_path) == {".request"}
@@ -454,9 +481,9 @@ class TestRestart:
         for sent in range(1, module.DEATHS + 1):
             async with opened(tmp_path, worker) as jobs:
                 await until(lambda sent=sent: len(worker.sent) == sent)
-                await jobs._store.lend()  # nothing is saved any more, as if it died now
+                await jobs.jobs._store.lend()  # nothing is saved any more, as if it died now
         async with opened(tmp_path, worker) as jobs:
-            job = jobs.find(taken.id, None, is_admin=True)
+            job = jobs.jobs.find(Inference, taken.id, None, is_admin=True)
             await until(lambda: job.is_over)
             assert (job.state, job.tries, job.error["code"]) == ("failed", module.DEATHS, "job_given_up")
             assert len(worker.sent) == module.DEATHS
@@ -470,7 +497,7 @@ class TestRestart:
                 await until(lambda sent=sent: len(worker.sent) == sent)
         worker.open.set()
         async with opened(tmp_path, worker) as jobs:
-            job = jobs.find(taken.id, None, is_admin=True)
+            job = jobs.jobs.find(Inference, taken.id, None, is_admin=True)
             await until(lambda: job.is_over)
             assert (job.state, job.tries, job.deaths) == ("completed", module.DEATHS + 2, 0)
 
@@ -478,7 +505,7 @@ class TestRestart:
         worker = Worker()
         async with opened(tmp_path) as jobs:
             job = await add(jobs)
-            await jobs._store.lend()
+            await jobs.jobs._store.lend()
             jobs.start(worker)
             await until(lambda: job.id in jobs._resting)
             assert (job.state, worker.sent) == ("queued", [])
@@ -491,9 +518,9 @@ class TestRestart:
             worker.open.set()
             await asyncio.sleep(0)
         async with opened(tmp_path) as jobs:
-            states = {jobs.find(job.id, None, is_admin=True).state for job in found}
+            states = {jobs.jobs.find(Inference, job.id, None, is_admin=True).state for job in found}
             assert states <= {"completed", "queued"}
-            for job in jobs.listing(None, is_admin=True):
+            for job in jobs.jobs.listing(Inference, None, is_admin=True):
                 assert (tmp_path / "jobs" / f"{job.id}.{'result' if job.is_over else 'request'}").exists()
 
     async def test_files_of_nobody_go(self, tmp_path):
@@ -512,7 +539,7 @@ class TestRestart:
             await until(lambda: job.is_over)
         next((tmp_path / "jobs").iterdir()).unlink()
         async with opened(tmp_path) as jobs:
-            found = jobs.find(job.id, None, is_admin=True)
+            found = jobs.jobs.find(Inference, job.id, None, is_admin=True)
             assert (found.state, found.result_bytes) == ("completed", None)
             with pytest.raises(LlmuxError):
                 await jobs.result(found)
@@ -522,10 +549,10 @@ class TestWhose:
     async def test_another_key_finds_nothing(self, tmp_path):
         async with opened(tmp_path) as jobs:
             job = await add(jobs, "ann")
-            assert jobs.listing("bob", is_admin=False) == []
-            assert jobs.find(job.id, "ann", is_admin=False) is job
+            assert jobs.jobs.listing(Inference, "bob", is_admin=False) == []
+            assert jobs.jobs.find(Inference, job.id, "ann", is_admin=False) is job
             with pytest.raises(LlmuxError, match="no job"):
-                jobs.find(job.id, "bob", is_admin=False)
+                jobs.jobs.find(Inference, job.id, "bob", is_admin=False)
 
     async def test_those_of_names_go_to_the_ids_that_these_had_first(self, tmp_path):
         """Before keys had ids, jobs were of their names."""
@@ -540,9 +567,9 @@ class TestWhose:
             store = await Store.open(tmp_path / "state.sqlite3")
             owners = await former_owners(store, keys)
             jobs = Jobs()
-            jobs.open(store, tmp_path, owners)
-            assert [job.id for job in jobs.listing(ann.id, is_admin=False)] == [ids[0]]
-            assert [job.id for job in jobs.listing(bob.id, is_admin=False)] == [ids[1]]
+            jobs.open(store, owners)
+            assert [job.id for job in jobs.listing(Inference, ann.id, is_admin=False)] == [ids[0]]
+            assert [job.id for job in jobs.listing(Inference, bob.id, is_admin=False)] == [ids[1]]
             for stranger in (keys[0].id, later.id):
-                assert stranger == ann.id or not jobs.listing(stranger, is_admin=False)
+                assert stranger == ann.id or not jobs.listing(Inference, stranger, is_admin=False)
             await store.close()

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from supervisor.daemon.batch import Lines, answered, done_in, open_line, refused, unsent
 from supervisor.errors import LlmuxError
+from supervisor.jobs.batch_file import Lines, answered, done_in, open_line, refused, unsent
 from tests.support.cases import cases
 
 CHAT = "/v1/chat/completions"

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from supervisor.catalog.job_limits import JobsConfig
-from supervisor.daemon import batches as module
-from supervisor.daemon.batch import Batch
-from supervisor.daemon.batches import Batches
-from supervisor.daemon.files import File
-from supervisor.daemon.job import Answer, Job, JobFullError
-from supervisor.daemon.jobs import Jobs
 from supervisor.errors import NotFoundError
 from supervisor.io.request_buffer import BodyBudget, Bytes
 from supervisor.io.store import NotSavedError, Store
+from supervisor.jobs import batches as module
+from supervisor.jobs.batches import Batches, status_of
+from supervisor.jobs.files import File, Files
+from supervisor.jobs.inference import Answer, InferenceJobs, JobFullError
+from supervisor.jobs.job import Batch, Inference, Line
+from supervisor.jobs.jobs import Jobs, Progress
 
 CHAT = "/v1/chat/completions"
 
@@ -30,16 +30,16 @@ class Worker:
 
     def __init__(self, batches: Batches) -> None:
         self.sent: list[str] = []
-        self.jobs: list[Job] = []
+        self.jobs: list[Line] = []
         self.open = asyncio.Event()
         self.open.set()
         self._batches = batches
 
-    async def __call__(self, job: Job, body: bytes) -> Answer:
-        assert job.line is not None
-        if await self._batches.is_done(job.line):
+    async def __call__(self, job: Inference, body: bytes) -> Answer:
+        assert isinstance(job, Line)
+        if await self._batches.is_done(job):
             return Answer(200, "", b"")
-        self.sent.append(job.line.custom_id)
+        self.sent.append(job.custom_id)
         self.jobs.append(job)
         await self.open.wait()
         return Answer(200, "application/json", body)
@@ -54,18 +54,20 @@ async def check(_endpoint: str, body: Bytes) -> tuple[str | None, Bytes]:
 @asynccontextmanager
 async def opened(folder: Path, **limits: float) -> AsyncIterator[tuple[Batches, Worker]]:
     store = await Store.open(folder / "state.sqlite3")
-    jobs = Jobs(config=JobsConfig(**limits))
-    batches = Batches(jobs, BodyBudget())
+    jobs = Jobs()
+    inference = InferenceJobs(jobs, Files(), config=JobsConfig(**limits))
+    batches = Batches(inference, BodyBudget())
     worker = Worker(batches)
-    jobs.open(store, folder)
+    jobs.open(store)
+    inference.open(folder)
     batches.open(store, folder)
     batches.start(check)
-    jobs.start(worker)
+    inference.start(worker)
     try:
         yield batches, worker
     finally:
         await batches.close()
-        await jobs.close()
+        await inference.close()
         await store.close()
 
 
@@ -74,7 +76,7 @@ async def begin(batches: Batches, *names: str, model: str = "m", window_s: float
         json.dumps({"custom_id": name, "method": "POST", "url": CHAT, "body": {"model": model, "name": name}})
         for name in names
     )
-    files = batches.jobs.files
+    files = batches.files
     file = files.begin(None, "batch")
     await files.append(file, ["\n".join(lines).encode()])
     await files.keep(file)
@@ -105,14 +107,15 @@ class TestAnswering:
             assert (batch.state, batch.total, batch.completed, batch.failed) == ("completed", 16, 16, 0)
             assert names(tmp_path, batch) == [*"abcdefghijklmnop"]
             assert {job.headers["x-priority"] for job in worker.jobs} == {"100"}
-            assert not batches.jobs.lines()
+            assert not batches.jobs.of(Line)
 
     async def test_so_many_are_jobs_at_once(self, tmp_path):
         async with opened(tmp_path, jobs_running=3) as (batches, worker):
             worker.open.clear()
             batch = await begin(batches, *"abcdefghijklmnop")
             await until(lambda: len(worker.sent) == 2)
-            await until(lambda: len(batches.jobs.lines()) == 6)
+            await until(lambda: len(batches.jobs.of(Line)) == 6)
+            assert batches.jobs.kinds[Batch].progress(batch) == Progress(0.0)
             assert len(worker.sent) == 2, "the last place is for other jobs"
             worker.open.set()
             await until(lambda: batch.is_over)
@@ -138,7 +141,7 @@ class TestAnswering:
             def full(_size: int) -> None:
                 raise JobFullError("The disk is full.")
 
-            monkeypatch.setattr(Jobs, "make_room", lambda _self, size: full(size))
+            monkeypatch.setattr(InferenceJobs, "make_room", lambda _self, size: full(size))
             worker.open.set()
             await until(lambda: batch.is_over)
             [error] = answers(tmp_path, batch.error_file)
@@ -149,11 +152,12 @@ class TestRestart:
     async def test_what_is_done_is_not_sent_again(self, tmp_path):
         async with opened(tmp_path, jobs_running=4) as (batches, worker):
             batch = await begin(batches, *"abcdefgh")
-            await until(lambda: batches._progress[batch.id].completed >= 1)
+            await until(lambda: batches._work[batch.id].completed >= 1)
+            assert batches.jobs.kinds[Batch].progress(batch).share >= 1 / 8
             worker.open.clear()
         done = set(names(tmp_path, batch))
         async with opened(tmp_path, jobs_running=4) as (batches, worker):
-            batch = batches.find(batch.id, None, is_admin=False)
+            batch = batches.jobs.find(Batch, batch.id, None, is_admin=False)
             await until(lambda: batch.is_over)
             assert {*worker.sent} == {*"abcdefgh"} - done
             assert names(tmp_path, batch) == [*"abcdefgh"]
@@ -168,21 +172,21 @@ class TestRestart:
         whole = "".join(f'{{"id":"batch_req_{name}_{at}","custom_id":"{each}"}}\n' for at, each in ((1, "a"), (3, "c")))
         (tmp_path / "files" / batch.output_file).write_text(whole + f'{{"id":"batch_req_{name}_2","cus')
         async with opened(tmp_path) as (batches, worker):
-            batch = batches.find(batch.id, None, is_admin=False)
+            batch = batches.jobs.find(Batch, batch.id, None, is_admin=False)
             await until(lambda: batch.is_over)
             assert worker.sent == ["b"]
             assert (names(tmp_path, batch), batch.completed) == ([*"abc"], 3)
-            assert not batches.jobs.lines()
+            assert not batches.jobs.of(Line)
 
     async def test_one_that_was_cancelled_stays_so(self, tmp_path, monkeypatch):
         monkeypatch.setattr(Batches, "_run", lambda *_: asyncio.sleep(0))
         async with opened(tmp_path) as (batches, _worker):
             batch = await begin(batches, "a")
             await batches.cancel(batch)
-            assert batch.state == "cancelling"
+            assert status_of(batch) == "cancelling"
         monkeypatch.undo()
         async with opened(tmp_path) as (batches, worker):
-            batch = batches.find(batch.id, None, is_admin=False)
+            batch = batches.jobs.find(Batch, batch.id, None, is_admin=False)
             await until(lambda: batch.is_over)
             assert (batch.state, worker.sent) == ("cancelled", [])
 
@@ -193,10 +197,10 @@ class TestRestart:
             batch = await begin(batches, *"abc")
             await until(lambda: len(worker.sent) == 3)
             await batches.close()
-            await batches.jobs.close()
+            await batches.inference.close()
             worker.open.set()
             batches.go_on()
-            batches.jobs.go_on()
+            batches.inference.go_on()
             await until(lambda: batch.is_over)
             assert names(tmp_path, batch) == [*"abc"]
 
@@ -205,9 +209,9 @@ class TestDisk:
     """What can't be written isn't over."""
 
     async def test_an_answer_that_cannot_be_written_is_fetched_again(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("supervisor.daemon.jobs.LONGEST_PAUSE_S", 0.01)
+        monkeypatch.setattr("supervisor.jobs.inference.LONGEST_PAUSE_S", 0.01)
         async with opened(tmp_path) as (batches, worker):
-            files, refusals = batches.jobs.files, [NotSavedError("The disk is full.")] * 2
+            files, refusals = batches.files, [NotSavedError("The disk is full.")] * 2
             append = files.append
 
             async def refusing(file: File, pieces: list[Bytes], **keys: bool) -> None:
@@ -226,7 +230,7 @@ class TestDisk:
             worker.open.clear()
             batch = await begin(batches, "a")
             await until(lambda: worker.sent)
-            store = batches._store
+            store = batches.jobs._store
             assert store is not None
             transaction, states = store.transaction, []
 
@@ -247,17 +251,17 @@ class TestLostFile:
     async def test_its_batch_fails_and_keeps_what_it_has(self, tmp_path):
         async with opened(tmp_path, jobs_running=4) as (batches, worker):
             batch = await begin(batches, *"abcdefgh")
-            await until(lambda: batches._progress[batch.id].completed >= 1)
+            await until(lambda: batches._work[batch.id].completed >= 1)
             worker.open.clear()
         done = names(tmp_path, batch)
         (tmp_path / "files" / batch.input_file).unlink()
         async with opened(tmp_path) as (batches, worker):
-            batch = batches.find(batch.id, None, is_admin=False)
+            batch = batches.jobs.find(Batch, batch.id, None, is_admin=False)
             await until(lambda: batch.is_over)
             assert (batch.state, [each.code for each in batch.problems]) == ("failed", ["file_not_found"])
             kept = names(tmp_path, batch)
             assert (batch.completed, {*kept} >= {*done}, batch.has_errors) == (len(kept), True, False)
-            assert not batches.jobs.lines()
+            assert not batches.jobs.of(Line)
 
 
 class TestCancelling:
@@ -284,7 +288,7 @@ class TestCancelling:
             await asyncio.gather(batches.cancel(batch), batches.cancel(batch))
             await until(lambda: batch.is_over)
             await batches.cancel(batch)
-            assert (batch.state, batch.has_output, batches.jobs.lines()) == ("cancelled", False, [])
+            assert (batch.state, batch.has_output, batches.jobs.of(Line)) == ("cancelled", False, [])
             assert {path.name for path in (tmp_path / "files").iterdir()} == {batch.input_file}
 
 
@@ -298,17 +302,17 @@ class TestExpiry:
         monkeypatch.setattr(module.time, "time", lambda: now + 7200)
         async with opened(tmp_path) as (batches, worker):
             worker.open.clear()
-            batch = batches.find(batch.id, None, is_admin=False)
+            batch = batches.jobs.find(Batch, batch.id, None, is_admin=False)
             await until(lambda: batch.is_over)
             assert (batch.state, batch.failed) == ("expired", 3)
             assert {each["error"]["code"] for each in answers(tmp_path, batch.error_file)} == {"batch_expired"}
-            assert not batches.jobs.lines()
+            assert not batches.jobs.of(Line)
 
     async def test_a_file_goes_after_the_last_batch_that_read_it(self, tmp_path, monkeypatch):
         async with opened(tmp_path, jobs_keep_s=100) as (batches, worker):
             worker.open.clear()
             batch = await begin(batches, "a")
-            file = batches.jobs.files.find(batch.input_file, None, is_admin=False)
+            file = batches.files.find(batch.input_file, None, is_admin=False)
             now = module.time.time()
             with monkeypatch.context() as patched:
                 patched.setattr(module.time, "time", lambda: now + 1000)
@@ -319,5 +323,5 @@ class TestExpiry:
                 assert batches.expiry_of([file]) == {file.id: pytest.approx(now + 1100, abs=1)}
                 patched.setattr(module.time, "time", lambda: now + 1200)
                 await batches.expire()
-            assert batches.listing(None, is_admin=True) == batches.jobs.files.listing(None, is_admin=True) == []
+            assert batches.jobs.listing(Batch, None, is_admin=True) == batches.files.listing(None, is_admin=True) == []
             assert not list((tmp_path / "files").iterdir())

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.daemon import files as module
-from supervisor.daemon.files import File, Files
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.io.store import NotSavedError, Store
+from supervisor.jobs import files as module
+from supervisor.jobs.files import File, Files
 
 
 @asynccontextmanager
 async def opened(folder: Path, growing: Iterable[File] = ()) -> AsyncIterator[Files]:
     store = await Store.open(folder / "state.sqlite3")
     files = Files()
-    files.open(store, folder, lambda owner: owner, growing)
+    files.open(store, folder, growing)
     try:
         yield files
     finally:

@@ -1,15 +1,15 @@
-"""Jobs: inference requests whose clients don't wait. They are kept on disk, with their results, over restarts.
+"""Inference requests whose clients don't wait: jobs of clients, responses in the background, and lines of batches.
 
-A job waits until one of `jobs_running` places is free; then its request goes the way of all others, with its client's priority
-and limits. The next place is for the key that has the fewest. What was running when the daemon ended is run again, unless the
-daemon died of it, or with it, `DEATHS` times. What is refused for now, by a full queue or a rate limit, gives its place back and
-is tried again. An ended job goes after `jobs_keep_s`, or when the disk that jobs may take is full, the oldest first.
+They are kept on disk, with their results, over restarts. A job waits until one of `jobs_running` places is free; then its request
+goes the way of all others, with its client's priority and limits. The next place is for the key that has the fewest. What was
+running when the daemon ended is run again, unless the daemon died of it, or with it, `DEATHS` times. What is refused for now, by a
+full queue or a rate limit, gives its place back and is tried again. When the disk that jobs may take is full, the oldest results
+go.
 
 A job is over when that is on disk, and not before: clients never see an end that a restart takes back. One whose end can't be
 written down waits, and is sent again.
 
-The lines of batches (`daemon.batches`) are jobs, too. They get a place only when no other job wants it, and leave one free, if
-there are several.
+The lines of batches get a place only when no other job wants it, and leave one free, if there are several.
 """
 
 from __future__ import annotations
@@ -19,32 +19,23 @@ import contextlib
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-import msgspec
 import structlog
-from pydantic import JsonValue
+from msgspec.structs import replace
 
 from supervisor.catalog.job_limits import JobsConfig
-from supervisor.daemon.files import Files
-from supervisor.daemon.job import (
-    Answer,
-    Job,
-    JobFullError,
-    JobInterruptedError,
-    Line,
-    Running,
-    Send,
-    failed,
-)
 from supervisor.errors import NotFoundError, TooLargeError, UnavailableError
+from supervisor.gateway.request import Request
 from supervisor.io.files import replacing
-from supervisor.io.request_buffer import Bytes
-from supervisor.io.store import Entry, NotSavedError, Store
-from supervisor.schema.job import JobState
+from supervisor.io.request_buffer import Bytes, RequestBuffer
+from supervisor.io.store import NotSavedError
+from supervisor.jobs.files import Files
+from supervisor.jobs.job import Inference, Line, Response, State
+from supervisor.jobs.jobs import Jobs, Kind, Progress
 
 TRIES: Final = 20
 """So often a job is sent whose answer says `retry-after`."""
@@ -52,64 +43,106 @@ DEATHS: Final = 3
 """So often the daemon may die while a job is sent: perhaps it is the job that kills it."""
 LONGEST_PAUSE_S: Final = 60.0
 MESSAGE_LIMIT: Final = 1000
-MOST_ENDED: Final = 10_000
-"""So many jobs that have ended are remembered, with or without a result."""
-SWEEP_S: Final = 60.0
-_COLLECTION: Final = "jobs"  # and the folder
 
 log = structlog.get_logger("llmux.jobs")
 
 
+class JobInterruptedError(Exception):
+    """The daemon ends, or another one takes over: the job is to be run again."""
+
+
+class JobFullError(UnavailableError):
+    """No further job is taken now."""
+
+    code = "queue_full"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of sending a job's request once."""
+
+    status: int
+    content_type: str
+    body: Bytes
+    error: dict[str, Any] | None = None  # set iff it failed
+    retry_after_s: float | None = None  # set iff it may be sent again
+    held: RequestBuffer | None = None  # counts the body; release it when that is kept
+
+
+def failed(code: str, message: str, retry_after_s: float | None = None) -> Answer:
+    """An answer of llmux itself."""
+    return Answer(500, "", b"", {"message": message, "code": code}, retry_after_s)
+
+
+Send = Callable[[Inference, bytes], Awaitable[Answer]]
+"""Sends a job's request, with its body, of which nobody else keeps anything. Raises JobInterruptedError. Cancelled, it gives the worker up at once."""
+KeepEnd = Callable[[Any, Answer | None], Awaitable[None]]
+"""Writes down how a job ended, with its answer; None: it was cancelled. Raises NotSavedError: then the job is not over."""
+
+
 @dataclass(slots=True)
-class Jobs:
+class Running:
+    """A job that has a place."""
+
+    is_sending: bool = False
+    is_stopped: bool = False
+    is_cancelled: bool = False  # by its client, not by the daemon's end
+    task: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """Cut it only while it is sent: its answer is kept, and the task ends by itself."""
+        self.is_stopped = True
+        if self.is_sending and self.task is not None:
+            self.is_sending = False
+            self.task.cancel()
+
+
+@dataclass(slots=True)
+class InferenceJobs:
     """One for each daemon. Use from the event loop's thread."""
 
-    folder: Path | None = None  # None until `open`
+    jobs: Jobs
+    files: Files  # which share the disk that jobs may take
+    find_request: Callable[[str], object] = lambda _: None
+    """The request of this id, if it is under way."""
     config: JobsConfig = field(default_factory=JobsConfig)
-    files: Files = field(default_factory=Files)  # which share the disk that jobs may take
-    on_end: list[Callable[[Job, Answer | None], Awaitable[None]]] = field(default_factory=list)
-    """Called for each that is over, with its answer; None: it was cancelled."""
-    _store: Store | None = None
+    on_end: dict[type[Inference], KeepEnd] = field(default_factory=dict)
+    is_usable: bool = False  # can jobs be kept? Not before `open`
+    is_paused: bool = True
+    """None begins, nor goes on: the daemon is about to end, or to hand over."""
+    _folder: Path = field(init=False)
     _send: Send | None = None
-    _all: dict[str, Job] = field(default_factory=dict)  # oldest first
     _coming: dict[str, int] = field(default_factory=dict)  # bytes of those that are being written
     _running: dict[str, Running] = field(default_factory=dict)
     _resting: set[str] = field(default_factory=set)  # that were refused for now
-    _places: dict[str, int] | None = None  # of those that wait, in their line; None: not counted yet
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _sweeping: asyncio.Task[None] | None = None
-    is_paused: bool = True
-    """None begins, nor goes on: the daemon is about to end, or to hand over."""
+    _places: dict[str, int] = field(default_factory=dict)  # of those that wait, in their line
+    _counted: int = -1  # the version of the jobs when `_places` was made
+
+    def __post_init__(self) -> None:
+        for kind in (Inference, Response, Line):
+            self.jobs.kinds[kind] = Kind(
+                self.cancel, self._progress, keep_s=lambda: self.config.jobs_keep_s, forget=self._remove_files
+            )
 
     # -------------------------------------------------------------------------------------------------- begin and end
 
-    def open(self, store: Store, folder: Path, owners: Mapping[str, str] | None = None) -> None:
-        """Go on with the jobs that are kept. Blocks on a folder. One that can't be used is logged, and no jobs are taken.
-
-        `owners`: see `former_owners`.
-        """
-        folder /= _COLLECTION
+    def open(self, folder: Path) -> None:
+        """Go on with the jobs that were read. Blocks on a folder. One that can't be used is logged, and no jobs are taken."""
+        self._folder = folder / "jobs"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files = {path.name: path for path in folder.iterdir()}
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files = {path.name: path for path in self._folder.iterdir()}
         except OSError as error:
-            log.warning("jobs.unusable", folder=str(folder), reason=str(error), consequence="no jobs are taken")
-            return
-        self._store, self.folder = store, folder
-        found = []
-        for name, kept in store.items(_COLLECTION).items():
-            try:
-                found.append(msgspec.convert(kept, Job))
-            except msgspec.ValidationError as error:
-                log.warning("job.unreadable", job=name, reason=str(error))
-        for job in sorted(found, key=lambda job: (job.created_at, job.id)):
+            log.warning("jobs.unusable", folder=str(self._folder), reason=str(error), consequence="no jobs are taken")
+            files = {}
+        else:
+            self.is_usable = True
+        for job in self.jobs.of(Inference):
             if not job.is_over:
                 job.state = "queued"  # if it was running when the daemon ended
             elif job.result_bytes is not None and self._path(job, "result").name not in files:
                 job.result_bytes = None
             files.pop(self._path(job, "result" if job.is_over else "request").name, None)
-            job.owner = (owners or {}).get(job.owner or "", job.owner)
-            self._all[job.id] = job
         for path in files.values():
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -119,23 +152,14 @@ class Jobs:
         self._send = send
         self.go_on()
 
-    def pause(self) -> None:
-        """Begin no other job: the daemon is about to end, or to hand over."""
-        self.is_paused = True
-
     def go_on(self) -> None:
         """Begin those for which there is a place, also after a pause."""
         self.is_paused = False
-        if self._sweeping is None:
-            self._sweeping = asyncio.create_task(self._sweep(), name="jobs")
         self._fill()
 
     async def close(self) -> None:
         """Stop all that run: they are run again after the next `open` or `go_on`."""
-        self.pause()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            self._sweeping = None
+        self.is_paused = True
         for running in self._running.values():
             running.stop()
         if tasks := [running.task for running in self._running.values() if running.task is not None]:
@@ -155,70 +179,66 @@ class Jobs:
         headers: dict[str, str],
         body: Bytes,
         owner: str | None,
-        *,
-        response: str | None = None,
-        line: Line | None = None,
-    ) -> Job:
-        """A new job. Raises JobFullError, TooLargeError, and NotSavedError."""
-        if self.folder is None:
+        make: Callable[..., Inference] = Inference,
+    ) -> Inference:
+        """A new job of this kind. Raises JobFullError, TooLargeError, and NotSavedError."""
+        if not self.is_usable:
             raise UnavailableError("Jobs can't be kept; the log says why.")
-        await self.expire()
-        waiting = sum(not job.is_over and job.line is None for job in self._all.values()) + len(self._coming)
-        is_full = line is None and waiting >= self.config.jobs_waiting + self.config.jobs_running
+        await self.jobs.expire()
+        job = make(
+            id=f"job_{secrets.token_hex(12)}",
+            created_at=round(time.time(), 3),
+            owner=owner,
+            model=model,
+            endpoint=endpoint,
+            headers=headers,
+            request_bytes=len(body),
+        )
+        waiting = sum(not (each.is_over or isinstance(each, Line)) for each in self.jobs.of(Inference))
+        waiting += len(self._coming)
+        is_full = not isinstance(job, Line) and waiting >= self.config.jobs_waiting + self.config.jobs_running
         if is_full or self.config.jobs_waiting == 0:
             raise JobFullError(f"{waiting} jobs wait already (limits.jobs_waiting).", retry_after_s=LONGEST_PAUSE_S)
         self.make_room(len(body))
-        job = Job(f"job_{secrets.token_hex(12)}", endpoint, model, headers, owner, round(time.time(), 3))
-        job.request_bytes, job.response, job.line = len(body), response, line
         self._coming[job.id] = len(body)
         try:
             await self._write(job, "request", body)
-            await self._save(job)
+            await self.jobs.save(job)
         except BaseException:
             self._unlink(job, "request")
             raise
         finally:
             del self._coming[job.id]
-        self._all[job.id] = job
-        self.tell()
+        self.jobs.add(job)
         self._fill()
         return job
 
-    def find(self, job_id: str, owner: str | None, *, is_admin: bool) -> Job:
-        """The job, for whom it is or for an admin. Raises NotFoundError."""
-        job = self._all.get(job_id)
-        if job is None or not (is_admin or job.owner == owner):
-            raise NotFoundError(f"There is no job {job_id[:100]!r}, or no longer.", code="job_not_found")
-        return job
-
-    def generating(self, response: str) -> Job | None:
+    def generating(self, response: str) -> Response | None:
         """The job that generates this response; None: it is over."""
-        return next((job for job in self._all.values() if job.response == response), None)
+        return next((job for job in self.jobs.of(Response) if job.response == response), None)
 
-    def lines(self) -> list[Job]:
-        """Those that answer a line of a batch."""
-        return [job for job in self._all.values() if job.line is not None]
+    def request_of(self, job: Inference) -> Request | None:
+        """Its request that is under way; None between two tries."""
+        found = self.find_request(job.request_id) if job.state == "running" else None
+        return found if isinstance(found, Request) else None
 
-    def listing(self, owner: str | None, *, is_admin: bool) -> list[Job]:
-        """The jobs of this owner, newest first; an admin sees all."""
-        return [job for job in reversed(self._all.values()) if is_admin or job.owner == owner]
-
-    def ahead(self, job: Job) -> int:
+    def ahead(self, job: Inference) -> int:
         """How many of those that wait come before it."""
-        if self._places is None:
-            waiting = [other for other in self._all.values() if other.state == "queued"]
-            waiting.sort(key=lambda other: other.line is not None)
+        if self._counted != self.jobs.version:
+            waiting = [other for other in self.jobs.of(Inference) if other.state == "queued"]
+            waiting.sort(key=lambda other: isinstance(other, Line))
             self._places = {other.id: place for place, other in enumerate(waiting)}
+            self._counted = self.jobs.version
         return self._places.get(job.id, 0)
 
-    async def result(self, job: Job) -> BinaryIO:
+    async def result(self, job: Inference) -> BinaryIO:
         """The file with the body of the answer; close it. Raises NotFoundError if it is gone."""
         try:
             return await asyncio.to_thread(self._path(job, "result").open, "rb")
         except OSError as error:
             raise NotFoundError(f"The result of {job.id} is gone.", code="job_result_gone") from error
 
-    async def cancel(self, job: Job) -> None:
+    async def cancel(self, job: Inference) -> None:
         """End it, wherever it stands; one that is over, or has its answer already, stays as it is.
 
         Raises NotSavedError where that can't be written down: then it waits, and is sent again.
@@ -233,31 +253,22 @@ class Jobs:
         if not job.is_over:
             raise NotSavedError(f"{job.id} can't be cancelled: that can't be written down now, so it is sent again.")
 
-    async def remove(self, job: Job) -> None:
-        """End it, and forget it with its result. Raises NotSavedError."""
-        await self.cancel(job)
-        await self._forget([job])
-
-    async def changed(self, timeout_s: float) -> None:
-        """Wait until a job has changed, or so long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-
     # --------------------------------------------------------------------------------------------------------- their way
 
     def _fill(self) -> None:
         """Use every free place."""
-        if self._send is None or self.is_paused:
+        if self._send is None or self.is_paused or not self.is_usable:
             return
         free = max(0, self.config.jobs_running - len(self._running))
-        running = [self._all[job] for job in self._running if job in self._all]
-        busy = Counter(job.owner for job in running)
-        for_lines = max(1, self.config.jobs_running - 1) - sum(job.line is not None for job in running)
-        waiting: dict[bool, dict[str | None, deque[Job]]] = {False: {}, True: {}}  # is it a line, by key
-        for job in self._all.values():
-            if job.state == "queued" and job.id not in self._running and job.id not in self._resting:
-                waiting[job.line is not None].setdefault(job.owner, deque()).append(job)
+        waiting: dict[bool, dict[str | None, deque[Inference]]] = {False: {}, True: {}}  # is it a line, by key
+        busy: Counter[str | None] = Counter()
+        for_lines = max(1, self.config.jobs_running - 1)
+        for job in self.jobs.of(Inference):
+            if job.id in self._running:
+                busy[job.owner] += 1
+                for_lines -= isinstance(job, Line)
+            elif job.state == "queued" and job.id not in self._resting:
+                waiting[isinstance(job, Line)].setdefault(job.owner, deque()).append(job)
         for is_line, places in ((False, free), (True, for_lines)):
             queues = waiting[is_line]
             for _ in range(min(free, places, sum(map(len, queues.values())))):
@@ -267,12 +278,12 @@ class Jobs:
                 free -= 1
                 self._begin(job)
 
-    def _begin(self, job: Job) -> Running:
+    def _begin(self, job: Inference) -> Running:
         running = self._running[job.id] = Running()
         running.task = asyncio.create_task(self._run(job, running))
         return running
 
-    async def _run(self, job: Job, running: Running) -> None:
+    async def _run(self, job: Inference, running: Running) -> None:
         answer = None
         try:
             answer = None if running.is_stopped else await self._answer(job, running)
@@ -292,10 +303,10 @@ class Jobs:
             if answer is not None and answer.held is not None:
                 answer.held.release()
             del self._running[job.id]
-            self.tell()
+            self.jobs.wake()
             self._fill()
 
-    async def _answer(self, job: Job, running: Running) -> Answer | None:
+    async def _answer(self, job: Inference, running: Running) -> Answer | None:
         """None: it was stopped."""
         if job.deaths >= DEATHS:
             return failed("job_given_up", f"llmux died {DEATHS} times while it sent this job; the log may say why.")
@@ -307,7 +318,7 @@ class Jobs:
             if running.is_stopped:
                 return None
             job.state, job.started_at = "running", round(time.time(), 3)
-            self.tell()
+            self.jobs.wake()
             running.is_sending = True
             assert self._send is not None
             answer = await self._send(job, await asyncio.to_thread(self._path(job, "request").read_bytes))
@@ -327,7 +338,7 @@ class Jobs:
             job.deaths -= 1
         return None if self.is_paused and answer.error is not None else answer  # perhaps because the daemon ends
 
-    def _rest(self, job: Job, pause_s: float) -> None:
+    def _rest(self, job: Inference, pause_s: float) -> None:
         def over() -> None:
             self._resting.discard(job.id)
             self._fill()
@@ -336,10 +347,10 @@ class Jobs:
         self._resting.add(job.id)
         asyncio.get_running_loop().call_later(pause_s, over)
 
-    async def _keep(self, job: Job, answer: Answer) -> None:
+    async def _keep(self, job: Inference, answer: Answer) -> None:
         """It has ended with this. Raises NotSavedError."""
         error = answer.error
-        if error is None and job.keeps_end:
+        if error is None and job.stays:
             try:
                 self.make_room(len(answer.body))
                 job.result_bytes = len(answer.body)  # at once: others look for room while it is written
@@ -355,65 +366,50 @@ class Jobs:
             raise
 
     async def _end(
-        self, job: Job, state: JobState, answer: Answer | None = None, error: dict[str, Any] | None = None
+        self, job: Inference, state: State, answer: Answer | None = None, error: dict[str, Any] | None = None
     ) -> None:
         """It is over once that is on disk. Raises NotSavedError: it isn't, and nothing has changed."""
-        over = replace(job, state=state, ended_at=round(time.time(), 3), request_bytes=0, error=error)
+        changes: dict[str, Any] = {
+            "state": state,
+            "ended_at": round(time.time(), 3),
+            "request_bytes": 0,
+            "error": error,
+        }
         if answer is not None:
-            over.status, over.content_type = answer.status, answer.content_type
-        for listener in self.on_end:
-            await listener(over, answer)
-        if job.keeps_end:
-            await self._save(over)
+            changes |= {"status": answer.status, "content_type": answer.content_type}
+        over = replace(job, **changes)
+        if (keep := self.on_end.get(type(job))) is not None:
+            await keep(over, answer)
+        if job.stays:
+            await self.jobs.save(over)
             self._unlink(job, "request")
-        for changed in ("state", "ended_at", "request_bytes", "error", "status", "content_type"):
-            setattr(job, changed, getattr(over, changed))
+        for name, value in changes.items():
+            setattr(job, name, value)
         log.info("job.ended", job=job.id, state=state, endpoint=job.endpoint, model=job.model, tries=job.tries)
-        if job.keeps_end:
-            self.tell()
+        if job.stays:
+            self.jobs.wake()
             return
-        del self._all[job.id]  # at once: who follows its response looks for it
+        self.jobs.drop(job)  # at once: who follows its response looks for it
         try:
-            await self._forget([job])
+            await self.jobs.forget([job])
         except NotSavedError as refused:
-            log.warning(
-                "job.not_kept",
-                job=job.id,
-                reason=refused.message,
-                consequence="its response or batch says how it ended",
-            )
+            consequence = "its response or batch says how it ended"
+            log.warning("job.not_kept", job=job.id, reason=refused.message, consequence=consequence)
 
-    def tell(self) -> None:
-        """Wake whoever waits in `changed`."""
-        self._places = None
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _progress(self, job: Inference) -> Progress:
+        request = self.request_of(job)
+        step = None if request is None else request.attempt.step
+        return Progress() if step is None or not step.steps else Progress(step.step / step.steps)
 
     # -------------------------------------------------------------------------------------------------------------- disk
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            await self.expire()
-
-    async def expire(self) -> None:
-        """Forget what has been kept long enough, and of too many the oldest."""
-        before = time.time() - self.config.jobs_keep_s
-        over = [job for job in self._all.values() if job.ended_at is not None]
-        surplus = len(over) - MOST_ENDED
-        old = [job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before]
-        try:
-            await self._forget(old)
-        except NotSavedError as error:
-            log.warning("job.not_kept", reason=error.message)
 
     def make_room(self, size: int) -> None:
         """For so many bytes more, also of a file. Raises JobFullError where there is none (what waits and runs stays), TooLargeError where there can't be any."""
         if size > (budget := self.config.jobs_mib << 20):
             raise TooLargeError(f"It is larger than all that jobs may take (limits.jobs_mib: {self.config.jobs_mib}).")
-        taken = sum(job.request_bytes + (job.result_bytes or 0) for job in self._all.values())
+        taken = sum(job.disk_bytes for job in self.jobs.of(Inference))
         missing = taken + sum(self._coming.values()) + self.files.taken + size - budget
-        old = [job for job in self._all.values() if job.is_over and job.result_bytes]
+        old = [job for job in self.jobs.of(Inference) if job.is_over and job.result_bytes]
         if missing > sum(job.result_bytes or 0 for job in old):  # then none of them goes for nothing
             raise JobFullError("Jobs take all the disk that they may (limits.jobs_mib).", retry_after_s=LONGEST_PAUSE_S)
         for job in old:
@@ -422,11 +418,16 @@ class Jobs:
             missing -= job.result_bytes or 0
             self._drop_result(job)
 
-    def _drop_result(self, job: Job) -> None:
+    def _drop_result(self, job: Inference) -> None:
         self._unlink(job, "result")
         job.result_bytes = None
 
-    async def _write(self, job: Job, kind: str, data: Bytes) -> None:
+    def _remove_files(self, jobs: Sequence[Inference]) -> None:
+        for job in jobs:
+            self._drop_result(job)
+            self._unlink(job, "request")
+
+    async def _write(self, job: Inference, kind: str, data: Bytes) -> None:
         def write() -> None:
             with replacing(path, 0o600) as new:
                 new.write_bytes(data)
@@ -437,44 +438,18 @@ class Jobs:
         except OSError as error:
             raise NotSavedError(f"{path} can't be written: {error.strerror or error}") from error
 
-    def _unlink(self, job: Job, kind: str) -> None:
+    def _unlink(self, job: Inference, kind: str) -> None:
         with contextlib.suppress(OSError):  # the next `open` removes what is left
             self._path(job, kind).unlink()
 
-    def _path(self, job: Job, kind: str) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{job.id}.{kind}"
+    def _path(self, job: Inference, kind: str) -> Path:
+        return self._folder / f"{job.id}.{kind}"
 
-    async def _saved(self, job: Job) -> bool:
+    async def _saved(self, job: Inference) -> bool:
         """False: it can't be, and the log says why."""
         try:
-            await self._save(job)
+            await self.jobs.save(job)
         except NotSavedError as error:
             log.warning("job.not_kept", job=job.id, reason=error.message)
             return False
         return True
-
-    async def _save(self, job: Job) -> None:
-        await self._change({(_COLLECTION, job.id): msgspec.to_builtins(job)})
-
-    async def _change(self, entries: Mapping[Entry, JsonValue]) -> None:
-        assert self._store is not None
-        async with self._store.transaction() as changes:
-            changes.update(entries)
-
-    async def _forget(self, jobs: Sequence[Job]) -> None:
-        """Raises NotSavedError: then they stay, without their results."""
-        if not jobs:
-            return
-        gone: dict[Entry, JsonValue] = {(_COLLECTION, job.id): None for job in jobs}
-        try:
-            await self._change(gone)
-        except NotSavedError:
-            for job in jobs:  # perhaps the disk is full of them
-                self._drop_result(job)
-            await self._change(gone)
-        for job in jobs:
-            self._all.pop(job.id, None)
-            for kind in ("request", "result"):
-                self._unlink(job, kind)
-        self.tell()

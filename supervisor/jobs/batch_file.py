@@ -1,4 +1,4 @@
-"""One batch, the lines of its files, and how they are read. `daemon.batches` has all of them.
+"""The lines of a batch's files: reading those of its input, writing those of its output. `jobs.batches` has the batches.
 
 A line of the input is `{"custom_id", "method", "url", "body"}`. A line of the output says which one it answers by its id,
 `batch_req_BATCH_NUMBER`: so the files themselves tell, after a restart, which lines are done.
@@ -11,7 +11,6 @@ import codecs
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -20,9 +19,6 @@ from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.body.typed import UNREADABLE
 from supervisor.io.request_buffer import Bytes
-from supervisor.schema.job import BatchState
-
-OVER: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 CUSTOM_ID_LIMIT: Final = 512  # characters
@@ -34,50 +30,6 @@ _SPACES: Final = bytes.maketrans(b"\r\n", b"  ")
 _encode: Final = msgspec.json.Encoder().encode
 _whole: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _text: Final = msgspec.json.Decoder(str).decode
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a batch was refused after its file was read."""
-
-    code: str
-    message: str
-    param: str | None = None
-    line: int | None = None  # from 1
-
-
-@dataclass(slots=True)
-class Batch:
-    """One batch. Times are seconds since the epoch; each is set iff it has come to that."""
-
-    id: str
-    owner: str | None  # the key's id; None: no key was needed
-    endpoint: str
-    input_file: str
-    output_file: str  # ids of files that begin with the batch; clients find those that aren't empty at its end
-    error_file: str
-    window: str  # as it was asked for
-    created_at: float
-    expires_at: float
-    headers: dict[str, str]  # of each line's request
-    metadata: dict[str, str] | None = None
-    state: BatchState = "validating"
-    started_at: float | None = None
-    finalizing_at: float | None = None
-    cancelling_at: float | None = None
-    ended_at: float | None = None
-    total: int = 0  # requests in its file
-    last_line: int = 0  # number of the last one's line
-    completed: int = 0  # at its end; until then `daemon.batches` counts
-    failed: int = 0
-    has_output: bool = False
-    has_errors: bool = False
-    problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def is_over(self) -> bool:
-        """Has it ended, one way or the other?"""
-        return self.state in OVER
 
 
 # -------------------------------------------------------------------------------------------------------------- its input

@@ -12,7 +12,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,12 +64,12 @@ class Files:
     """One thread: what is appended to a file comes in order."""
 
     def open(
-        self, store: Store, folder: Path, owner: Callable[[str | None], str | None], growing: Iterable[File]
+        self, store: Store, folder: Path, growing: Iterable[File] = (), owners: Mapping[str, str] | None = None
     ) -> None:
         """Go on with the files that are kept, and with those that are `growing` still. Blocks on a folder.
 
-        Removes all others there. A folder that can't be used is logged, and no files are taken. `owner` says whose a
-        file is today.
+        Removes all others there. A folder that can't be used is logged, and no files are taken. `owners`: see
+        `job.former_owners`.
         """
         folder /= _COLLECTION
         try:
@@ -86,7 +86,7 @@ class Files:
             except msgspec.ValidationError as error:
                 log.warning("file.unreadable", file=name, reason=str(error))
         for file in sorted(found, key=lambda file: (file.created_at, file.id)):
-            file.owner = owner(file.owner)
+            file.owner = (owners or {}).get(file.owner or "", file.owner)
             self._all[file.id] = file
             paths.pop(file.id, None)
         for file in growing:
