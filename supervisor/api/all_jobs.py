@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -73,7 +73,9 @@ class JobSummary(Struct, gc=False):
     ]
     state: Annotated[AnyState, doc("`expired`: its time was over. `interrupted`: llmux ended before it was done.")]
     model: Annotated[str | None, doc("The model, as it was asked for; null: several, or none.")]
-    owner: Annotated[str | None, doc("The name of the key that made it, or its id if the key is gone; null: no key did.")]
+    owner: Annotated[
+        str | None, doc("The name of the key that made it, or its id if the key is gone; null: no key did.")
+    ]
     created_at: Annotated[float, doc(_WHEN)]
     started_at: Annotated[float | None, doc(_WHEN)]
     ended_at: Annotated[float | None, doc(_WHEN)]
@@ -81,7 +83,9 @@ class JobSummary(Struct, gc=False):
     eta_s: Annotated[float | None, doc("How much longer it takes; null: unknown.")]
     expected_s: Annotated[float | None, doc("Of a load: how long the model's last load took; else null.")]
     message: Annotated[str | None, doc("Why it waits, what it does now, or why it ended; null: nothing is known.")]
-    details: Annotated[str | None, doc("The path of the operation that answers all that is known of it; null: there is none.")]
+    details: Annotated[
+        str | None, doc("The path of the operation that answers all that is known of it; null: there is none.")
+    ]
     result: Annotated[str | None, doc("The path of its result; null: there is none.")]
 
 

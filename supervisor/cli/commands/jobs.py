@@ -29,12 +29,18 @@ def jobs() -> None:
 @click.option("--kind", type=click.Choice(KINDS), help="Only those of this kind; lines of batches are shown only so.")
 @click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
 @click.option("--model", help="Only those of this model.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many at most, the newest.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many at most, the newest."
+)
 @daemon_options
-def jobs_list(kind: str | None, state: str | None, model: str | None, limit: int, daemon: Client, as_json: bool) -> None:
+def jobs_list(
+    kind: str | None, state: str | None, model: str | None, limit: int, daemon: Client, as_json: bool
+) -> None:
     """Show each job: how far it is, and why it waits or ended."""
     asked = {"kind": kind, "state": state, "model": model, "limit": limit}
-    found = daemon.call(operations.LIST_ALL_JOBS, query={name: value for name, value in asked.items() if value is not None})
+    found = daemon.call(
+        operations.LIST_ALL_JOBS, query={name: value for name, value in asked.items() if value is not None}
+    )
     shown = output.Table([HEAD, *map(_row, found.data)]) if found.data else "There are no such jobs."
     more = [output.dim(f"There are more: --limit {min(1000, 5 * limit)}")] if found.has_more else []
     answer(found, shown, *more, as_json=as_json)
@@ -68,7 +74,9 @@ def jobs_show(job_id: str, daemon: Client, as_json: bool) -> None:
     times = {name: output.clock(fields[name]) for name in ("created_at", "started_at", "ended_at")}
     spans = {name: output.duration(fields[name]) for name in ("eta_s", "expected_s")}
     shown = fields | times | spans | {"progress": _share(job.progress)}
-    answer(job, output.Table([(name, output.text(value)) for name, value in shown.items()], head=False), as_json=as_json)
+    answer(
+        job, output.Table([(name, output.text(value)) for name, value in shown.items()], head=False), as_json=as_json
+    )
 
 
 @jobs.command("wait")

@@ -31,6 +31,10 @@ export const readLogs = (name, query) => operation("GET", `/v1/admin/models/${en
 export const listLoads = () => operation("GET", "/v1/admin/loads");
 export const getLoad = (id) => operation("GET", `/v1/admin/loads/${encodeURIComponent(id)}`);
 export const cancelLoad = (id) => operation("DELETE", `/v1/admin/loads/${encodeURIComponent(id)}`);
+export const listAllJobs = (query) => operation("GET", "/v1/admin/jobs", query);
+export const getAnyJob = (id) => operation("GET", `/v1/admin/jobs/${encodeURIComponent(id)}`);
+export const cancelAnyJob = (id) => operation("POST", `/v1/admin/jobs/${encodeURIComponent(id)}/cancel`);
+export const followAnyJob = (id) => operation("GET", `/v1/admin/jobs/${encodeURIComponent(id)}/events`);
 export const readMemory = () => operation("GET", "/v1/admin/gpu-memory");
 export const takeLease = () => operation("POST", "/v1/admin/leases");
 export const listLeases = () => operation("GET", "/v1/admin/leases");
