@@ -21,6 +21,7 @@ from supervisor.schema import job as schema
 from supervisor.schema.operation import EVENTS, Example
 
 _PATH: Final = "/v1/admin/jobs/load-7"
+_NEEDS: Final = "a load under way"
 _DETAILS: Final[dict[type[jobs.Job], Callable[..., str]]] = {
     jobs.Inference: lambda job: f"/v1/jobs/{job.id}",
     jobs.Response: lambda job: f"/v1/responses/{job.response}",
@@ -29,7 +30,7 @@ _DETAILS: Final[dict[type[jobs.Job], Callable[..., str]]] = {
     jobs.Load: lambda job: f"/v1/admin/loads/{job.id.removeprefix('load-')}",
 }
 GROUP: Final = Group(
-    "Jobs of all kinds",
+    "Administration: jobs",
     "Everything that runs longer than the request that asked for it, in one list: jobs and batches of clients, responses in the"
     " background, loads of models, pulls of their files.",
 )
@@ -51,7 +52,7 @@ async def list_all_jobs(api: Api, query: schema.JobSummaryQuery) -> schema.JobSu
     return schema.JobSummaryList("list", data, has_more=len(found) > query.limit)
 
 
-@GROUP.operation("GET", "/v1/admin/jobs/{id}", errors=(404,), example=Example(path=_PATH, needs="the id of a job"))
+@GROUP.operation("GET", "/v1/admin/jobs/{id}", errors=(404,), example=Example(path="/v1/admin/jobs/load-1"))
 async def get_any_job(api: Api, id: str) -> schema.JobSummary:
     """One of them."""
     return _summary(api.daemon, _found(api.daemon, id))
@@ -61,7 +62,7 @@ async def get_any_job(api: Api, id: str) -> schema.JobSummary:
     "POST",
     "/v1/admin/jobs/{id}/cancel",
     errors=(404,),
-    example=Example(path=_PATH + "/cancel", needs="a job that is not over"),
+    example=Example(path=_PATH + "/cancel", needs=_NEEDS),
 )
 async def cancel_any_job(api: Api, id: str) -> schema.JobSummary:
     """End it, wherever it stands.
@@ -80,7 +81,7 @@ async def cancel_any_job(api: Api, id: str) -> schema.JobSummary:
     "/v1/admin/jobs/{id}/events",
     answer_type=EVENTS,
     errors=(404,),
-    example=Example(path=_PATH + "/events", needs="the id of a job"),
+    example=Example(path=_PATH + "/events", needs=_NEEDS),
 )
 async def follow_any_job(api: Api, id: str, request: Request) -> Response:
     """Each change of it, as server-sent events `job`, the last one when it is over. A daemon that ends cuts the stream: ask again."""

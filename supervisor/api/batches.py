@@ -238,7 +238,7 @@ async def _found_batch(daemon: Daemon, request: Request, batch_id: str) -> Batch
     """A batch that this request may see. Raises NotFoundError."""
     await daemon.batches.expire()
     owner, is_admin = owner_of(request.scope["state"])
-    return daemon.jobs.find(Batch, batch_id, owner, is_admin=is_admin, noun="batch")
+    return daemon.jobs.find(Batch, batch_id, owner, is_admin=is_admin, code="batch_not_found")
 
 
 def _endpoint(daemon: Daemon, asked: str) -> str:

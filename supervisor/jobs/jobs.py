@@ -102,11 +102,13 @@ class Jobs:
         """The job of this id."""
         return self._all.get(job_id)
 
-    def find(self, kind: type[JobT], job_id: str, owner: str | None, *, is_admin: bool, noun: str = "job") -> JobT:
-        """The job, for its owner or for an admin. Raises NotFoundError."""
+    def find(
+        self, kind: type[JobT], job_id: str, owner: str | None, *, is_admin: bool, code: str = "job_not_found"
+    ) -> JobT:
+        """The job, for its owner or for an admin. Raises NotFoundError with this `code`, whose first word names the kind."""
         job = self._all.get(job_id)
         if not isinstance(job, kind) or not (is_admin or job.owner == owner):
-            raise NotFoundError(f"There is no {noun} {job_id[:100]!r}, or no longer.", code=f"{noun}_not_found")
+            raise NotFoundError(f"There is no {code.partition('_')[0]} {job_id[:100]!r}, or no longer.", code=code)
         return job
 
     def listing(self, kind: type[JobT], owner: str | None, *, is_admin: bool) -> list[JobT]:
