@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,7 +20,7 @@ from runtimes.installed import program
 from runtimes.model_config import ModelConfig
 from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import hints, sources
-from supervisor.catalog.catalog import TASK, Catalog, CatalogModel
+from supervisor.catalog.catalog import TASK, Catalog, CatalogModel, VirtualModel
 from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.document import (
     Items,
@@ -45,9 +44,7 @@ from supervisor.catalog.prompt_format import COMPLETIONS
 from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.runner_variables import VLLM_RUNTIME, with_defaults
-from supervisor.catalog.sections import DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig
-from supervisor.catalog.sets import CONFIGURED, SetConfig
-from supervisor.catalog.staying import staying_problems, with_keep_alives
+from supervisor.catalog.sections import CONFIGURED, DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig, SetConfig
 from supervisor.core.types import DEFAULT_PRIORITY, REPLICA, ModelId
 from supervisor.errors import ConfigError, NotFoundError
 
@@ -116,16 +113,15 @@ class Assembly(PublicNames):
             self.base_path = server.model_base_path
         models = self._models(self._table("models"), devices, own_runtimes_dir)
         self._add_local(models, devices, own_runtimes_dir)
-        models = with_keep_alives(limits, models)
+        for name, model in models.items():
+            if model is not None and limits is not None:
+                models[name] = replace(model, type_keep_alive_s=limits.keep_alive_of(model.config))
         virtual = self._virtual_models(models)
-        stays = partial(
-            staying_problems, root=self.root, models=models, virtual=virtual, named=self._table("virtual_models")
-        )
-        self.problems += stays(limits.default_models if limits else (), ("limits", "default_model"))
+        self._check_kept_loaded(limits.default_models if limits else (), ("limits", "default_model"), models, virtual)
         sets = self._sets()
         for name, config in sets.items():
-            self.problems += stays(config.default_models, ("sets", name, "default_model"))
-            self.problems += stays(config.pin, ("sets", name, "pin"))
+            self._check_kept_loaded(config.default_models, ("sets", name, "default_model"), models, virtual)
+            self._check_kept_loaded(config.pin, ("sets", name, "pin"), models, virtual)
         tasks = self._tasks(models, virtual)
         enabled = {name for name, model in models.items() if model is None or model.config.enabled}
         clients = self._clients({*virtual, *tasks, *enabled})
@@ -481,6 +477,33 @@ class Assembly(PublicNames):
             if (config := self._validated(SetConfig, node, ("sets", name))) is not None:
                 found[name] = config
         return found
+
+    def _check_kept_loaded(
+        self,
+        names: Sequence[str],
+        at: Trail,
+        models: Mapping[str, CatalogModel | None],
+        virtual: Mapping[str, VirtualModel],
+    ) -> None:
+        """Whether the models named at `at` can come back, or be pinned. `virtual`: the valid virtual models."""
+        verb, noun = ("be pinned", "pin") if at[-1] == "pin" else ("come back", "return")
+        named = self._table("virtual_models")
+        for index, name in enumerate(names):
+            trail = (*at, index) if isinstance(find(self.root, at)[0], Items) else at
+            node = find(self.root, trail)[0]
+            if name in virtual:
+                model: CatalogModel | None = virtual[name].model
+            elif name in models:
+                model = models[name]
+            else:
+                if name not in named:  # else its own problem is reported
+                    known = suggestion(name, [*models, *named], what="there is")
+                    self._problem(node, trail, f'no model "{name}"{known}')
+                continue
+            if model is not None and not model.config.enabled:
+                self._problem(node, trail, f'the model "{name}" is disabled, so it can\'t {verb}: enable it')
+            elif model is not None and model.adapter.remote:
+                self._problem(node, trail, f'"{name}" runs elsewhere: it is never unloaded, and needs no {noun}')
 
     def _clients(self, names: Collection[str]) -> dict[str, ClientConfig]:
         """The profiles; `names`: of what answers."""

@@ -41,10 +41,10 @@ from supervisor.catalog.sections import (
     DeviceConfig,
     LimitsConfig,
     ServerConfig,
+    SetConfig,
     VirtualModelConfig,
     drain_seconds,
 )
-from supervisor.catalog.sets import SetConfig
 from supervisor.catalog.tasks import TaskConfig
 from supervisor.core.device_sets import MARGIN_MIB, MOST_PARTS, allowed
 from supervisor.core.footprint import choose

@@ -26,8 +26,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from supervisor.catalog.assembly import config_error
+from supervisor.catalog.clients import Limited
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail, parse
-from supervisor.catalog.limited import Limited
 from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.problems import validate
 from supervisor.catalog.sections import TENANT_LIMIT, Priority

@@ -12,8 +12,14 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.clients import ClientConfig
-from supervisor.catalog.sections import DeviceConfig, FoldersConfig, LimitsConfig, ServerConfig, VirtualModelConfig
-from supervisor.catalog.sets import SetConfig
+from supervisor.catalog.sections import (
+    DeviceConfig,
+    FoldersConfig,
+    LimitsConfig,
+    ServerConfig,
+    SetConfig,
+    VirtualModelConfig,
+)
 from supervisor.catalog.tasks import CandidateConfig, TaskConfig
 
 Schema = dict[str, JsonValue]

@@ -7,7 +7,7 @@ checked against them. Numbers of the scheduler repeat those of `core.types.Limit
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypeVar
@@ -16,17 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, f
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
-from supervisor.catalog.alerts import AlertsConfig
+from runtimes.model_config import ModelConfig
 from supervisor.catalog.folders import models_dir, runtimes_dir, state_dir
 from supervisor.catalog.governance import GovernanceConfig
-from supervisor.catalog.job_limits import JobsConfig
-from supervisor.catalog.listeners import Address, ListenersConfig, Port
-from supervisor.catalog.media import MediaConfig
-from supervisor.catalog.order import OrderConfig
-from supervisor.catalog.picture_limits import PicturesConfig
-from supervisor.catalog.response_limits import ResponsesConfig
-from supervisor.catalog.runner import RunnerConfig
-from supervisor.catalog.staying import StayingConfig
 from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
 from supervisor.core.types import DeviceId, Eviction, Limits, Policy
 
@@ -56,9 +48,140 @@ class FoldersConfig(Section):
     )
 
 
-class ServerConfig(RunnerConfig, ListenersConfig, Section):
+Word = Annotated[str, Field(min_length=1, max_length=4096)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Host = Annotated[
+    str,
+    Field(
+        max_length=300,
+        pattern=r"^(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:]+\])(:[1-9][0-9]{0,4})?$",
+    ),
+]
+
+
+class AlertsConfig(Section):
+    """Where alerts go. Each is sent once a minute at most, however often it is raised."""
+
+    webhook: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s]+$",
+        description="Address that gets each alert by POST, as JSON: `at`, `code`, `message`, `device`, `model`, `host`.",
+        examples=["https://ntfy.example.org/llmux"],
+    )
+    command: list[Word] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Program and arguments that are run for each alert, without a shell: `LLMUX_ALERT` has the same JSON, "
+        "`LLMUX_ALERT_CODE`, `…_MESSAGE`, `…_DEVICE` and `…_MODEL` its parts. It has ten seconds.",
+        examples=[["/usr/local/bin/notify-me"]],
+    )
+
+
+class MediaConfig(Section):
+    """`server.media`. Whatever it allows, it allows every key that may ask a model."""
+
+    hosts: tuple[Host, ...] = Field(
+        default=(),
+        description="Whose https addresses may stand in prompts; `*.NAME` is every name below it, `*` every one. On port 443, or "
+        "the one given. Names lead to public addresses only; an IP address that is listed itself may be a private one.",
+        examples=[["images.example.com", "*.example.org"]],
+    )
+    folder: Path | None = Field(
+        default=None,
+        description="Files below it may stand in prompts, as file:///PATH. Default: none.",
+        examples=["/srv/pictures"],
+    )
+    size_mib: int = Field(default=20, ge=1, le=1024, description="What one request's media may have together, in MiB.")
+    timeout_s: float = Field(default=10.0, gt=0, le=600, description="Time to load all media of one request.")
+    per_request: int = Field(default=16, ge=1, le=256, description="References in one request.")
+    at_once: int = Field(
+        default=16,
+        ge=1,
+        le=256,
+        description="What is loaded at once, for all requests; for each of them a quarter of it, or one.",
+    )
+    ca_file: Path | None = Field(
+        default=None,
+        description="Certificates of the authorities to trust. Default: the system's.",
+        examples=["/etc/ssl/company.pem"],
+    )
+
+
+def _one_address(value: object) -> object:
+    """Raises ValueError for what is not one address of the network."""
+    if isinstance(value, list) or (isinstance(value, str) and ("," in value or len(value.split()) > 1)):
+        raise ValueError(
+            "llmux listens on one address; 0.0.0.0 is all of IPv4, and :: all there are, and both need keys"
+        )
+    if not isinstance(value, str):
+        return value
+    if "/" in value or value.startswith(("unix:", "@")):
+        raise ValueError(
+            "llmux listens on an address and a port; a proxy such as nginx or socat can offer it as a Unix socket"
+        )
+    return value.removeprefix("[").removesuffix("]")
+
+
+Address = Annotated[str, BeforeValidator(_one_address), Field(min_length=1)]
+
+OLLAMA: Final = "ollama_port"
+METRICS: Final = "metrics_port"
+
+
+class ServerConfig(Section):
     """Where the daemon listens and what it keeps where."""
 
+    ollama_port: Port | None = Field(
+        default=None,
+        description="Port that answers Ollama's API and all of inference as well, without the admin API and the dashboard.",
+        examples=[11434],
+    )
+    metrics_port: Port | None = Field(
+        default=None,
+        description="Port that answers `/metrics`, `/health` and `/livez` as well, and nothing else.",
+        examples=[9090],
+    )
+    runner_id: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="`runnerId` in `GET /v1/capabilities`. Default: the machine's host name.",
+        examples=["llm-1"],
+    )
+    runner_type: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="`runnerType` in `GET /v1/capabilities`. Default: `llmux-VERSION`.",
+        examples=["vllm-0.6.0"],
+    )
+    health: Literal["llmux", "runner"] = Field(
+        default="llmux",
+        description="What `/health` answers. llmux: 200 while the daemon serves; runner: as a model runner does, also 503 when a "
+        "device is out of memory, all models have failed, or the queue is full. Every answer of inference then says what came "
+        "from the cache of prompts, too.",
+        examples=["runner"],
+    )
+    multi_tenant: bool = Field(
+        default=True,
+        description="Requests may name the tenant for whom they come (`X-Tenant-ID`, `x_client_id`). false: those without a key "
+        "are one client, those with a key the key's.",
+        examples=[False],
+    )
+    metrics: bool = Field(default=True, description="Serve `/metrics`.", examples=[False])
+    model_base_path: Path | None = Field(
+        default=None,
+        description="The files of all models must lie below this folder, links followed. What lies there and is no model of this "
+        "file is one, too, under its path: GGUF files, and folders of safetensors. Where it is set, it is also the default of "
+        "`models_dir`.",
+        examples=["/models"],
+    )
+    allow_pull: bool = Field(
+        default=False,
+        description="A client with the scope `admin` that loads a model whose files are missing has them fetched from its "
+        "`source` first.",
+        examples=[True],
+    )
     host: Address = Field(
         default="127.0.0.1",
         description="Address to listen on. Any other than loopback needs API keys.",
@@ -176,6 +299,17 @@ class ServerConfig(RunnerConfig, ListenersConfig, Section):
                 raise ValueError(f"{key} {port} is {keys[port]} already")
         return self
 
+    @property
+    def extra_ports(self) -> dict[str, int]:
+        """Those that are set, by the key that sets them."""
+        found = {OLLAMA: self.ollama_port, METRICS: self.metrics_port}
+        return {key: port for key, port in found.items() if port is not None}
+
+    @property
+    def tells_of_caches(self) -> bool:
+        """Has every answer of inference headers about the cache of prompts? A model runner's clients look for them."""
+        return self.health == "runner"
+
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -187,9 +321,100 @@ def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
     return math.inf if drain_s == "never" else drain_s
 
 
-class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, PicturesConfig, Section):
+KEEP_ALIVE_BY_TYPE: Final[Mapping[str, float | Literal["forever"]]] = {"image": 900, "llm": 300, "vision": 60}
+"""What `by_type` stands for; other types stay until their memory is needed."""
+
+
+def _spelled_out(written: object) -> object:
+    """The keep-alives by type that `keep_alive` stands for."""
+    if written == "by_type":
+        return dict(KEEP_ALIVE_BY_TYPE)
+    if not isinstance(written, dict):
+        raise PydanticKnownError("literal_error", {"expected": "'by_type' or a mapping"})
+    return written
+
+
+class _KeptConfig(BaseModel):
+    """The keys of `limits` for what is kept on disk for clients that come back for it: pictures and responses."""
+
+    pictures_mib: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
+        default=256,
+        description="Disk for pictures that requests want by address (`response_format: url`); the oldest go first. 0: such "
+        "requests are refused.",
+    )
+    pictures_keep_s: Annotated[float, Field(gt=0, le=31_536_000)] = Field(
+        default=3600.0, description="How long such an address holds; at most until the daemon ends."
+    )
+    responses_mib: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
+        default=256,
+        description="Disk for responses that `previous_response_id` and `GET /v1/responses/ID` find again; the oldest go "
+        "first. 0: none is kept.",
+    )
+    responses_most: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        default=10_000, description="So many responses are kept at most; the oldest go first."
+    )
+    responses_keep_s: Annotated[float, Field(gt=0, le=315_360_000)] = Field(
+        default=2_592_000.0, description="How long a response is kept, in seconds; 30 days by default."
+    )
+
+
+class JobsConfig(BaseModel):
+    """The keys of `limits` for jobs and batches."""
+
+    jobs_waiting: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=1000, description="Jobs that may wait; 0: no jobs are taken."
+    )
+    jobs_running: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=8, description="Jobs whose requests are sent at once; the others wait for them."
+    )
+    jobs_keep_s: Annotated[float, Field(gt=0, le=31_536_000)] = Field(
+        default=86_400.0, description="How long a job that has ended is kept, with its result."
+    )
+    jobs_mib: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
+        default=1024,
+        description="Disk for requests and results of jobs, and for the files of batches; the oldest results go first.",
+    )
+    files_mib: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        default=200, description="Largest file of a batch (`POST /v1/files`), in MiB."
+    )
+    batch_lines: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        default=50_000, description="Requests that a batch may have."
+    )
+
+
+class LimitsConfig(JobsConfig, _KeptConfig, Section):
     """Numbers of scheduling, failure handling and HTTP."""
 
+    aging_s: Annotated[float, Field(ge=0, le=86_400)] | Literal["never"] = Field(
+        default=60.0,
+        description="A request that has waited this much longer comes before one of the next higher class (30 points of "
+        "priority); `never`: higher classes always go first.",
+        examples=[60, "never"],
+    )
+    overtakes: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=64,
+        description="While a model waits for the memory of another one, that one answers at most so many later requests "
+        "before it makes room.",
+    )
+    keep_alive: Annotated[
+        dict[str, Seconds | Literal["forever"]],
+        BeforeValidator(
+            _spelled_out, json_schema_input_type=Literal["by_type"] | dict[str, Seconds | Literal["forever"]]
+        ),
+    ] = Field(
+        default_factory=dict,
+        description="`keep_alive_s` of models that set none, by type. `by_type`: image 900, llm 300, "
+        "vision 60. Default, and of types not named: `forever`.",
+        examples=["by_type", {"llm": 300}],
+    )
+    default_model: str | list[str] = Field(
+        default_factory=list,
+        description="The model, or models, to come back when nothing else is asked for.",
+        examples=["qwen3-8b", ["qwen3-8b", "whisper"]],
+    )
+    default_after_s: Seconds = Field(
+        default=300.0, description="They come back when no other model was used for this long."
+    )
     queue_total: Count = Field(default=512, description="Requests that may wait in all.")
     queue_per_model: Count = Field(default=64, description="Requests that may wait for one model.")
     queue_wait_s: Seconds = Field(default=600.0, description="Longest a request waits, in seconds.")
@@ -306,12 +531,23 @@ class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, ResponsesConfig, Pict
     def limits(self) -> Limits:
         """What the scheduler takes of them."""
         numbers = {field.name: getattr(self, field.name) for field in fields(Limits)}
-        return Limits(**numbers | self.numbers() | {"drain_s": drain_seconds(self.drain_s)})
+        aging_s = math.inf if self.aging_s == "never" else self.aging_s
+        return Limits(**numbers | {"aging_s": aging_s, "drain_s": drain_seconds(self.drain_s)})
 
     def bodies_bytes(self, memory_mib: int) -> int:
         """What all bodies may take together on a machine with so much memory: never less than the largest takes."""
         share_mib = min(memory_mib // 8, 1024) if self.bodies_mib is None else self.bodies_mib
         return max(share_mib, self.body_mib) << 20
+
+    def keep_alive_of(self, config: ModelConfig) -> float | None:
+        """What a model that sets none gets; None: it stays until its memory is needed."""
+        seconds = self.keep_alive.get(config.type)
+        return None if seconds == "forever" else seconds
+
+    @property
+    def default_models(self) -> tuple[str, ...]:
+        """The names in `default_model`."""
+        return (self.default_model,) if isinstance(self.default_model, str) else tuple(self.default_model)
 
     def policy(self) -> Policy:
         """How models compete for memory."""
@@ -430,3 +666,28 @@ class VirtualModelConfig(ParametersConfig):
     description: str | None = Field(
         default=None, description="Shown in the list of models.", examples=["Quick answers, no thinking"]
     )
+
+
+CONFIGURED: Final = "configured"
+"""Stands for "no set", so no set may be called so."""
+
+
+class SetConfig(Section):
+    """What holds while the set is active, instead of `limits.default_model` and the models' own `pin`."""
+
+    description: str | None = Field(default=None, description="Shown beside its switch.", examples=["In the evening"])
+    default_model: str | list[str] = Field(
+        default_factory=list,
+        description="The model, or models, to come back when nothing else is asked for.",
+        examples=["qwen-coder"],
+    )
+    pin: list[str] = Field(
+        default_factory=list,
+        description="The models that are never evicted; all others may be.",
+        examples=[["qwen-coder", "embedder"]],
+    )
+
+    @property
+    def default_models(self) -> tuple[str, ...]:
+        """The names in `default_model`."""
+        return (self.default_model,) if isinstance(self.default_model, str) else tuple(self.default_model)

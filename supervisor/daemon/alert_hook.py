@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from supervisor.catalog.alerts import AlertsConfig
+from supervisor.catalog.sections import AlertsConfig
 from supervisor.core.effects import Alert
 from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 from supervisor.fleet.local import inherited

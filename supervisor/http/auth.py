@@ -18,8 +18,7 @@ from starlette.types import Scope
 
 from supervisor.api.routing import scope_of
 from supervisor.catalog.keys import Key, Keyring
-from supervisor.catalog.listeners import METRICS, OLLAMA
-from supervisor.catalog.sections import ServerConfig
+from supervisor.catalog.sections import METRICS, OLLAMA, ServerConfig
 from supervisor.dialects.ollama import AT_OWN_PORT, Ollama
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError, NotFoundError
 from supervisor.gateway.dialect import Dialect

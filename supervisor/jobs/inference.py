@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Final
 import structlog
 from msgspec.structs import replace
 
-from supervisor.catalog.job_limits import JobsConfig
+from supervisor.catalog.sections import JobsConfig
 from supervisor.errors import NotFoundError, TooLargeError, UnavailableError
 from supervisor.gateway.request import Request
 from supervisor.io.files import replacing

@@ -21,7 +21,7 @@ from typing import Final
 
 import structlog
 
-from supervisor.catalog.media import MediaConfig
+from supervisor.catalog.sections import MediaConfig
 from supervisor.errors import InvalidRequestError
 from supervisor.gateway.media.media import Reference, refusal
 from supervisor.gateway.media.media_address import (

@@ -16,8 +16,8 @@ from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER
 from supervisor.catalog import Route as Public
 from supervisor.catalog import Task
-from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.rewrite import NO_REWRITE, Rewrite
+from supervisor.catalog.sections import MediaConfig
 from supervisor.core.types import ModelId, TicketId, WorkerState
 from supervisor.engine.engine import Engine
 from supervisor.engine.ticket import rejection

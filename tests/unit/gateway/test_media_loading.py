@@ -14,8 +14,8 @@ import h11
 import pytest
 
 from runtimes.base import Endpoint, TextReferences
-from supervisor.catalog.media import MediaConfig
 from supervisor.catalog.rewrite import Rewrite
+from supervisor.catalog.sections import MediaConfig
 from supervisor.errors import InvalidRequestError, UnavailableError
 from supervisor.gateway.body.json_body import JsonBody
 from supervisor.gateway.media.media import Reference

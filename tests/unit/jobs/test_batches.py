@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.catalog.job_limits import JobsConfig
+from supervisor.catalog.sections import JobsConfig
 from supervisor.errors import NotFoundError
 from supervisor.io.request_buffer import BodyBudget, Bytes
 from supervisor.io.store import NotSavedError, Store

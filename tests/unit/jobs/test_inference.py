@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.catalog.job_limits import JobsConfig
+from supervisor.catalog.sections import JobsConfig
 from supervisor.catalog.keys import Key
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError, TooLargeError, UnavailableError
