@@ -24,9 +24,8 @@ from supervisor.engine.recording import packed, unpacked
 from supervisor.errors import LlmuxError
 from supervisor.io.fd_channel import Json, Message
 from supervisor.io.memory import WorkerKey
-from supervisor.io.process import WorkerProcess
+from supervisor.io.process import AdoptedShim, WorkerProcess
 from supervisor.io.reap import InstanceLock, Mark
-from supervisor.io.shim_ends import AdoptedShim
 
 VERSION: Final = 1  # of these messages
 

@@ -23,14 +23,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Protocol
 
 from supervisor.core.types import CrashClass
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup
 from supervisor.io.procfs import OUR_OWN_TROUBLE, Proc, ProcessTable, oom_kills, processes
 from supervisor.io.reap import Hunt, Mark, marked, worker_of
-from supervisor.io.shim_ends import AdoptedShim, Shim
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DYING_POLL_S = 0.01
@@ -72,6 +71,31 @@ class UnkillableError(LlmuxError):
     def __init__(self, message: str, pids: tuple[int, ...]) -> None:
         super().__init__(message)
         self.pids = pids
+
+
+class Shim(Protocol):
+    """A shim with the daemon's ends of its pipes: a child process (`subprocess.Popen`), or an `AdoptedShim`."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def wait(self) -> int | None:
+        """Collect its exit status once it has ended."""
+        ...
+
+
+class AdoptedShim:
+    """A shim that another daemon started and handed over. That daemon, or the process that inherits the shim, collects it."""
+
+    def __init__(self, pid: int, stdin: int, stdout: int, pidfd: int) -> None:
+        self.pid = pid
+        self.stdin: IO[bytes] | None = os.fdopen(stdin, "wb", buffering=0)
+        self.stdout: IO[bytes] | None = os.fdopen(stdout, "rb", buffering=0)
+        self.pidfd = pidfd
+
+    def wait(self) -> int | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ TABLE: Final = (
         16,
         "A worker's answer is cut, or is no HTTP",
         "502 with an error response in the client's dialect; if the answer had begun, an event with the error, or a cut connection where it is no stream.",
-        "`io/upstream_wire`, `gateway/upstream_error`.",
+        "`io/upstream`, `gateway/upstream_error`.",
         ("tests/unit/gateway/test_forward.py::TestErrorAnswers",),
     ),
     Fault(
@@ -237,7 +237,7 @@ TABLE: Final = (
         27,
         "A client reads slowly, or not at all",
         "Each costs at most 1 MiB.",
-        "`io/upstream_response`: nothing more is read of the worker while 128 KiB wait.",
+        "`io/upstream`: nothing more is read of the worker while 128 KiB wait.",
         (
             "tests/unit/gateway/test_forward.py::TestSlowReader",
             "tests/faults/test_slow_reader_drain.py",

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.io.fd_channel import ChannelClosedError, FdChannel, FdListener, connect
-from supervisor.io.process import ProcessExit, WorkerProcess
+from supervisor.io.process import AdoptedShim, ProcessExit, WorkerProcess
 from supervisor.io.reap import Mark
-from supervisor.io.shim_ends import AdoptedShim
 from tests.support.limits import LIMIT_S
 from tests.support.trees import state, survivors, until, wait_until
 

@@ -24,7 +24,7 @@ from supervisor.io.probe import (
     startup_delay_s,
 )
 from supervisor.io.progress import Progress
-from supervisor.io.upstream_wire import Connection
+from supervisor.io.upstream import Connection
 from tests.support.limits import LIMIT_S
 
 OK = ProbeResult(True, 200, "HTTP 200")

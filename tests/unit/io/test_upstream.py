@@ -9,8 +9,7 @@ import time
 import pytest
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
-from supervisor.io.upstream import UpstreamPool
-from supervisor.io.upstream_wire import Connection, kept_s
+from supervisor.io.upstream import Connection, UpstreamPool, kept_s
 from tests.support.cases import cases
 from tests.support.garbage import no_cycles_of
 from tests.support.wire import PATIENCE_S, Conn, answering, chunk, ok, open_fds, pool, until, worker
