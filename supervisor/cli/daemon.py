@@ -14,11 +14,11 @@ from collections.abc import Callable
 from functools import partial
 
 import structlog
+import uvicorn
 
 from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.keys import Key, Keyring, keyring_of, local_key, refuse_exposed
 from supervisor.cli.client import url_of
-from supervisor.cli.drain_and_exit import drain_and_exit
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
     on_signals,
@@ -41,6 +41,7 @@ from supervisor.engine.engine import Engine
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
+from supervisor.http.response_cycle import ResponseCycle
 from supervisor.io import local_access, notify
 from supervisor.io.fd_channel import connect, goes_on_listening
 from supervisor.io.leftover_containers import settle_all
@@ -52,6 +53,7 @@ from supervisor.io.venvs import sweep_aside
 log = structlog.get_logger("llmux.daemon")
 
 OWN_STOP_S = 10.0  # of the end, besides requests and graces: unkillable workers are waited for, too
+DRAIN_LOOK_S = 0.1
 OFFERED_WITHIN_S = 3.0  # again, where the user logged out and in
 
 OnListening = Callable[[str, int], None]
@@ -283,7 +285,7 @@ async def _until_stopped(
         for task in background:
             task.cancel()
         application.close()
-        await drain_and_exit(server, stopping, takeover)
+        await _drain_and_exit(server, stopping, takeover)
     else:
         log.info("daemon.stopping")
         notify.stopping(_longest_end_s(daemon))
@@ -308,6 +310,23 @@ async def _until_stopped(
     if shared is not None:
         await shared.close(released=not handover.done.is_set())
     log.info("daemon.stopped")
+
+
+async def _drain_and_exit(server: uvicorn.Server, stopping: asyncio.Event, takeover: Takeover | None) -> None:
+    """After a hand-over: wait until every connection here and every request of our own predecessor has ended, or a signal comes.
+
+    The successor accepts new connections. Idle ones stay until their time is over: whoever closes must not be us, while a
+    client sends. Each response tells its client to connect anew.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing left to reload
+    for accepting in server.servers:
+        accepting.close()
+    ResponseCycle.leaving = True
+    # Our successor knows our predecessor's requests through us alone.
+    while not stopping.is_set() and (server.server_state.connections or (takeover is not None and takeover.running)):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_LOOK_S):
+                await stopping.wait()
 
 
 def _longest_end_s(daemon: Daemon, stopping: asyncio.Event | None = None) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ import click
 
 from supervisor.cli import output
 from supervisor.cli.client import Client
+from supervisor.errors import LlmuxError
 
 _ESCAPED: Final = {code: f"\\u{code:04x}" for code in output.UNSHOWN if code > 31}
 
@@ -149,11 +150,22 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
     return click.argument("model", required=required, shell_complete=complete)
 
 
+def configured_names(config: Path | None, sections: Sequence[str]) -> list[str]:
+    """The names in these sections of the configuration, each once; none where the file can't be read. Checks nothing."""
+    from supervisor.catalog.document import Table  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.configuration import settings  # noqa: PLC0415  # not for declaring
+
+    try:
+        root = settings(config).tree()
+    except (LlmuxError, OSError, RuntimeError):
+        return []
+    tables = [root.entries.get(name) for name in sections]
+    return list(dict.fromkeys(name for table in tables if isinstance(table, Table) for name in table.entries))
+
+
 def _completing(*sections: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-        from supervisor.cli import completing  # noqa: PLC0415  # not for declaring
-
-        names = completing.configured(ctx.params.get("config"), sections)
+        names = configured_names(ctx.params.get("config"), sections)
         return [name for name in names if name.lower().startswith(incomplete.lower())]
 
     return complete

@@ -80,7 +80,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
 
 def _install_for(catalog: Catalog, echo: Callable[[str], None]) -> None:
     """Install what the models of a folder need; where that fails the others are served all the same."""
-    from supervisor.cli.adding import install_for  # noqa: PLC0415  # only here
+    from supervisor.cli.model_entries import install_for  # noqa: PLC0415  # only here
 
     if not catalog.models:
         echo("There are no models in it yet: each file that comes is served once it is whole.")

@@ -15,7 +15,7 @@ import pytest
 from runtimes.installed import program
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
-from supervisor.cli import adding, environments, packages
+from supervisor.cli import environments, model_entries, packages
 from supervisor.cli.bench import gpu_report
 from supervisor.cli.packages import Wanted
 from supervisor.core.events import DeviceSample
@@ -178,7 +178,9 @@ class TestInstall:
         monkeypatch.setenv("LLMUX_SERVER__RUNTIMES_DIR", str(machine.runtimes))
         monkeypatch.setenv("PATH", "/usr/bin:/bin")
         said: list[str] = []
-        adding.add_files(adding.target(tmp_path / "llmux.yaml"), tiny.model(name="tiny-chat"), "chat", said.append)
+        model_entries.add_files(
+            model_entries.target(tmp_path / "llmux.yaml"), tiny.model(name="tiny-chat"), "chat", said.append
+        )
         assert "llama_server is installed for the processor alone; looking for a build for the GPU:" in said
         assert machine.used() == (PINNED, "vulkan"), said
         assert not any("computes on the processor" in line for line in said), said

@@ -86,17 +86,17 @@ def _enter(model: str, config: Path | None, *, dry_run: bool, as_json: bool = Fa
 
 def _name(model: str, config: Path | None) -> str:
     """What a model of the hub that is entered is called."""
-    from supervisor.cli import adding, hub_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     reference = hub_models.reference(model)
     assert reference is not None
-    known = adding.configured(adding.target(config).catalog, reference)
+    known = model_entries.configured(model_entries.target(config).catalog, reference)
     assert known is not None
     return known
 
 
 def _is_new(model: str, config: Path | None) -> bool:
     """Is this a model of the hub that no name in the configuration stands for?"""
-    from supervisor.cli import adding, hub_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
-    return adding.target(config).catalog.route(model) is None and hub_models.reference(model) is not None
+    return model_entries.target(config).catalog.route(model) is None and hub_models.reference(model) is not None

@@ -28,8 +28,8 @@ from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from supervisor.cli.adding import Offer, Target
     from supervisor.cli.hub_models import Reference
+    from supervisor.cli.model_entries import Offer, Target
     from supervisor.cli.pull import TellAmount
 
 name_option = click.option("--name", help="Its name for clients. Default: the repository's, in small letters.")
@@ -63,17 +63,17 @@ def run(
     With PROMPT, or a prompt on stdin, get one answer.
     """
     from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
 
-    place = adding.target(config)
+    place = model_entries.target(config)
     if local_models.is_path(model) and place.catalog.route(model) is None:
         place.check_writable()
-        (only, *others) = adding.add_files(place, Path(model), name, _echo)
+        (only, *others) = model_entries.add_files(place, Path(model), name, _echo)
         if others:
             raise InvalidRequestError(
                 f"{model} has several models: {', '.join((only, *others))}. Run one of them by its name."
             )
-        model, place = only, adding.target(place.path)
+        model, place = only, model_entries.target(place.path)
     is_served = place.catalog.route(model) is None and _is_served(place, model, url, key)
     known = model if is_served else _known(place, model)
     text = question(prompt, as_json=as_json)
@@ -81,7 +81,7 @@ def run(
         place.check_writable()
         known, place = _add(place, model, name)
     elif not is_served:
-        adding.tell_where(place.catalog, known, _echo)
+        model_entries.tell_where(place.catalog, known, _echo)
     with _daemon(place, known, url, key) as daemon:
         converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), text, as_json=as_json)
 
@@ -117,12 +117,12 @@ def add(
     """
     from supervisor.catalog import local_models  # noqa: PLC0415  # not for declaring
     from supervisor.catalog.yaml_writer import to_yaml  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
 
     if watched:
         pulling.end_with_stdin()
-    place = adding.target(config)
+    place = model_entries.target(config)
     found: Offer | None = None
     names: list[str] = []
     problems: list[str] = []
@@ -130,15 +130,15 @@ def add(
     if local_models.is_path(model):
         if dry_run:
             there, problems = local_models.find(Path(model))
-            planned, _, _ = adding.with_files(place, there, name)
+            planned, _, _ = model_entries.with_files(place, there, name)
             for line in (*(f"{called}: {path}" for path, called in planned.items()), *problems):
                 _echo(line)
             names = list(planned.values())
             new = {planned[one.path]: dict(one.entry) for one in there if planned[one.path] not in place.catalog.models}
         else:
             place.check_writable()
-            names = adding.add_files(place, Path(model), name, _echo)
-            place = adding.target(place.path)
+            names = model_entries.add_files(place, Path(model), name, _echo)
+            place = model_entries.target(place.path)
     known = names[0] if names else _known(place, model)
     is_new = known is None or bool(new)
     if known is None:
@@ -146,7 +146,7 @@ def add(
             place.check_writable()
         found = _offer(place, model)
         if dry_run:
-            known = adding.free_name(place.catalog, _reference(model), found.taken, name)
+            known = model_entries.free_name(place.catalog, _reference(model), found.taken, name)
             new = {known: dict(found.taken.entry)}
         else:
             known, place = _add(place, model, name, found, pulling.tell_amount if watched else None)
@@ -188,18 +188,18 @@ def remove(
 ) -> None:
     """Take MODEL out of the configuration; a running daemon unloads it. Its files stay, unless --files is given."""
     from supervisor.catalog import pulled_files  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import adding, removing  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
 
-    place = adding.target(config)
+    place = model_entries.target(config)
     place.check_writable()
-    folder, names = pulled_files.pulled(place.catalog, removing.model(place, model))
+    folder, names = pulled_files.pulled(place.catalog, model_entries.removable(place, model))
     deleted = names if files else []
     if deleted and not yes:
         if as_json or not sys.stdin.isatty():
             raise click.UsageError("Nobody can be asked here whether to delete the files: give --yes.")
         told = output.clean("\n  ".join(str(folder / name) for name in deleted))
         click.confirm(f"Delete {counted(len(deleted), 'file')}?\n  {told}\n", abort=True, err=True)
-    removing.take_out(place, model)
+    model_entries.remove(place, model)
     _echo(f"{model}: taken out of {place.path}")
     reloaded = _reload(place, _client(place, url, key), removed=True)
     if deleted:
@@ -214,7 +214,7 @@ def remove(
 
 def _known(place: Target, model: str) -> str | None:
     """The configured name that is meant; None: it is a hub's. Raises NotFoundError for what is neither."""
-    from supervisor.cli import adding, hub_models  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     if place.catalog.route(model) is not None:
         return model
@@ -227,17 +227,17 @@ def _known(place: Target, model: str) -> str | None:
         raise NotFoundError(
             f"There is no model {model!r} in {place.path}.{meant} A model of the hub is named ORG/REPO or ORG/REPO:QUANT."
         )
-    return adding.configured(place.catalog, wanted)
+    return model_entries.configured(place.catalog, wanted)
 
 
 def _offer(place: Target, model: str) -> Offer:
     """What the hub has of it, shown as a table. On stderr: stdout is for an answer, or for JSON."""
-    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
 
     wanted = _reference(model)
     if wanted.name is not None:
         _echo(f"{model} is {wanted.repo} on the model hub.")
-    found = adding.offer(place.catalog, wanted)
+    found = model_entries.offer(place.catalog, wanted)
     output.show(found.table(), err=True)
     if found.why:
         _echo(found.why)
@@ -248,11 +248,11 @@ def _add(
     place: Target, model: str, name: str | None, found: Offer | None = None, tell_amount: TellAmount | None = None
 ) -> tuple[str, Target]:
     """Add a model of the hub. Its name, and the configuration as it is then."""
-    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
 
     found = found or _offer(place, model)
-    known = adding.add(place, _reference(model), found, name, _echo, tell_amount)
-    return known, adding.target(place.path)
+    known = model_entries.add(place, _reference(model), found, name, _echo, tell_amount)
+    return known, model_entries.target(place.path)
 
 
 def _reference(model: str) -> Reference:

@@ -1,13 +1,22 @@
 """llama-swap's config.yaml: models with their commands, macros, aliases, filters, groups, hooks and peers.
 
 A command that is llama-server with a file becomes our llama_server runtime; every other one is run as it is. Where
-llama-swap swaps by groups, llmux goes by memory: what says the same is taken over, what doesn't is noted.
+llama-swap swaps by groups, llmux goes by memory: settings that mean the same here are taken over, all others are noted.
+
+Macros, `${name}` anywhere in a value, are defined for all models or for one, and in terms of each other. Filters take fields
+out of requests and set others, for all names of a model or for one: they become `strip` and `force` of a virtual model for
+each name.
+
+Peers are other servers; each of their models becomes an `openai_remote` model. It is called `peer/model`, and by its own name
+where no other model has that. llama-swap sends every request there that names such a model, so each gets `allow_remote`.
+Keys are not copied: where the source names a variable of the environment, that variable is used; else one is made up and noted.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Final
@@ -18,11 +27,8 @@ from pydantic import JsonValue
 from runtimes.command import containers
 from runtimes.device_kind import CUDA, HOST
 from supervisor.catalog.document import whole_number
-from supervisor.cli.importers import llama_swap_filters as filters
-from supervisor.cli.importers import llama_swap_peers as peers
-from supervisor.cli.importers.draft import Draft, guess_type, list_of, object_of, text_of
+from supervisor.cli.importers.draft import Draft, Values, guess_type, list_of, object_of, text_of
 from supervisor.cli.importers.llama_options import Options
-from supervisor.cli.importers.macros import Macros, definitions
 from supervisor.errors import ConfigError
 
 _KNOWN: Final = frozenset(
@@ -49,6 +55,16 @@ _TOP: Final = {
     "profiles": "a virtual model stands for one model, whoever asks",
     "logRequests": "llmux logs a line for each request",
 }
+_KNOWN_OF_FILTERS: Final = frozenset({"stripParams", "strip_params", "setParams", "set_params", "setParamsByID"})
+_VARIABLE: Final = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
+_TIMEOUTS: Final = {"connect": "connect_s", "responseHeader": "first_byte_s"}
+_KNOWN_OF_PEER: Final = frozenset({"proxy", "apiKey", "models", "filters", "timeouts"})
+_LATER: Final = frozenset({"PORT", "PID"})
+"""Macros that get their values when a worker is started: they stay as they are."""
+_MACRO: Final = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
+_DEPTH: Final = 16
+
+_Definitions = Mapping[str, JsonValue]
 
 
 def convert(root: Mapping[str, JsonValue], environ: Mapping[str, str]) -> Draft:
@@ -60,7 +76,7 @@ class _Conversion:
     def __init__(self, root: Mapping[str, JsonValue], environ: Mapping[str, str]) -> None:
         self.draft = Draft()
         self._root = root
-        self._macros = Macros(environ)
+        self._macros = _Macros(environ)
         self._problems = self._macros.problems
         self._names: dict[str, str] = {}  # every name of theirs, aliases too → our model's
         models = root.get("models") or {}
@@ -77,7 +93,7 @@ class _Conversion:
         self._settings()
         self._groups()
         self._preload()
-        peers.add(self.draft, root.get("peers"), self._macros, definitions(root.get("macros")))
+        _add_peers(self.draft, root.get("peers"), self._macros, _definitions(root.get("macros")))
         if self._problems:
             raise ConfigError(tuple(self._problems))
         self._selectors()
@@ -85,7 +101,7 @@ class _Conversion:
 
     def _model(self, theirs: str, values: Mapping[str, JsonValue]) -> None:
         name, where = self._names[theirs], f"models.{theirs}"
-        known = {**definitions(self._root.get("macros")), **definitions(values.get("macros")), "MODEL_ID": theirs}
+        known = {**_definitions(self._root.get("macros")), **_definitions(values.get("macros")), "MODEL_ID": theirs}
         filled = {
             key: self._macros.fill(_uncommented(item) if key in {"cmd", "cmdStop"} else item, known, f"{where}.{key}")
             for key, item in values.items()
@@ -107,7 +123,7 @@ class _Conversion:
         self._environment(name, where, list_of(filled.get("env")), more)
         self._lifetime(name, where, filled)
         self._names_of(name, theirs, where, filled)
-        filters.apply(self.draft, name, theirs, where, filled.get("filters"))
+        _apply_filters(self.draft, name, theirs, where, filled.get("filters"))
         self.draft.spread(name)
         self.draft.lose_unknown(f"{where}.", filled, _KNOWN, _ELSEWHERE, model=name)
 
@@ -305,7 +321,7 @@ class _Conversion:
                 self.draft.models[member]["pin"] = True
 
     def _selectors(self) -> None:
-        """Each is a task, which its bare name finds as well."""
+        """Make a task of each selector. A request finds it by its bare name, too."""
         for theirs, values in object_of(self._root.get("selectors")).items():
             where, selector = f"selectors.{theirs}", object_of(values)
             names = [self.draft.name(text_of(target)) for target in list_of(selector.get("targets"))]
@@ -333,8 +349,175 @@ class _Conversion:
                 self.draft.lose("hooks.on_startup.preload", f"there is no model {theirs}")
 
 
+def _definitions(value: JsonValue) -> dict[str, JsonValue]:
+    """The macros of a `macros:` key: a mapping, or a list of mappings."""
+    match value:
+        case dict():
+            return value
+        case list():
+            return {key: item for entry in value if isinstance(entry, dict) for key, item in entry.items()}
+        case _:
+            return {}
+
+
+class _Macros:
+    """Fills in macros. `problems` are mistakes that llama-swap would refuse, too."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.problems: list[str] = []
+        self._environ = environ
+
+    def fill(self, value: JsonValue, known: _Definitions, where: str) -> JsonValue:
+        """The value with all macros filled in. A text that is one macro and nothing else becomes the macro's value, of any type."""
+        match value:
+            case str():
+                return self._text(value, known, where)
+            case list():
+                return [self.fill(item, known, where) for item in value]
+            case dict():
+                return {str(self.fill(key, known, where)): self.fill(item, known, where) for key, item in value.items()}
+            case _:
+                return value
+
+    def _text(self, text: str, known: _Definitions, where: str) -> JsonValue:
+        if (whole := _MACRO.fullmatch(text)) and not isinstance(known.get(whole[1]), str | None):
+            return known[whole[1]]
+        for _ in range(_DEPTH):
+            filled = _MACRO.sub(lambda match: self._one(match[1], known, where), text)
+            if filled == text:
+                return text
+            text = filled
+        self.problems.append(f"{where}: macros that contain each other")
+        return text
+
+    def _one(self, name: str, known: _Definitions, where: str) -> str:
+        if name in _LATER:
+            return f"${{{name}}}"
+        if name in known:
+            return text_of(known[name])
+        variable = name.removeprefix("env.")
+        if variable in self._environ and variable != name:
+            return self._environ[variable]
+        what = f"there is no macro {name}" if variable == name else f"the environment variable {variable} is not set"
+        self.problems.append(f"{where}: {what}")
+        return ""
+
+
+def _apply_filters(draft: Draft, name: str, theirs: str, where: str, filters: JsonValue) -> None:
+    """Add the filters of a model, once all its other names are known. `theirs` is its name in llama-swap."""
+    filters = object_of(filters)
+    strip = filters.get("stripParams") or filters.get("strip_params") or ""
+    fields = strip if isinstance(strip, list) else str(strip).split(",")
+    stripped = [field for part in fields if (field := str(part).strip()) and field != "model"]
+    force = _settable(draft, name, where, filters.get("setParams") or filters.get("set_params"))
+    own = {
+        name if public == theirs else draft.name(public): _settable(draft, name, where, given)
+        for public, given in object_of(filters.get("setParamsByID")).items()
+    }
+    aliases = [public for public, virtual in draft.virtual_models.items() if virtual["model"] == name]
+    for public in dict.fromkeys([name, *aliases, *own]):
+        if stripped:
+            draft.virtual(public, name)["strip"] = list(stripped)
+        if public in own:
+            draft.virtual(public, name)
+        draft.merge(public, name, "force", force | own.get(public, {}))
+    draft.lose_unknown(f"{where}.filters.", filters, _KNOWN_OF_FILTERS, model=name)
+
+
+def _filters_of(filters: JsonValue, theirs: str) -> JsonValue:
+    """The filters of one model, out of those that all models of a peer share. Fields set for its name count for all its names."""
+    if not isinstance(filters, dict) or "setParamsByID" not in filters:
+        return filters
+    shared = {key: value for key, value in filters.items() if key not in {"setParams", "set_params", "setParamsByID"}}
+    everybody = object_of(filters.get("setParams") or filters.get("set_params"))
+    mine = object_of(object_of(filters["setParamsByID"]).get(theirs))
+    return {**shared, "setParams": {**everybody, **mine}}
+
+
+def _settable(draft: Draft, name: str, where: str, value: JsonValue) -> Values:
+    fields = object_of(value)
+    for field in [field for field in fields if field in {"model", "stream"}]:
+        draft.lose(f"{where}.filters", f'"{field}" decides who answers, and how', model=name)
+    return {key: value for key, value in fields.items() if key not in {"model", "stream"}}
+
+
+def _add_peers(draft: Draft, peers: JsonValue, macros: _Macros, known: _Definitions) -> None:
+    """Add the models of all peers, after all other models. Mistakes that llama-swap would refuse go to `macros.problems`."""
+    if not peers:
+        return
+    if not isinstance(peers, dict):
+        macros.problems.append("peers: expected a mapping")
+        return
+    offered: dict[str, list[str]] = {}
+    for peer, values in peers.items():
+        models = values.get("models") if isinstance(values, dict) else None
+        if not isinstance(values, dict) or not values.get("proxy") or not isinstance(models, list) or not models:
+            macros.problems.append(f"peers.{peer}: expected a mapping with proxy and models")
+        else:
+            offered[peer] = [str(macros.fill(model, known, f"peers.{peer}.models")) for model in models]
+    often = Counter(model for listed in offered.values() for model in set(listed))
+    for peer, listed in offered.items():
+        values = peers[peer]
+        assert isinstance(values, dict)
+        _add_peer(draft, peer, values, {model: often[model] == 1 for model in listed}, macros, known)
+
+
+def _add_peer(
+    draft: Draft,
+    peer: str,
+    values: Mapping[str, JsonValue],
+    models: Mapping[str, bool],
+    macros: _Macros,
+    known: _Definitions,
+) -> None:
+    """Add the models of one peer. `models`: each model's name, and whether no other peer has a model of that name."""
+    where = f"peers.{peer}"
+    address = str(macros.fill(values["proxy"], known, f"{where}.proxy"))
+    if not address.startswith(("http://", "https://")):
+        draft.lose(where, f"llmux reaches others by http: or https:, not by {address.partition(':')[0]}:")
+        return
+    remote: Values = {"runtime": "openai_remote", "base_url": f"{address.rstrip('/')}/v1"}
+    if key := values.get("apiKey"):
+        variable = _variable(str(key), known)
+        if variable is None:
+            variable = f"{re.sub(r'[^A-Z0-9]+', '_', peer.upper()).strip('_') or 'PEER'}_API_KEY"
+            variable = f"PEER_{variable}" if variable[0].isdigit() else variable
+            draft.look(f"{where}.apiKey", f"is not copied: put it into the daemon's environment, as {variable}")
+        remote["api_key_env"] = variable
+    timeouts = object_of(values.get("timeouts"))
+    draft.lose_unknown(f"{where}.timeouts.", timeouts, _TIMEOUTS)
+    for name, key in _TIMEOUTS.items():
+        if isinstance(limit := timeouts.get(name), int | float) and limit > 0:
+            remote[key] = limit
+    remote["allow_remote"] = True
+    draft.look(where, "its models are sent every request that names them, as before: allow_remote")
+    draft.lose_unknown(f"{where}.", values, _KNOWN_OF_PEER)
+    for model, is_only in models.items():
+        name = draft.name(f"{peer}/{model}")
+        if name in draft.models or name in draft.virtual_models:
+            macros.problems.append(f"{where}.models: {name} is there already")
+            continue
+        short = draft.name(model)
+        if is_only and short not in draft.models and short not in draft.virtual_models:
+            draft.virtual(short, name)
+        draft.models[name] = {**remote, "upstream_model": model}
+        rules = _filters_of(macros.fill(values.get("filters"), known, f"{where}.filters"), model)
+        _apply_filters(draft, name, model, where, rules)
+
+
+def _variable(key: str, known: _Definitions) -> str | None:
+    """The environment variable that an API key comes from, directly or by macros; None: the file has the key itself."""
+    for _ in range(len(known) + 1):
+        if (found := _VARIABLE.fullmatch(key)) is not None:
+            return found[1]
+        if (macro := _MACRO.fullmatch(key)) is None or not isinstance(value := known.get(macro[1]), str):
+            return None
+        key = value
+    return None
+
+
 def _uncommented(value: JsonValue) -> JsonValue:
-    """A command without the lines that are comments: those may have macros that are nowhere defined."""
+    """A command without comment lines, which may have macros that are defined nowhere."""
     if not isinstance(value, str):
         return value
     return "\n".join(line for line in value.splitlines() if not line.lstrip().startswith("#"))
@@ -364,5 +547,5 @@ def _unwrapped(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _placeholders(word: str) -> str:
-    """`${PORT}` as ours, and every other `${` as it looks."""
+    """`${PORT}` becomes our placeholder; every other `${` is escaped."""
     return "${port}".join(part.replace("${", "$${") for part in word.split("${PORT}"))

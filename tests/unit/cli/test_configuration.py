@@ -8,7 +8,7 @@ import re
 import pytest
 
 from runtimes.registry import REGISTRY
-from supervisor.cli import adding, completing, doctor, environments, keys, service
+from supervisor.cli import doctor, environments, keys, model_entries, options, service
 from supervisor.cli.configuration import as_json, checked, daemon_url, effective, found, required, shown
 from supervisor.errors import ConfigError
 from tests.support import tiny
@@ -113,11 +113,11 @@ class TestSettingsOfLlmPool:
         settings.write_text(json.dumps(self.pool("one") | {"service": {"host": "127.0.0.1", "port": 9123}}))
         assert list(required(None).read().models) == ["one"]  # pull, bench, config
         assert daemon_url() == "http://127.0.0.1:9123"
-        assert completing.configured(None, ["models"]) == ["one"]
+        assert options.configured_names(None, ["models"]) == ["one"]
         checks = {check.name: check for check in doctor.examine(None)}
         assert str(settings) in checks["configuration"].message
         assert "9123" in checks["port"].message
-        place = adding.target(None)
+        place = model_entries.target(None)
         assert place.catalog.route("one") is not None
         assert place.arguments == ()
         with pytest.raises(ConfigError, match="llmux config import -o"):

@@ -1,6 +1,6 @@
-"""`llmux add`, and how `llmux run` gets a model: choose, fetch, enter it in the configuration.
+"""`llmux add`, `llmux remove`, and how `llmux run` gets a model: choose, fetch, enter it in the configuration.
 
-The files come first. What is written last is one entry of a file that was valid with it before anything was fetched, so an
+The files come first. The entry is written last, into a file that was valid with it before anything was fetched, so an
 interrupted command leaves the configuration as it was.
 """
 
@@ -21,7 +21,7 @@ from runtimes.llama_server.adapter import LlamaServerAdapter
 from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text, local_models
 from supervisor.catalog.assembly import NAME_RULE, is_name
-from supervisor.catalog.edit import with_entries, with_model
+from supervisor.catalog.edit import with_entries, with_model, without_entry
 from supervisor.catalog.fitting import on_processor, usable
 from supervisor.catalog.folders import config_dir
 from supervisor.catalog.loader import FILE_NAME
@@ -290,6 +290,39 @@ def _unused(taken: set[str], name: str) -> str:
     if name in taken:
         raise InvalidRequestError(f"There is a model {name} already; give it another name with --name.", param="--name")
     return name
+
+
+def removable(place: Target, name: str) -> CatalogModel:
+    """The model to remove. Raises NotFoundError; InvalidRequestError for a virtual model, and for a model that has no entry."""
+    if (virtual := place.catalog.virtual.get(name)) is not None and name not in place.catalog.models:
+        raise InvalidRequestError(
+            f"{name} is a virtual model, of {virtual.model.id}: take it out of {place.path} yourself."
+        )
+    found = place.catalog.models.get(ModelId(name))
+    if found is None:
+        raise NotFoundError(f"There is no model {name!r} in {place.path}.")
+    if place.catalog.is_local(found):
+        path = getattr(found.config, "path", "")
+        raise InvalidRequestError(
+            f"{name} has no entry to remove: it is one of the models of a folder (models_from). Move or delete {path}, and it goes."
+        )
+    return found
+
+
+def remove(place: Target, name: str) -> None:
+    """Remove the model's entry. Raises LlmuxError, and changes nothing, where another entry refers to it."""
+    with place.changing() as now:
+        text = without_entry(now.text, name)
+        try:
+            load_text(text, now.path)
+        except ConfigError as error:
+            users = [virtual.name for virtual in now.catalog.virtual.values() if virtual.model.id == name]
+            if not users:
+                raise
+            raise InvalidRequestError(
+                f"Virtual models refer to {name}: {', '.join(users)}. Take them out of {place.path} first."
+            ) from error
+        now.write(text)
 
 
 def install_for(models: Iterable[CatalogModel], catalog: Catalog, echo: Echo) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.device_kind import CUDA, HOST
-from supervisor.cli import adding, hub_models
+from supervisor.cli import hub_models, model_entries
 from supervisor.cli.hub_models import Reference, Variant
 from supervisor.core.types import DeviceId
 from supervisor.errors import ConfigError
@@ -29,8 +29,8 @@ class TestOffer:
     def test_taken(self, folder, monkeypatch, device, labels, taken, head):
         variants = [Variant(label, (), need_mib=9000 - index) for index, label in enumerate(labels)]
         monkeypatch.setattr(hub_models, "variants", lambda _wanted: variants)
-        monkeypatch.setattr(adding, "_devices", lambda _catalog: [device])
-        found = adding.offer(adding.target(folder.path / "llmux.yaml").catalog, Reference("o/r"))
+        monkeypatch.setattr(model_entries, "_devices", lambda _catalog: [device])
+        found = model_entries.offer(model_entries.target(folder.path / "llmux.yaml").catalog, Reference("o/r"))
         assert found.taken.label == taken
         assert bool(found.why) == (taken == "Q4_K_M")
         assert found.table().rows[0][-1] == head
@@ -43,10 +43,10 @@ class TestTarget:
         path = folder.path / "llmux.yaml"
         path.write_bytes(b"models: {}  # caf\xe9\n")
         with pytest.raises(ConfigError, match="not UTF-8"):
-            adding.target(path)
+            model_entries.target(path)
 
     def test_a_link_to_what_is_not_there_yet(self, folder):
         (folder.path / "llmux.yaml").symlink_to("real/mine.yaml")
-        place = adding.target(folder.path / "llmux.yaml")
+        place = model_entries.target(folder.path / "llmux.yaml")
         place.write("models: {}\n")
         assert (folder.path / "real/mine.yaml").read_text() == "models: {}\n"
