@@ -80,13 +80,13 @@ class Assembly(PublicNames):
         self.root = root
         self.vllm_defaults = vllm_defaults or replace(root, entries={})
         self.base_path: Path | None = None
-        self.origins: dict[Trail, Place] = {}  # of what variables say of models
+        self.origins: dict[Trail, Place] = {}  # of the models' keys that variables set
         self.base = base
         self.registry = registry
         self.check_files = check_files
         self.models_dir = Path()
         self.folders: tuple[Path, ...] = ()  # of `models_from`
-        self.unread: list[str] = []  # what of them can't be used
+        self.unread: list[str] = []  # the files in them that can't be used, and why
         self.problems: list[Problem] = []
 
     def catalog(self, earlier: list[Problem]) -> Catalog:
@@ -160,7 +160,7 @@ class Assembly(PublicNames):
         self.problems.append(Problem(node.place, trail, message))
 
     def _missing(self, node: Node, trail: Trail, message: str) -> None:
-        """That is a mistake, unless it may be a model whose file is away: then the others are served."""
+        """Report a name that no model has. It is a mistake, unless the model may be one of a folder whose file is away."""
         if self.folders:
             self.unread.append(str(Problem(node.place, trail, message)))
         else:
@@ -245,7 +245,7 @@ class Assembly(PublicNames):
     # ------------------------------------------------------------------------------------------------------ models
 
     def _folders(self) -> tuple[Path, ...]:
-        """Whose models are all served."""
+        """The folders and files whose models are all served."""
         node = self._entry("models_from")
         if isinstance(node, Leaf):  # one alone needs no brackets
             node = Items((node,), node.place)
@@ -280,7 +280,7 @@ class Assembly(PublicNames):
             yield name, tree_of(entry, Place(Source(Layer.FILE, str(model.path), folder)))
 
     def _add_local(self, models: dict[str, CatalogModel | None], devices: Devices, own_runtimes_dir: Path) -> None:
-        """Add the models of the folders. What is wrong about one is told, and it is left out: nobody wrote it."""
+        """Add the models of the folders. A model with a problem is left out and noted: no entry in the file has it."""
         self.folders = self._folders()
         for folder in self.folders:
             paths = [path for one in models.values() if one is not None for _, path in sources.files_of(one.config)]
@@ -325,7 +325,7 @@ class Assembly(PublicNames):
         return models
 
     def _looked_at(self, model: CatalogModel, node: Node, trail: Trail, own_runtimes_dir: Path) -> CatalogModel:
-        """The model with what is wrong about it on this machine; what is wrong about its text is a problem."""
+        """The model with its troubles on this machine. Settings that contradict each other are problems of the file."""
 
         def found() -> tuple[str, ...]:
             try:
@@ -416,7 +416,7 @@ class Assembly(PublicNames):
         return None
 
     def _told_at_once(self, node: Table, trail: Trail, meant: str | None = None) -> None:
-        """What else is wrong with a model of no runtime: by the one that is meant, else by the keys that every model has."""
+        """Report the other mistakes of a model without a valid runtime: by the keys of the runtime `meant`, else by those of every model."""
         config = ModelConfig if meant is None else self.registry.get(meant).config
         known = {key: value for key, value in node.entries.items() if meant or key in config.model_fields}
         self._validated(config, replace(node, entries={**known, "runtime": Leaf(meant or "", node.place)}), trail)
@@ -429,7 +429,7 @@ class Assembly(PublicNames):
                 self._problem(node, trail, f'no device "{name}"{suggestion(name, known, what="there is")}')
 
     def _check_spread(self, model: CatalogModel, node: Node, trail: Trail) -> None:
-        """Whether its runtime can use several GPUs; if not, which runtimes can."""
+        """Check that the model's runtime can use as many GPUs as it asks for; if not, name the runtimes that can."""
         adapter, is_auto = model.adapter, model.config.gpus == "auto"
         if (is_auto or adapter.gpus(model.config) > 1) and not adapter.spreads:
             able = ", ".join(name for name in self.registry.names() if self.registry.get(name).spreads)
@@ -443,7 +443,7 @@ class Assembly(PublicNames):
             self._adapter_problem(message, node, trail)
 
     def _check_place(self, model: CatalogModel, node: Node, trail: Trail) -> None:
-        """Whether its files are where models may be. Follows links."""
+        """Check that the model's files lie below `model_base_path`. Follows links."""
         if self.base_path is None:
             return
         for key, path in sources.files_of(model.config):
@@ -453,7 +453,7 @@ class Assembly(PublicNames):
                 )
 
     def _check_probe(self, model: CatalogModel, node: Node, trail: Trail) -> None:
-        """Whether it can be asked for something small, if it is to be."""
+        """Check that there is a small request for the model, if its `probe` is one."""
         config, adapter = model.config, model.adapter
         if config.probe == "inference" and (adapter.remote or adapter.smallest_request(config) is None):
             kinds = " and ".join(SMALLEST)
@@ -461,7 +461,7 @@ class Assembly(PublicNames):
             self._adapter_problem(message, node, trail)
 
     def _check_prompt_format(self, model: CatalogModel, node: Node, trail: Trail) -> None:
-        """Whether its worker completes the texts that llmux writes for it."""
+        """Check that the model's worker completes texts, if llmux writes its prompts."""
         if model.prompts is not None and COMPLETIONS not in {endpoint.path for endpoint in model.endpoints}:
             message = f"prompt_format: these prompts are for texts, so it needs a worker that serves {COMPLETIONS}"
             self._adapter_problem(message, node, trail)
@@ -485,7 +485,7 @@ class Assembly(PublicNames):
         models: Mapping[str, CatalogModel | None],
         virtual: Mapping[str, VirtualModel],
     ) -> None:
-        """Whether the models named at `at` can come back, or be pinned. `virtual`: the valid virtual models."""
+        """Check that the models named at `at` can come back, or be pinned. `virtual`: the valid virtual models."""
         verb, noun = ("be pinned", "pin") if at[-1] == "pin" else ("come back", "return")
         named = self._table("virtual_models")
         for index, name in enumerate(names):
@@ -538,7 +538,7 @@ def _placed(message: str, node: Node, trail: Trail) -> Problem:
 
 
 def _section_meant(name: str) -> str:
-    """Where an unknown section may belong, as the end of a sentence."""
+    """The place where an unknown section may belong, as the end of a sentence."""
     for section, model in (("server", ServerConfig), ("limits", LimitsConfig)):
         if name in model.model_fields:
             return f'; did you mean "{section}.{name}"?'

@@ -1,11 +1,11 @@
-"""The validated configuration: what there is to serve, under which names, with which numbers.
+"""The validated configuration: the models to serve, their names, and the numbers that hold for them.
 
 A `Catalog` is frozen; a reload builds another. A *model* is physical and has one worker; a *virtual model* is a public
 name for it together with a rewrite of its requests. Any number of virtual models share one worker.
 
 Which names are listed: every virtual model; and a model under its own name where no virtual model refers to it, or
 where it says `public: true` (`public: false` never lists it). A model's own name is always accepted in requests, and so is
-what it is called on the hub, unless several are called so or something here has that name.
+its name on the hub, unless several models or anything else here has that name.
 A virtual model may have the name of the model it refers to; it then takes its place. A *task* is a ladder of such names,
 and is listed as `task:NAME`; nothing else may be called so.
 """
@@ -68,7 +68,7 @@ TASK = "task:"
 
 @dataclass(frozen=True)
 class Learned:
-    """What was measured of models, by footprint key."""
+    """The figures measured of models, by footprint key."""
 
     mib: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)  # what each took on a device
     load_s: Mapping[str, float] = field(default_factory=dict)  # how long the last load took
@@ -95,7 +95,7 @@ class CatalogModel:
     _devices: tuple[DeviceSpec, ...] = ()
 
     def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
-        """With the context and slots that its configuration leaves open, chosen for these devices. Blocks on its files."""
+        """The model with context and slots chosen for these devices, where its configuration leaves them open. Blocks on its files."""
         written = self._written or self.config
         room = _room(written, self.adapter.gpus(written), self.allowed(devices))
         config, sizing = self.adapter.sized(written, room)
@@ -107,17 +107,17 @@ class CatalogModel:
         return replace(self, config=config, sizing=sizing, _written=written, _devices=tuple(devices))
 
     def looked_at(self) -> CatalogModel:
-        """The same as this machine is now: its troubles, and all that its files say. Blocks on its files."""
+        """The model as this machine is now: with its present troubles, and its files read again. Blocks on its files."""
         return replace(self, troubles=self.look(), _written=self.written).sized(self._devices)
 
     def troubled(self, now: CatalogModel) -> CatalogModel:
-        """With the troubles that it has `now`, and all else as its files said when they were there."""
+        """The model with the troubles that it has `now`; all else stays as it was read when its files were there."""
         same = copy(self)
         same.__dict__.update(troubles=now.troubles, look=now.look, type_keep_alive_s=now.type_keep_alive_s)
         return same
 
     def pinned(self, *, pin: bool) -> CatalogModel:
-        """The same, pinned or not. All that is known of its files stays known."""
+        """The model pinned, or not pinned. Facts already read from its files are kept."""
         same = copy(self)
         same.__dict__.pop("shown", None)
         same.__dict__.update(
@@ -126,7 +126,7 @@ class CatalogModel:
         return same
 
     def configured(self, config: ModelConfig) -> CatalogModel:
-        """The same with another configuration, for the same devices. Blocks on its files."""
+        """The model with another configuration, for the same devices. Blocks on its files."""
         return replace(self, _written=config).sized(self._devices)
 
     @property
@@ -142,17 +142,17 @@ class CatalogModel:
         return self.adapter.kinds(self.written, runtimes_dir=self.runtimes_dir)
 
     def allowed(self, devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
-        """Those of the devices that it may run on."""
+        """The devices that the model may run on, out of these."""
         return allowed(self.config.devices, self.kinds, devices)
 
     @property
     def written(self) -> ModelConfig:
-        """Its configuration, with open what is open in the file."""
+        """The model's configuration as the file has it: keys that the file leaves open are open."""
         return self._written or self.config
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """What the runtime computes that it takes: whole MiB, at least one, as a lease needs. The first call blocks on its files.
+        """The memory that the runtime computes for the model: whole MiB, at least one, as a lease needs. The first call blocks on its files.
 
         None also where the adapter says what no model can take.
         """
@@ -180,7 +180,7 @@ class CatalogModel:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What it can do. The first call blocks on its files: call it in a thread."""
+        """The model's capabilities. The first call blocks on its files: call it in a thread."""
         found = self.adapter.capabilities(self.config)
         found = found if self.prompts is None else self.prompts.limited(found)
         return replace(found, documents=self.config.type == "llm" and self.inputs is not None)
@@ -198,12 +198,12 @@ class CatalogModel:
 
     @property
     def inputs(self) -> frozenset[Modality] | None:
-        """What it takes; None where only the worker knows. May read the head of a file."""
+        """The kinds of input that the model takes; None where only the worker knows. May read the head of a file."""
         return self.adapter.inputs(self.config) if self.prompts is None else frozenset({"text"})
 
     @property
     def endpoints(self) -> frozenset[Endpoint]:
-        """What it serves."""
+        """The endpoints that the model serves."""
         endpoints = self.adapter.endpoints(self.config)
         return endpoints if self.prompts is None else self.prompts.endpoints(endpoints)
 
@@ -219,27 +219,27 @@ class CatalogModel:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """What it serves, each as "METHOD /path"."""
+        """The endpoints that the model serves, each as "METHOD /path"."""
         return tuple(sorted(f"{endpoint.method} {endpoint.path}" for endpoint in self.endpoints))
 
     @cached_property
     def load_constraints(self) -> Mapping[str, Mapping[str, JsonValue]]:
-        """What may be set for a load, by key, with its type and range as JSON Schema."""
+        """The keys that may be set for a load, each with its type and range as JSON Schema."""
         return self.adapter.overridable(self.config)
 
     @property
     def priority(self) -> int:
-        """Its own, else that of its type."""
+        """The model's own priority, else that of its type."""
         return DEFAULT_PRIORITY[self.config.type] if self.config.priority is None else self.config.priority
 
     @property
     def keep_alive_s(self) -> float | None:
-        """Its own, else that of its kind; None: it stays until its memory is needed."""
+        """The model's own keep-alive, else that of its type; None: it stays until its memory is needed."""
         own = self.config.keep_alive_s
         return self.type_keep_alive_s if own is None else None if own == "forever" else own
 
     def spec(self, learned: Learned = NOTHING_LEARNED) -> ModelSpec:
-        """What the core knows about it. Blocks: the adapter may read the model's files to estimate its memory."""
+        """The model's specification for the core. Blocks: the adapter may read the model's files to estimate its memory."""
         config = self.config
         measured = {
             device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")
@@ -304,7 +304,7 @@ def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room
 
 
 def _room_together(config: ModelConfig, devices: Sequence[DeviceSpec]) -> Room | None:
-    """What all GPUs that it may run on have together, where it may go over several."""
+    """The memory of all GPUs that the model may run on, taken together, where it may use several."""
     gpus = [one for one in devices if not one.takes_whole]
     if config.gpus != "auto" or config.vram_mib is not None or len(gpus) < 2:
         return None
@@ -314,7 +314,7 @@ def _room_together(config: ModelConfig, devices: Sequence[DeviceSpec]) -> Room |
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a name in a request stands for: a model and what is done to the request."""
+    """The model that a name in a request stands for, and the changes to the request."""
 
     name: str
     model: CatalogModel
@@ -337,7 +337,7 @@ class Task(Route):
     candidates: tuple[Route, ...]  # each named as the configuration names it; never empty
 
     def sized(self, models: Mapping[ModelId, CatalogModel]) -> Task:
-        """With these models."""
+        """The task with these models in place of its own."""
         candidates = tuple(replace(one, model=models[one.model.id]) for one in self.candidates)
         return replace(self, model=candidates[0].model, candidates=candidates)
 
@@ -365,17 +365,17 @@ class Catalog:
         return place is not None and place.source.label == str(getattr(model.config, "path", None))
 
     def sized(self, devices: Sequence[DeviceSpec]) -> Catalog:
-        """With every model's context and slots chosen for these devices. Blocks on reading model files."""
+        """The catalog with every model's context and slots chosen for these devices. Blocks on reading model files."""
         return self.of({name: model.sized(devices) for name, model in self.models.items()})
 
     def of(self, models: Mapping[ModelId, CatalogModel]) -> Catalog:
-        """The same names for these models."""
+        """The catalog with these models under the same names."""
         virtual = {name: replace(one, model=models[one.model.id]) for name, one in self.virtual.items()}
         tasks = {name: task.sized(models) for name, task in self.tasks.items()}
         return replace(self, models=models, virtual=virtual, tasks=tasks)
 
     def with_set(self, name: str | None) -> Catalog:
-        """What was read from the file, with this set active; as it is where there is no such set."""
+        """The catalog with this set of the file active; the catalog itself where there is no such set."""
         config = self.sets.get(name or "")
         if config is None:
             return self
@@ -390,12 +390,12 @@ class Catalog:
 
     @property
     def wanted_devices(self) -> Literal["auto"] | list[DeviceWanted]:
-        """What the daemon is to open."""
+        """The devices that the daemon has to open."""
         return "auto" if self.devices == "auto" else [device.wanted for device in self.devices]
 
     @property
     def devices_variable(self) -> str:
-        """The variable that says so; empty: none does."""
+        """The environment variable that names these devices; empty: none does."""
         place = self.origin("devices")
         return place.source.label if place is not None and place.source.layer is Layer.ENVIRONMENT else ""
 
@@ -414,7 +414,7 @@ class Catalog:
 
     @cached_property
     def _on_hub(self) -> dict[str, list[CatalogModel]]:
-        """The models by what they are called on the hub."""
+        """The models by their names on the hub."""
         found: dict[str, list[CatalogModel]] = {}
         for model in self.models.values():
             if (name := sources.hub_id(model.config, self.server.models_dir)) is not None:
@@ -422,7 +422,7 @@ class Catalog:
         return found
 
     def nothing_to_serve(self) -> str | None:
-        """What is wrong with a configuration without models, with its place; None: it has some, or they may come."""
+        """The problem of a configuration without models, with its place; None: it has models, or they may come."""
         if self.models or self.models_from:
             return None
         at: Trail = ("models",) if ("models",) in self.origins else ()
@@ -441,7 +441,7 @@ class Catalog:
         return self._routes.get(name)
 
     def resolve(self, name: str) -> Route:
-        """The same. Raises NotFoundError with the name that was probably meant."""
+        """As `route`, but raises NotFoundError, with the name that was probably meant, where there is none."""
         route = self._routes.get(name)
         if route is None:
             meant = self.nearest(name)
@@ -452,7 +452,7 @@ class Catalog:
         return route
 
     def client(self, tenant: str) -> ClientConfig:
-        """The profile of who asks; of nobody in particular, the default."""
+        """The profile of this client; the default one for requests of no client in particular."""
         return self.clients.get(tenant) or self.clients.get(DEFAULT, NOBODY)
 
     def nearest(self, name: str) -> str | None:
@@ -485,5 +485,5 @@ class Catalog:
         return found
 
     def origin(self, *trail: str | int) -> Place | None:
-        """Where an effective value was set; None: it is a default."""
+        """The place where an effective value was set; None: it is a default."""
         return self.origins.get(trail)

@@ -1,6 +1,7 @@
-"""The section `clients`: what holds for the requests of one client, who is a tenant by the name of the entry.
+"""The section `clients`: a profile for the requests of each client, and limits, which an API key may have as well.
 
-The entry `default` fills in what the others leave open, and is for everybody without an entry.
+A client is a tenant by the name of its entry. The entry `default` fills in keys that the others leave open, and holds for
+all clients without an entry.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PERIODS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @lru_cache(maxsize=1024)
 def rate_of(text: str) -> Rate:
-    """What "100req/min", "5/s" or "1000/h" means. Raises ValueError."""
+    """The rate that a text such as "100req/min", "5/s" or "1000/h" means. Raises ValueError."""
     found = _RATE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"expected a rate such as 100/min, 5/s or 1000/h, got {text[:50]!r}")
@@ -59,7 +60,7 @@ class Limited(Section):
 
     @property  # not a cached one: `default` is copied to fill in what the others leave open
     def tenant_limits(self) -> TenantLimits:
-        """As the scheduler takes them."""
+        """The limits as the scheduler takes them."""
         if self.request_rate is None and self.token_rate is None and self.concurrency is None:
             return NO_LIMITS  # each request comes here
         requests, tokens = (None if text is None else rate_of(text) for text in (self.request_rate, self.token_rate))
@@ -117,7 +118,7 @@ NOBODY: Final = ClientConfig()
 
 
 def filled(clients: Mapping[str, ClientConfig]) -> dict[str, ClientConfig]:
-    """Each with what `default` says where it says nothing itself."""
+    """The profiles, each with the keys of `default` that it does not set itself."""
     default = clients.get(DEFAULT, NOBODY)
     return {
         name: default.model_copy(update={key: getattr(client, key) for key in client.model_fields_set})

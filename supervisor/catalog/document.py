@@ -30,7 +30,7 @@ Trail = tuple[Key, ...]
 
 
 class Layer(StrEnum):
-    """Who set a value; later layers win."""
+    """The origin of a value; later layers win."""
 
     FILE = "file"
     LOCAL = "local"
@@ -111,7 +111,7 @@ Node = Leaf | Items | Table
 
 
 def whole_number(text: str) -> int | None:
-    """What these decimal digits count; None for any other text, and for more digits than a sensible number has."""
+    """The number that these decimal digits mean; None for any other text, and for more digits than a sensible number has."""
     return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
@@ -207,7 +207,7 @@ def scalar(text: str) -> str | int | float | bool | None:
 
 
 def read(path: Path, source: Source) -> tuple[Node | None, list[Problem]]:
-    """The tree of a file and what is wrong with its text; None when it is empty or unreadable. Blocks on the file."""
+    """The tree of a file and the problems of its text; None for a tree when it is empty or unreadable. Blocks on the file."""
     start = Place(source)
     try:
         with path.open("rb") as stream:
@@ -225,7 +225,7 @@ def read(path: Path, source: Source) -> tuple[Node | None, list[Problem]]:
 
 
 def parse(text: str, source: Source) -> tuple[Node | None, list[Problem]]:
-    """The tree of one YAML document and what is wrong with it."""
+    """The tree of one YAML document, and its problems."""
     reader = _Reader(text, source)
     try:
         return reader.document(), reader.problems

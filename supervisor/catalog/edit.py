@@ -1,7 +1,7 @@
 """Changes entries in the text of a configuration; all other lines stay as they are, comments too.
 
-The text is cut at the places that YAML's parser gives. The new text is then read again: if it doesn't say exactly what the
-old one said, with the change and nothing else, nothing comes of it.
+The text is cut at the places that YAML's parser gives. The new text is then read again: unless it means
+exactly the same as the old one, with the change and nothing else, the edit is refused.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _check(sure: bool) -> None:
 
 
 def _value(text: str) -> Document:
-    """What the text says. Raises ValueError where it has mistakes, or is no mapping."""
+    """The mapping that the text means. Raises ValueError where it has mistakes, or is no mapping."""
     node, problems = parse(text, Source(Layer.FILE, "edited", Path()))
     value = plain(node) if node is not None else {}
     _check(not problems and isinstance(value, dict))
@@ -150,7 +150,7 @@ def _taken(text: str, name: str, section: str) -> str:
 
 
 def _with_key(text: str, name: str, key: str, value: JsonValue) -> str:
-    """One key of a model set, or taken out. Raises ValueError."""
+    """The text with one key of a model set, or, with None, taken out. Raises ValueError."""
     root = _composed(text)
     section = _pair(root, MODELS)
     entry = _pair(section[1], name) if section is not None else None
@@ -212,7 +212,7 @@ def _next(mapping: yaml.Node | None, key: yaml.Node, end: int) -> int:
 
 
 def _end(lines: list[str], first: int, end: int, indent: int) -> int:
-    """Where the part that begins in `first` ends: empty lines behind it, and comments further left, are not its own."""
+    """The line after the part that begins in `first`. Empty lines at its end, and comments further left, don't belong to it."""
     while end > first:
         line = lines[end - 1]
         bare = line.strip()

@@ -44,7 +44,7 @@ class _Environment(BaseSettings):
 
 
 class _YamlValues(EnvSettingsSource):
-    """Lists and mappings are YAML. What isn't stays text, so that its problem is told with its variable."""
+    """Reads lists and mappings as YAML. Invalid YAML stays text, so that its problem is reported with its variable."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         node, problems = parse(value, Source(Layer.ENVIRONMENT, PREFIX, Path()))
@@ -61,9 +61,9 @@ def read_environment(cwd: Path) -> tuple[Table, list[Problem]]:
 
 
 def _named(node: Node, trail: Trail, cwd: Path, problems: list[Problem]) -> Node | None:
-    """The same tree, each value placed at its variable; where no text is wanted, words are read as YAML would.
+    """The same tree, each value placed at its variable. Words are read as YAML, except for keys whose values are texts.
 
-    What is not valid YAML becomes a problem and is left out.
+    A value that is not valid YAML becomes a problem and is left out.
     """
     place = Place(Source(Layer.ENVIRONMENT, _variable(trail), cwd))
     match node:

@@ -1,4 +1,4 @@
-"""Whether the configured models fit the devices that there are: known once the devices are."""
+"""Checks that the configured models fit the devices of this machine, once these are known."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def specs_on(
 
 
 def _remedy(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> str:
-    """What helps a model that is larger than its devices, of what its runtime can do."""
+    """The remedies that the model's runtime has for a model that is larger than its devices."""
     adapter, config = model.adapter, model.config
     gpus = [one for one in allowed(spec.devices, spec.kinds, devices) if not one.takes_whole]
     found: list[str] = []
@@ -80,12 +80,12 @@ def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequen
 
 
 def usable(kinds: frozenset[str] | None, devices: Sequence[DeviceSpec]) -> frozenset[DeviceId]:
-    """Those that a model may run on whose program computes on these kinds of GPUs, and which names no device."""
+    """The devices for a model that names none, and whose program computes on these kinds of GPUs."""
     return frozenset(device.id for device in allowed((), kinds, devices))
 
 
 def on_processor(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | None:
-    """What to say of a model that computes on the processor though a GPU is there; None: it is as its configuration wants it.
+    """A warning for a model that computes on the processor although there is a GPU; None: it doesn't, or its configuration wants it so.
 
     Blocks on a small file, once.
     """
@@ -103,9 +103,9 @@ def on_processor(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | No
 
 
 def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, ...]:
-    """What is wrong with a model's memory, in sentences: it is larger than its devices, or than `vram_mib` says.
+    """Warnings about a model's memory, in sentences: it is larger than its devices, or than its `vram_mib`.
 
-    `spec`: what the core knows about it now, with what was measured. Blocks on the model's files, once.
+    `spec`: the model's present specification for the core, with measured figures. Blocks on the model's files, once.
     """
     found: list[str] = []
     if (told := on_processor(model, devices)) is not None:
@@ -135,7 +135,7 @@ def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[Devi
 
 
 def pins_warning(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> tuple[ModelId, str] | None:
-    """What to say of pins that can't all be kept, and of which model: the last one; None: there is nothing to say."""
+    """A warning about pins that can't all be kept, with the last pinned model; None: they can."""
     if not (pinned := crowded_pins(specs, devices)):
         return None
     *others, last = pinned
@@ -146,10 +146,10 @@ def pins_warning(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> t
 
 
 def crowded_pins(specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> tuple[ModelSpec, ...]:
-    """Pinned models of which each fits alone, where no placement holds all of them; empty where one may.
+    """The pinned models of which each fits alone, if no placement holds all of them; else none.
 
-    Those that go over several devices count with what they take in all: however it is divided, so much must be left of their
-    devices together. Nothing is said where there are too many placements to try.
+    A model on several devices counts with all the memory it takes: however that is divided, its devices together must have so
+    much left. None are returned where there are too many placements to try.
     """
     pinned = [spec for spec in specs if spec.pin and not spec.remote and not spec.trouble]
     pinned = [spec for spec in pinned if misplaced(spec, devices) is None and device_sets(spec, devices)]

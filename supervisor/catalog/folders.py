@@ -10,7 +10,7 @@ from supervisor.errors import LlmuxError
 
 
 class NoHomeError(LlmuxError):
-    """A folder is wanted that by default is below the home folder, and there is none."""
+    """A default folder lies below the home folder, and there is no home folder."""
 
     code = "no_home"
 
@@ -26,12 +26,12 @@ def state_dir() -> Path:
 
 
 def runtimes_dir() -> Path:
-    """$XDG_DATA_HOME/llmux/runtimes: one virtual environment a runtime."""
+    """$XDG_DATA_HOME/llmux/runtimes: a virtual environment for each runtime."""
     return _xdg("XDG_DATA_HOME", ".local/share") / "runtimes"
 
 
 def models_dir() -> Path:
-    """$XDG_DATA_HOME/llmux/models: what `llmux pull` gets, a folder a repository."""
+    """$XDG_DATA_HOME/llmux/models: the files that `llmux pull` fetches, a folder for each repository."""
     return _xdg("XDG_DATA_HOME", ".local/share") / "models"
 
 
@@ -42,7 +42,7 @@ def _xdg(variable: str, below_home: str) -> Path:
 
 
 def _home(variable: str) -> Path:
-    """Raises NoHomeError, which names the variable that is needed then."""
+    """The home folder. Raises NoHomeError, which names the variable to set instead."""
     try:
         return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:

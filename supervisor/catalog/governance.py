@@ -1,4 +1,4 @@
-"""Who must agree before a model is loaded or unloaded or a cache is flushed, as the configuration says it."""
+"""The key `server.governance`: the signers who must agree before a model is loaded or unloaded, or a cache is flushed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class GovernanceConfig(BaseModel):
         return self
 
     def exposures(self) -> Iterator[str]:
-        """What is wrong with those of its key files that are there and that others can read or change. Blocks."""
+        """The problems of those key files that exist and that others can read or change. Blocks."""
         for path in self.signer_keys.values() or (self.key_file,):
             with contextlib.suppress(OSError):  # no operation is allowed until it can be read
                 if (problem := exposure(path.expanduser(), is_secret=True)) is not None:
@@ -62,7 +62,7 @@ class GovernanceConfig(BaseModel):
 
     @property
     def all_signers(self) -> frozenset[str]:
-        """Who may sign; empty: anybody who has the shared key."""
+        """The names of all who may sign; empty: anybody who has the shared key."""
         return frozenset(self.signer_keys or self.signers)
 
 

@@ -1,6 +1,7 @@
-"""Keys that only the file's owner changes: who sets them runs programs as the daemon's user, or reads its files and variables.
+"""Keys that only the file's owner changes: whoever sets them can run programs as the daemon's user, or read its files and
+variables.
 
-`server.edit` says whether others may. Guarded are the keys below wherever they stand, runtimes that exist to run somebody's own
+`server.edit` says whether other clients may change them. Guarded are the keys below wherever they stand, runtimes that exist to run somebody's own
 program or to send prompts away, texts with a variable, and the section `server` as a whole. An entry may be taken out with
 its guarded keys: that runs nothing.
 """
@@ -25,7 +26,7 @@ KEYS: Final = frozenset(
 RUNTIMES: Final = frozenset({"command", "claude_cli", "comfyui", "openai_remote"})
 _WHOLE: Final = "server"
 _SECTIONS: Final = ("models", "virtual_models", "tasks", "sets", "clients")
-"""Whose entries may go."""
+"""The sections whose entries may be taken out with their guarded keys."""
 
 
 def guarded_changes(before: JsonValue, after: JsonValue) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the words of other programs are called here: llama.cpp, llama-swap, Ollama, vLLM, llm-pool.
+"""Our keys for the words of other programs: llama.cpp, llama-swap, Ollama, vLLM, llm-pool.
 
 Used for unknown keys. An option of the runtime's own program is looked up in the runtime's table (`ModelConfig.options`), so
 that this one only holds words of other programs, and words for which there is no key because llmux does it in another way.
@@ -109,7 +109,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
         "mlock mmap no_mmap use_mmap use_mlock"
     ),
 }
-"""What llmux does instead, and the words for it."""
+"""Features that llmux has in another form: how to get them, and other programs' words for them."""
 
 
 def runtime(word: str) -> str | None:
@@ -131,7 +131,7 @@ _INSTEAD_OF: Final = _by_word(_ELSEWHERE)
 
 
 def hint(word: str, known: Collection[str], options: Mapping[str, str] | None = None) -> str | None:
-    """What to write instead of another program's word, as the end of a sentence; None: it is nobody's.
+    """Advice on what to write instead of another program's word, as the end of a sentence; None: no program has that word.
 
     `known`: the keys that may stand there. `options`: those of the runtime's own program, with their keys.
     """

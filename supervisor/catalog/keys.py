@@ -1,11 +1,11 @@
-"""API keys: who may call what, and until when.
+"""API keys: the scopes that each grants, and until when.
 
 `api_keys.yaml` is a list of keys, read as strictly as the configuration. Only SHA-256 digests stay in memory, and a
 credential is compared with all of them in constant time. Generated keys have 256 random bits, so a plain digest is enough:
 they can't be guessed, and a slow hash would only slow the requests.
 
-What a key's requests leave behind belongs to its id, which comes of its digest: a later key of the same name has another.
-Only a key that replaces one (`keys add NAME --replaces`) has that one's id, written into its entry.
+Jobs and responses that a key's requests leave behind belong to its id, which is made of its digest: a later key of the same
+name has another id. Only a key that replaces one (`keys add NAME --replaces`) keeps that key's id, written into its entry.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Key:
 
     @property
     def id(self) -> str:
-        """Whose its jobs and kept responses are."""
+        """The owner of the key's jobs and stored responses."""
         return self.inherited or f"key_{self.digest.hex()[:24]}"
 
 
@@ -237,9 +237,9 @@ def _read(root: Node | None, problems: list[Problem]) -> tuple[tuple[Key, ...], 
 
 
 def without_revoked(running: Keyring, path: Path) -> Keyring:
-    """The running keys, less what the file doesn't grant any more; nothing new. For where the rest can't take effect.
+    """The running keys without those rights that the file no longer grants, and without new ones: for a file that is refused.
 
-    Keys that are gone or narrowed there lose it, also the last one: a keyring without a valid key lets nobody in. An entry
+    Keys that the file lacks or narrows lose their rights, the last key too: a keyring without a valid key lets nobody in. An entry
     with mistakes revokes nothing, and neither does a file that is lost, damaged or blank. Blocks on it.
     """
     problems: list[Problem] = []
@@ -335,7 +335,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_exposed(host: str, keyring: Keyring, setting: str = "server.host") -> str | None:
-    """Why the daemon must not listen on `host`, which `setting` says: anybody on the network could use it. None: it may."""
+    """The reason why the daemon must not listen on `host`, given by `setting`: anybody on the network could use it. None: it may."""
     if keyring or is_loopback(host):
         return None
     return (

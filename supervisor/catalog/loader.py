@@ -34,7 +34,7 @@ LOCAL_NAME = "local.yaml"
 TASKS_NAME = "tasks.yaml"
 
 _NO_FILE = "the variables"
-"""How problems name what stands for a file where there are only variables."""
+"""The name in problems of a configuration that comes from variables alone."""
 _SETTING = re.compile(r"LLMUX_(SERVER|LIMITS|DEVICES)", re.IGNORECASE)
 
 
@@ -63,7 +63,7 @@ def require_config(explicit: Path | None = None) -> Path:
 
 
 def search_path() -> tuple[Path, ...]:
-    """The places where a configuration is searched when none is named; whoever has no home has none there."""
+    """The places where a configuration is searched when none is named; a user without a home folder has none there."""
     own: tuple[Path, ...] = ()
     with contextlib.suppress(NoHomeError):
         own = (config_dir(),)
@@ -90,10 +90,10 @@ def load(
 ) -> Catalog:
     """The validated configuration. With `foreign`, `config` only says where the files beside it are searched.
 
-    `text` stands for what the base file says.
+    `text` is used instead of the base file's text.
 
-    `flags`: dotted keys, such as `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what
-    adapters check on disk.
+    `flags`: dotted keys, such as `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out
+    the checks of adapters on disk.
     Blocks on files. Raises ConfigError with every problem.
     """
     base = (config if foreign is not None and config is not None else require_config(config)).absolute()
@@ -110,7 +110,7 @@ def _assembly(root: Table, base: Path, registry: Registry, *, check_files: bool)
 
 
 def load_text(text: str, base: Path) -> Catalog:
-    """What `load` would make of it if the base file had this text; what adapters check on disk is left out.
+    """The configuration as `load` would return it if the base file had this text, without the checks of adapters on disk.
 
     Blocks on the files beside it. Raises ConfigError with every problem.
     """
@@ -128,7 +128,7 @@ class Configuration:
     foreign: Foreign | None = None
 
     def read(self, *, check_files: bool = True, text: str | None = None) -> Catalog:
-        """What `load` makes of it now. Blocks on files. Raises ConfigError with every problem."""
+        """The validated configuration as its files are now; see `load`. Blocks on files. Raises ConfigError with every problem."""
         return load(self.base, flags=self.flags, check_files=check_files, foreign=self.foreign, text=text)
 
     @property
@@ -137,7 +137,7 @@ class Configuration:
         return _label(self.base)
 
     def tree(self) -> Table:
-        """Its values, not validated. Blocks on files. Raises ConfigError where one can't be read."""
+        """The merged values, not validated. Blocks on files. Raises ConfigError where one can't be read."""
         return _merged(_layers(self.base, self.flags, self.foreign), self.base)[0]
 
     def server(self) -> ServerConfig:
@@ -145,7 +145,7 @@ class Configuration:
         return Assembly(self.tree(), self.base, REGISTRY, check_files=False).server()
 
     def keys_file(self) -> Path:
-        """Where a daemon reads its keys, whether it is there or not. Blocks on files. Raises ConfigError."""
+        """The file from which a daemon reads its keys; it may be missing. Blocks on files. Raises ConfigError."""
         return self.server().api_keys or self.base.with_name(KEYS_NAME)
 
     def model_files(self, catalog: Catalog) -> tuple[Path, ...]:
@@ -157,7 +157,7 @@ class Configuration:
         return tuple(file for folder in catalog.models_from for file in (folder, *local_models.candidates(folder)))
 
     def files(self, catalog: Catalog) -> dict[Path, FileKind]:
-        """The files whose text decides what `catalog` is and who may use it, whether they are there or not; the base file first."""
+        """The files that decide what `catalog` contains and who may use it, the base file first. Some may be missing."""
         local = _path_variable("LLMUX_LOCAL_CONFIG") or self.base.with_name(LOCAL_NAME)
         own = (self.base,) if self.foreign is None else self.foreign.files
         tasks = self.base.with_name(TASKS_NAME)
@@ -196,7 +196,7 @@ def _layers(
 
 
 def _settings(flags: Mapping[str, object]) -> Layers:
-    """What variables and flags say."""
+    """The layers of environment variables and flags."""
     layers: Layers = []
     if any(map(_SETTING.match, os.environ)):
         # Imported late: it takes as long as all other imports together.
@@ -216,7 +216,7 @@ def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:
 
 
 def _read_foreign(foreign: Foreign) -> tuple[Node | None, list[Problem]]:
-    """Its values have no lines: those of the file are another program's. Relative paths start from where llmux runs."""
+    """The values without line numbers: the lines are those of another program's file. Relative paths start from the current folder."""
     place = Place(Source(Layer.FILE, _label(foreign.files[0]) if foreign.files else _NO_FILE, Path.cwd()))
     if exposed := [problem for path in foreign.files if path.exists() and (problem := exposure(path)) is not None]:
         return None, [Problem(place, (), problem) for problem in exposed]

@@ -1,4 +1,4 @@
-"""Models on this machine's disk: what a file or a folder has, and what an entry of the configuration says of it.
+"""Models on this machine's disk: those in a file or a folder, and the entry of the configuration for each.
 
 A GGUF file is a model; a split model is its first part; a projector (`mmproj`) belongs to the models beside it. A folder with
 config.json and weights is a model in Hugging Face's layout, whose architecture tells the runtime.
@@ -34,7 +34,7 @@ _WEIGHTS: Final = re.compile(r"(?:(?!adapter_|consolidated).*\.safetensors|pytor
 _SAYS_NOTHING: Final = re.compile(
     r"|models?|hub|snapshots|workspace|out(?:put)?|merged?|checkpoints?|hf|[0-9a-f]{40}|.{1,2}"
 )
-"""What programs that convert models write as a name where nobody gave one: mostly the folder's."""
+"""Names that converters write into a file when nobody gave one: mostly the folder's."""
 _QUANTISATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|BF16|F16|F32|FP16|FP32|[MN][XV]FP4(?:_MOE)?))$",
     re.IGNORECASE,
@@ -56,7 +56,7 @@ class LocalModel:
 
     @property
     def entry(self) -> Entry:
-        """What the configuration says of it."""
+        """The model's entry in a configuration."""
         projector: Entry = {"mmproj": str(self.projector)} if self.projector is not None else {}
         return {**self.about, "path": str(self.path), **projector}
 
@@ -66,7 +66,7 @@ class LocalModel:
         return next(name for name in chain(self.names, numbered) if name not in taken)
 
     def name_below(self, base: Path) -> str:
-        """Its path below this folder, or what it is called on the hub if it lies in the hub's cache."""
+        """The model's path below this folder, or its name on the hub if it lies in the hub's cache."""
         name = base.name if self.path == base else _PART.sub("", self.path.relative_to(base).as_posix())
         name = re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
         if (cached := _IN_CACHE.fullmatch(name)) is not None:
@@ -152,7 +152,7 @@ def candidates(folder: Path, unread: list[str] | None = None, *, deep: bool = Tr
 
 
 def _current(folder: Path, below: Sequence[str]) -> Sequence[str]:
-    """Of the versions in the hub's cache the one that is used; of any other folder all."""
+    """The folders to look into: in the hub's cache the version in use, in any other folder all of them."""
     if folder.name != "snapshots":
         return below
     try:
@@ -236,7 +236,7 @@ def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | N
 
 
 def purpose(path: Path) -> Entry:
-    """What an entry says of a GGUF file's purpose: nothing of a language model, or where the file can't be read."""
+    """The keys of an entry that state a GGUF file's purpose; none for a language model, or where the file can't be read."""
     try:
         metadata = gguf_meta.read(path)
     except ModelUnusableError:

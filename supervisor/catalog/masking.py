@@ -27,7 +27,7 @@ _TOKENS: Final = {
     "": re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)' + _ENDS, re.DOTALL),
     "\\": re.compile(r'\\"[^"\\]*(?:\\\\(?:\\.|.)[^"\\]*)*(?:\\"|\\*\Z)' + _ENDS, re.DOTALL),
 }
-"""Of such a field's value, by what stands before its quotes. The end of the text may be in a string."""
+"""Matches the value of such a field, by the text before its quotes. The end of the text may lie in a string."""
 
 
 def masked(value: JsonValue, key: str) -> JsonValue:

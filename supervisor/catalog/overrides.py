@@ -1,4 +1,4 @@
-"""Settings an operator gives a model for its next loads, without touching the file.
+"""Settings that an operator gives a model for its next loads, without a change of the file.
 
 The runtime says which keys may be set and what they may be (`Adapter.overridable`); the whole configuration is then
 validated and checked like one from a file, so that an override can't say what the file could not.
@@ -22,7 +22,7 @@ from supervisor.errors import InvalidRequestError
 
 _BACKEND: Final = re.compile("^(llama_server|gguf|exllama|vllm)_")  # begins a key of llm-pool's
 _RUNTIMES: Final = {"gguf": ("llama_cpp",), "exllama": ("exllamav3",), "vllm": ("vllm", "vllm_serve")}
-"""Those of the backends that are called otherwise there."""
+"""Our runtimes for those of llm-pool's backends that have other names there."""
 _PLACE = Place(Source(Layer.FLAG, "overrides", Path()))
 
 
@@ -37,7 +37,7 @@ class Override:
 
 
 def renamed(model: CatalogModel, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """`values` with llm-pool's names and words as ours, as far as they are those of the model's own backend."""
+    """`values` with llm-pool's names and words replaced by ours, as far as they belong to the model's own backend."""
     allowed = model.adapter.overridable(model.written)
     own: dict[str, JsonValue] = {}
     for key, value in values.items():
@@ -78,7 +78,7 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
 
 
 def _beyond(constraint: Mapping[str, JsonValue], value: JsonValue) -> str | None:
-    """How a value leaves what is allowed for a load, which may be less than in the file; None: it doesn't."""
+    """How a value exceeds the range allowed for a load, which may be narrower than in the file; None: it doesn't."""
     choices = constraint.get("enum")
     if isinstance(choices, list) and value is not None and value not in choices:
         return f"expected one of {', '.join(map(str, choices))}, got {value}"

@@ -2,8 +2,8 @@
 
 Whoever can write the configuration can run any program as the daemon's user. So a file is refused when it, or a folder above
 it, belongs to somebody other than this user or root, or can be written by others. A group counts as others unless it is the
-owner's own, with nobody else in it: many systems give each user a group of the same name and let it write. What nobody can
-write is fine: files on a read-only file system. In a folder with the sticky bit, such as /tmp, nobody can replace what is
+owner's own, with nobody else in it: many systems give each user a group of the same name and let it write. Files on a
+read-only file system are fine, because nobody can write them. In a folder with the sticky bit, such as /tmp, nobody can replace what is
 somebody else's. A secret is also refused where others can read it; a group may that has nobody in it but us and its owner.
 """
 
@@ -24,7 +24,7 @@ ROOT: Final = 0
 
 
 def exposure(path: Path, *, is_secret: bool = False) -> str | None:
-    """Who else could change this file, or read a secret, and what to do about it; None: nobody. Raises OSError.
+    """A sentence that says who else could change this file, or read a secret, and the remedy; None: nobody. Raises OSError.
 
     Nothing is refused where `LLMUX_ALLOW_WRITABLE_CONFIG` is 1: for mounts that show every file as writable.
     """
@@ -99,7 +99,7 @@ def _members(gid: int) -> set[str]:
 
 
 def _is_mapped(uid: int) -> bool:
-    """False for what a user namespace shows instead of a user that it doesn't have, such as the host's root."""
+    """Is it a user of this user namespace? An unmapped one, such as the host's root, is shown under the overflow number."""
     overflow = Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii").strip()
     ours = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
     return str(uid) != overflow or ours == ["0", "0", "4294967295"]

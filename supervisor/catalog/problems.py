@@ -68,8 +68,8 @@ def suggestion(word: str, words: Iterable[str], *, what: str = "valid") -> str:
 def validate(model: type[M], node: Node, trail: Trail, *, secret: bool = False) -> tuple[M | None, list[Problem]]:
     """The validated section, or None and all its problems. `secret`: no value is repeated in a problem.
 
-    Through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and nothing else
-    that isn't what it should be.
+    It goes through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and no other
+    values of a wrong type.
     """
     try:
         return model.model_validate_json(json.dumps(plain(node))), []
@@ -78,7 +78,7 @@ def validate(model: type[M], node: Node, trail: Trail, *, secret: bool = False) 
 
 
 def types_at(model: object, trail: Trail) -> tuple[object, ...]:
-    """The types of what may stand at `trail` below `model`; none where anything may."""
+    """The types that a value at `trail` below `model` may have; none where it may have any."""
     branches = _branches(model)
     for key in trail:
         branches = tuple(below for branch in branches for below in _below(branch, key))
@@ -163,7 +163,7 @@ def _as_key(word: str) -> str:
 
 
 def _unknown_key(word: str, present: Node, models: Collection[type[BaseModel]]) -> str:
-    """That it is unknown, and what to write instead."""
+    """The message that a key is unknown, with what to write instead."""
     known = {name for kind in models for name in kind.model_fields}
     absent = known - set(present.entries) if isinstance(present, Table) else known
     options = {

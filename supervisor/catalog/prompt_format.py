@@ -1,9 +1,9 @@
-"""What a prompt format means for a model: who writes its prompts, and what a conversation may have then.
+"""Prompt formats: whether the worker or llmux writes a model's prompts, and what a conversation may contain then.
 
 Most models bring a chat template, and their worker writes the prompts. A model with a `prompt_format` may lack one, or have
 one that is wrong for it: then llmux writes the prompts (`supervisor.gateway.prompts`), and the worker only completes texts.
-A worker's own template is better where it is one of the same family: it knows tools and pictures. It is told by a word that
-only templates of that family have.
+A worker's own template is better where it is one of the same family: it knows tools and pictures. It is recognised by a word
+that only templates of that family have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMPLETIONS: Final = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
-    """One format. What is said of requests holds where llmux writes the prompts."""
+    """One format. The fields about requests hold where llmux writes the prompts."""
 
     name: PromptFormatName
     stop: tuple[str, ...] = ()  # strings that end an answer, beside those of the request
@@ -31,7 +31,7 @@ class PromptFormat:
 
     @property
     def translates(self) -> bool:
-        """Is it for translations, whose requests name languages?"""
+        """Is the format for translations, whose requests name languages?"""
         return self.name == "translategemma_template"
 
     @property
@@ -40,7 +40,7 @@ class PromptFormat:
         return None if self.thinks is None else CHAT_TEMPLATE
 
     def limited(self, capabilities: Capabilities) -> Capabilities:
-        """What a model can do whose worker would be able to do this."""
+        """The capabilities of a model with this format, whose worker would have the given ones."""
         return replace(
             capabilities,
             modalities=("text",),
@@ -51,7 +51,7 @@ class PromptFormat:
         )
 
     def endpoints(self, endpoints: Collection[Endpoint]) -> frozenset[Endpoint]:
-        """What is served of a worker's: all but what would use its template, and chats by way of its completions."""
+        """The endpoints that remain of a worker's: all that don't use its template, and chats by way of its completions."""
         kept = {endpoint for endpoint in endpoints if endpoint.meaning.prompt is None}
         found = (endpoint for endpoint in kept if endpoint.path == COMPLETIONS)
         return frozenset(kept | {Endpoint(CHAT, upstream_path=one.upstream_path or one.path) for one in found})

@@ -27,14 +27,14 @@ Models = Mapping[str, CatalogModel | None]
 
 
 class PublicNames(abc.ABC):
-    """What it needs of the assembly, and the two sections that it reads."""
+    """The part of the assembly that reads the two sections; the abstract methods are those that it needs of the rest."""
 
     @abc.abstractmethod
     def _problem(self, node: Node, trail: Trail, message: str) -> None: ...
 
     @abc.abstractmethod
     def _missing(self, node: Node, trail: Trail, message: str) -> None:
-        """A name stands for a model that isn't there."""
+        """Report a name that stands for a model that isn't there."""
 
     @abc.abstractmethod
     def _table(self, name: str) -> Mapping[str, Node]: ...
@@ -79,7 +79,7 @@ class PublicNames(abc.ABC):
         return virtual
 
     def _unfolded(self, node: Node, trail: Trail) -> Node:
-        """`physical` read as `model`, and what stands under `params` as if it stood beside it."""
+        """The node with `physical` renamed to `model`, and the keys below `params` moved up beside it."""
         if not isinstance(node, Table):
             return node
         entries = dict(node.entries)
@@ -142,7 +142,7 @@ class PublicNames(abc.ABC):
         return tasks
 
     def _spelt_out(self, node: Node, trail: Trail) -> Node:
-        """Each candidate as a mapping: a name alone is its model."""
+        """The task's node with each candidate as a mapping: a name alone is its `model`."""
         listed = node.entries.get("candidates") if isinstance(node, Table) else None
         if not isinstance(node, Table) or not isinstance(listed, Items):
             return node
@@ -157,7 +157,7 @@ class PublicNames(abc.ABC):
     def _candidate(
         self, config: CandidateConfig, models: Models, virtual: Mapping[str, VirtualModel], task: Node, trail: Trail
     ) -> Route | None:
-        """None for one that is not valid, or whose model isn't."""
+        """The route of a candidate; None if the candidate, or its model, is not valid."""
         at, place = find(task, trail[2:])[0], trail
         behind = virtual.get(config.model)
         if behind is None and config.model not in models:
@@ -178,7 +178,7 @@ class PublicNames(abc.ABC):
 
 
 def _laid_over(below: ParametersConfig, above: ParametersConfig) -> ParametersConfig:
-    """Both; where they differ, what is above counts."""
+    """The parameters of both; where they differ, those of `above` count."""
     first = {key: getattr(above, key) for key in ("enable_thinking", "system_prompt_prefix")}
     chosen = {key: getattr(below, key) if value is None else value for key, value in first.items()}
     return ParametersConfig(

@@ -1,4 +1,4 @@
-"""The files that `llmux pull` got for a model: which they are, and how they are deleted with it."""
+"""The files that `llmux pull` fetched for a model: finding them, and deleting them with it."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def _used(catalog: Catalog, removed: CatalogModel, folder: Path) -> Iterator[str
 
 
 def _of(patterns: list[str], names: list[str]) -> list[str]:
-    """Those that the patterns mean; without patterns, all."""
+    """The names that match the patterns; without patterns, all."""
     return [name for name in names if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]

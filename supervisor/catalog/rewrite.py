@@ -1,6 +1,6 @@
-"""What a virtual model does to a request, compiled once and applied to the request's top-level fields.
+"""The changes that a virtual model makes to a request, compiled once and applied to the request's top-level fields.
 
-The values of the fields are unparsed JSON: what isn't touched leaves byte for byte as it came, and an image of ten
+The values of the fields are unparsed JSON: untouched fields leave byte for byte as they came, and an image of ten
 megabytes is skipped over, not decoded. Order of work: `strip` takes the client's fields away, `defaults`
 fill what the client didn't send, `force` and the thinking switch overrule it, the system prompt gets its prefix, and
 the model gets the name its worker knows. `chat_template_kwargs` and the objects of the thinking switch merge key by
@@ -63,7 +63,7 @@ class _Patch:
             fields[key] = msgspec.Raw(_encode(values | _object(fields, key)))
 
     def texts(self) -> dict[str, tuple[str, ...]]:
-        """The same for a form, where nothing can be merged; null is no value."""
+        """The changed fields of a form, as `form_fields` needs them: nothing can be merged there, and null is no value."""
         texts = dict[str, tuple[str, ...]]()
         for key, raw in (*self.whole.items(), *((key, _encode(values)) for key, values in self.merged.items())):
             value = msgspec.json.decode(raw)
@@ -111,7 +111,7 @@ class Rewrite:
         )
 
     def with_defaults(self, values: Mapping[str, JsonValue]) -> Rewrite:
-        """The same for a client that has defaults of its own, which come before these. What is stripped stays so."""
+        """The rewrite for a client with defaults of its own, which come before these. Stripped fields stay stripped."""
         own = _Patch.compile({key: value for key, value in values.items() if key not in self.strip})
         merged = {key: {**self.defaults.merged.get(key, {}), **value} for key, value in own.merged.items()}
         both = _Patch({**self.defaults.whole, **own.whole}, {**self.defaults.merged, **merged})
@@ -122,7 +122,7 @@ class Rewrite:
         return not (names.isdisjoint(self.defaults.whole) and names.isdisjoint(self.force.whole))
 
     def value(self, name: str, own: bytes | None) -> bytes | None:
-        """What a request that runs the model says of this field in the end, as JSON. `own`: what it came with."""
+        """The final value of this field, as JSON, in a request that runs the model. `own`: the value that it came with."""
         if name in self.force.whole:
             return bytes(self.force.whole[name])
         if own is not None and name not in self.strip:
@@ -130,13 +130,13 @@ class Rewrite:
         return None if (default := self.defaults.whole.get(name)) is None else bytes(default)
 
     def switches(self, thinking: Thinking) -> bool | None:
-        """Which way it switches reasoning, whatever the client says; None: it leaves that to the client."""
+        """Does the rewrite switch reasoning on or off, whatever the client says? None: it leaves that to the client."""
         if not self.thinking:
             return None
         return self.thinking == _Patch.compile(thinking.enabled, merge_all=True)
 
     def with_asked(self, values: Mapping[str, JsonValue]) -> Rewrite:
-        """The same for a request that says this in its headers, which count as its own fields."""
+        """The rewrite for a request with these values in its headers, which count as its own fields."""
         return replace(self, asked={key: _raw(value) for key, value in values.items()})
 
     def touches(self, endpoint: Endpoint) -> bool:

@@ -1,7 +1,7 @@
 """The variables by which containers of model runners are configured, as values of this configuration.
 
-They say what no file says: whatever a file has, also null, counts more. Where there is no file at all, they are the whole
-configuration, whose models are those that lie in `MODEL_BASE_PATH`. The name of a tenant is taken as it stands there.
+They are beneath all files: a value in a file, also null, counts more. Where there is no file at all, they are the whole
+configuration, whose models are those that lie in `MODEL_BASE_PATH`. The name of a tenant is taken as the variable has it.
 `VLLM_…` variables are defaults of every vllm_serve model.
 """
 
@@ -73,7 +73,7 @@ def _format(text: str) -> str:
 
 
 def _devices(text: str) -> list[JsonValue]:
-    """As CUDA reads it: what stands behind a -1 doesn't count, and without any GPU there is main memory."""
+    """The devices as CUDA reads the variable: words after a -1 don't count, and without any GPU the device is main memory."""
     devices: list[JsonValue] = []
     for word in (word.strip() for word in text.split(",")):
         if word.lower() in _NO_GPU:
@@ -101,7 +101,7 @@ VARIABLES: Final[Mapping[str, tuple[Trail, Read]]] = {
     "MAX_QUEUE_DEPTH": (("limits", "queue_total"), scalar),
     "QUEUE_TIMEOUT_MS": (("limits", "queue_wait_s"), _seconds),
 }
-"""Where the value of each belongs, and how it is read."""
+"""The key of the configuration that each variable sets, and the function that reads its value."""
 
 _EVERYBODYS: Final = frozenset({"CUDA_VISIBLE_DEVICES", "LOG_LEVEL", "LOG_FORMAT"})
 """Set on many a machine where nobody thinks of a runner."""
@@ -119,7 +119,7 @@ _SIZED_BY: Final = ("kv_cache_memory_bytes", "vram_mib")
 
 
 def read_variables(environment: Mapping[str, str], cwd: Path) -> tuple[Table, list[Problem]]:
-    """What these variables say as a tree whose places are the variables. One that is empty says nothing, but for CUDA's."""
+    """The values of these variables, as a tree whose places are the variables. An empty one counts as unset, except for CUDA's."""
     root = Table({}, Place(Source(Layer.ENVIRONMENT, "the environment", cwd)))
     problems: list[Problem] = []
     for name, trail, read in _known(environment):
@@ -153,13 +153,13 @@ def _known(environment: Mapping[str, str]) -> Iterator[tuple[str, Trail, Read]]:
 
 
 def is_runner(environment: Mapping[str, str]) -> bool:
-    """Do variables say what only a runner's container says?"""
+    """Are variables set that only a runner's container sets?"""
     own = (VARIABLES.keys() | VLLM.keys()) - _EVERYBODYS
     return any(text.strip() and (name in own or name.startswith(TENANT)) for name, text in environment.items())
 
 
 def vllm_defaults(environment: Mapping[str, str], cwd: Path) -> tuple[Table, list[Problem]]:
-    """The keys of a vllm_serve model that variables say."""
+    """The keys of a vllm_serve model that variables set."""
     place = Place(Source(Layer.ENVIRONMENT, "the environment", cwd))
     entries: dict[str, Node] = {}
     problems: list[Problem] = []
@@ -174,7 +174,7 @@ def vllm_defaults(environment: Mapping[str, str], cwd: Path) -> tuple[Table, lis
 
 
 def with_defaults(model: Table, defaults: Table) -> Table:
-    """A vllm_serve model, with the defaults of what it leaves open and that mean something to it."""
+    """A vllm_serve model with the defaults of keys that it leaves open, as far as they apply to it."""
     fitting = {
         key: node
         for key, node in defaults.entries.items()
@@ -184,7 +184,7 @@ def with_defaults(model: Table, defaults: Table) -> Table:
 
 
 def beneath(root: Table, variables: Table) -> Table:
-    """`root`, with the values of variables where it says nothing. A section without keys says nothing."""
+    """`root` with the values of variables for keys that it does not have. A section without keys counts as missing."""
     entries = {key: node for key, node in root.entries.items() if node != Leaf(None, node.place)}
     filled = _filled(replace(root, entries=entries), variables)
     assert isinstance(filled, Table)

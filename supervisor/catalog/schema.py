@@ -79,7 +79,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
 
 
 def _accept_other_spellings(virtual: dict[str, Any]) -> None:
-    """What the file may also say: `physical` for `model`, and parameters together under `params`."""
+    """Allow the file's other spellings: `physical` for `model`, and parameters together under `params`."""
     properties = virtual["properties"]
     parameters = {key: value for key, value in properties.items() if key not in {"model", "description"}}
     properties["physical"] = properties["model"]

@@ -108,7 +108,7 @@ class MediaConfig(Section):
 
 
 def _one_address(value: object) -> object:
-    """Raises ValueError for what is not one address of the network."""
+    """The address without brackets. Raises ValueError for anything but one address of the network."""
     if isinstance(value, list) or (isinstance(value, str) and ("," in value or len(value.split()) > 1)):
         raise ValueError(
             "llmux listens on one address; 0.0.0.0 is all of IPv4, and :: all there are, and both need keys"
@@ -301,13 +301,13 @@ class ServerConfig(Section):
 
     @property
     def extra_ports(self) -> dict[str, int]:
-        """Those that are set, by the key that sets them."""
+        """The extra ports that are set, by their keys."""
         found = {OLLAMA: self.ollama_port, METRICS: self.metrics_port}
         return {key: port for key, port in found.items() if port is not None}
 
     @property
     def tells_of_caches(self) -> bool:
-        """Has every answer of inference headers about the cache of prompts? A model runner's clients look for them."""
+        """Does every answer of inference have headers about the cache of prompts? A model runner's clients look for them."""
         return self.health == "runner"
 
 
@@ -317,12 +317,12 @@ LoadedByType = Annotated[int, Field(ge=1, le=1000)]
 
 
 def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
-    """As the scheduler takes it: `never` is an infinite time."""
+    """The seconds as the scheduler takes them: `never` is an infinite time."""
     return math.inf if drain_s == "never" else drain_s
 
 
 KEEP_ALIVE_BY_TYPE: Final[Mapping[str, float | Literal["forever"]]] = {"image": 900, "llm": 300, "vision": 60}
-"""What `by_type` stands for; other types stay until their memory is needed."""
+"""The keep-alives that `by_type` stands for; models of other types stay until their memory is needed."""
 
 
 def _spelled_out(written: object) -> object:
@@ -529,18 +529,18 @@ class LimitsConfig(JobsConfig, _KeptConfig, Section):
     )
 
     def limits(self) -> Limits:
-        """What the scheduler takes of them."""
+        """The numbers that the scheduler takes."""
         numbers = {field.name: getattr(self, field.name) for field in fields(Limits)}
         aging_s = math.inf if self.aging_s == "never" else self.aging_s
         return Limits(**numbers | {"aging_s": aging_s, "drain_s": drain_seconds(self.drain_s)})
 
     def bodies_bytes(self, memory_mib: int) -> int:
-        """What all bodies may take together on a machine with so much memory: never less than the largest takes."""
+        """The bytes that all bodies may take together on a machine with so much memory: never less than the largest body."""
         share_mib = min(memory_mib // 8, 1024) if self.bodies_mib is None else self.bodies_mib
         return max(share_mib, self.body_mib) << 20
 
     def keep_alive_of(self, config: ModelConfig) -> float | None:
-        """What a model that sets none gets; None: it stays until its memory is needed."""
+        """The keep-alive of a model that sets none, in seconds; None: it stays until its memory is needed."""
         seconds = self.keep_alive.get(config.type)
         return None if seconds == "forever" else seconds
 
@@ -605,12 +605,12 @@ class DeviceConfig(Section):
 
     @property
     def id(self) -> DeviceId | None:
-        """What models and the API call it; None where only the driver can tell which number a UUID has."""
+        """The device's name in models and the API; None where only the driver knows the number of a UUID."""
         return None if self.uuid is not None else DeviceId(KINDS[self.kind].device_id(self.index))
 
     @property
     def wanted(self) -> DeviceWanted:
-        """What is to be opened."""
+        """The device to open, as drivers look for it."""
         return DeviceWanted(KINDS[self.kind], self.index, self.uuid, self.budget_mib, self.margin_mib)
 
 

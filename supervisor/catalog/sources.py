@@ -1,4 +1,4 @@
-"""Where the files of a model from a hub lie: `llmux pull` puts them there, so its `path` may be left out.
+"""The places of files from a hub: `llmux pull` puts a model's files there, so its `path` may be left out.
 
     <models_dir>/<owner>/<name>/                    the files, as they lie in the repository
     <models_dir>/<owner>/<name>/<first of `files`>  `path`, where that is a model by itself; else it is the folder
@@ -68,14 +68,14 @@ def folder(source: Source, config: ModelConfig, models_dir: Path) -> Path:
 
 
 def remedy(model: ModelId, config: ModelConfig) -> str:
-    """What to add to a problem with missing files that can be fetched."""
+    """The remedy to add to a problem with missing files that can be fetched; "" for others."""
     path = getattr(config, "path", None)
     missing = config.source is not None and isinstance(path, Path) and not path.exists()
     return f"; get it: llmux pull {model}" if missing else ""
 
 
 def hub_id(config: ModelConfig, models_dir: Path) -> str | None:
-    """What it is called on the hub: the repository of its `source`, a `model` of that form, or where its `path` lies."""
+    """The model's name on the hub: the repository of its `source`, a `model` of that form, or the repository of its `path`."""
     if config.source is not None:
         return config.source.repo
     model, path = getattr(config, "model", None), getattr(config, "path", None)
@@ -85,7 +85,7 @@ def hub_id(config: ModelConfig, models_dir: Path) -> str | None:
 
 
 def _repo_at(path: Path, models_dir: Path) -> str | None:
-    """The repository whose files lie there: `<models_dir>/<owner>/<name>`, or `models--<owner>--<name>` in the hub's cache."""
+    """The repository whose files lie at `path`: `<models_dir>/<owner>/<name>`, or `models--<owner>--<name>` in the hub's cache."""
     if (cached := next(filter(None, map(_CACHED.fullmatch, path.parts)), None)) is not None:
         return f"{cached[1]}/{cached[2]}"
     folder = path.parent if _is_model_file(path.name) else path
@@ -109,7 +109,7 @@ def files_of(config: ModelConfig) -> Iterator[tuple[str, Path]]:
 
 
 def hub_name(model: Table) -> str:
-    """What to add to a problem with a `path` that looks like a name on the model hub; "" where it doesn't."""
+    """The advice to add to a problem with a `path` that looks like a name on the model hub; "" where it doesn't."""
     path = model.entries.get("path")
     found = _HUB_NAME.fullmatch(path.value) if isinstance(path, Leaf) and isinstance(path.value, str) else None
     if found is None or (path is not None and (path.place.source.directory / found["owner"]).exists()):
