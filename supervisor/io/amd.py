@@ -6,7 +6,7 @@
 An APU computes in main memory: its GTT is a window into it, and its VRAM what the firmware has put aside, which the kernel
 doesn't count as memory any more. ROCm takes its memory from the larger of the two. Where that is GTT, it is one device with
 one budget; see `unified`. Most desktop processors have a small APU that nobody wants models on, so one is used only where the
-configuration lists it. An APU is told by its `gpu_metrics`: the format's version is 1 for cards, 2 or more for APUs.
+configuration lists it. An APU is recognised by its `gpu_metrics`: the format's version is 1 for cards, 2 or more for APUs.
 
 Reading needs no permission, computing does: workers open /dev/kfd and /dev/dri/renderDM. A GPU whose files this user can't
 open, or that a container wasn't given, can't be used.

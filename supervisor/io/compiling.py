@@ -1,4 +1,4 @@
-"""Compiling a runtime's program on the machine that it is for: what that takes, what compilers are told, what they say.
+"""Compiling a runtime's program on the machine that runs it: its requirements, the compilers' settings, and their errors.
 
 A build takes up to an hour, so whatever can be known before is checked before. CMake reads CMAKE_ARGS (the build's options,
 and those of the user), CMAKE_BUILD_PARALLEL_LEVEL and LDFLAGS: the program looks for the toolkit's libraries where the toolkit is, for the system's loader
@@ -36,7 +36,7 @@ _RELEASE: Final = re.compile(r"release (\d+)\.(\d+)")
 
 
 def problem(name: str, device: str | None, build: Build) -> str | None:
-    """What this machine lacks for it, and what to do; None: nothing that is known before. Blocks for a second."""
+    """The tools that this machine lacks for a build, and the remedy; None: none that can be known before. Blocks for a second."""
     missing = {program: source for program, source in build.needs.items() if shutil.which(program) is None}
     if missing:
         listed = ", ".join(f"{program} ({source})" for program, source in missing.items())
@@ -69,7 +69,7 @@ def _cuda_problem(name: str) -> str | None:
 
 
 def toolkit_version() -> tuple[int, int] | None:
-    """Of the nvcc on PATH; None where it can't be told."""
+    """The CUDA version of the nvcc on PATH; None where it is unknown."""
     try:
         done = subprocess.run(
             [NVCC, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_S, check=False
@@ -81,7 +81,7 @@ def toolkit_version() -> tuple[int, int] | None:
 
 
 def environment(build: Build, temporary: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a build whose files lie in `temporary`. Those that the user sets count, too."""
+    """The variables of a build whose files lie in `temporary`. The user's own settings are kept."""
     return {
         **environ,
         JOBS: environ.get(JOBS) or str(jobs()),
@@ -108,7 +108,7 @@ def _library_paths(build: Build) -> list[str]:
 
 
 def causes(lines: Sequence[str]) -> list[str]:
-    """The lines that say why it failed, each with those that are indented below it: CMake says there what it is about."""
+    """The lines that state why a build failed, each with the lines indented below it, where CMake has its explanation."""
     found = []
     for at, line in enumerate(lines):
         if _CAUSE.search(line) is not None and not line.startswith(FAILED):
@@ -117,6 +117,6 @@ def causes(lines: Sequence[str]) -> list[str]:
 
 
 def _below(lines: Sequence[str]) -> list[str]:
-    """Those that are indented more than the first, up to one that isn't."""
+    """The lines after the first, up to one that is not indented further than it."""
     first, *others = (len(line) - len(line.lstrip()) for line in lines)
     return [line.strip() for line, _ in takewhile(lambda pair: pair[1] > first, zip(lines[1:], others, strict=True))]

@@ -1,6 +1,5 @@
-"""Has documents and pictures of clients opened by a process of its own, see `convert_child`. What became of them is kept.
-
-An agent sends what it has read once again with each turn.
+"""Converts documents and pictures of clients in a separate process, see `convert_child`. Results are kept,
+because an agent sends the documents that it has read again with each turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Opens what clients send: text out of PDFs, and pictures as PNG. A process of its own with limits, run as a script.
+"""Opens files that clients send: text out of PDFs, and pictures as PNG. A process of its own with limits, run as a script.
 
-Such files can hold anything, so nothing of them is opened in the daemon. Takes a kind as its word and the file as its input; says what
-became of it, or, with the exit code `REFUSED` or `MISSING`, on standard error why nothing did. It ends with its parent, or after its limits.
+Such files can hold anything, so the daemon opens none of them. The process takes a kind as its argument and the file on
+standard input. It prints the result; or, with the exit code `REFUSED` or `MISSING`, the reason on standard error. It ends with
+its parent, or after its limits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MISSING: Final = 4  # what opens such files isn't installed
 
 
 def text_of(data: bytes) -> bytes:
-    """What a PDF's pages say."""
+    """The text of a PDF's pages."""
     from pypdf import PdfReader  # noqa: PLC0415  # of the extra `media`; only what is asked for is loaded
 
     found: list[str] = []

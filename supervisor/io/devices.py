@@ -1,4 +1,4 @@
-"""Which devices there are: all accelerators that can be used and host memory, or what the configuration lists."""
+"""The devices of this machine: all usable accelerators and host memory, or those that the configuration lists."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _choose(wanted: DeviceWanted, found: Sequence[DeviceFound], problems: list[s
 
 
 def detect() -> Device:
-    """What environments are built for here: `cuda` or `rocm` where that driver shows a GPU, else `cpu`. May take seconds."""
+    """The kind of device to build environments for: `cuda` or `rocm` where that driver shows a GPU, else `cpu`. May take seconds."""
     with contextlib.suppress(DriverUnavailableError):
         if NvmlSession().find():
             return "cuda"

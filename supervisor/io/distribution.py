@@ -32,7 +32,7 @@ def version() -> str:
 
 
 def name_clashes() -> tuple[str, ...]:
-    """What else is installed here under an import name of llmux; milliseconds."""
+    """The other distributions installed here under an import name of llmux. Takes milliseconds."""
     found = []
     for name in IMPORT_NAMES:
         try:

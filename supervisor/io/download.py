@@ -1,9 +1,9 @@
-"""Downloads one file of known size and hash, whoever serves it; an interrupted download costs as little as possible.
+"""Downloads one file of known size and hash from any server; an interrupted download costs as little as possible.
 
     <folder>/<file>                 complete: it takes its place only with this size and hash
     <folder>/<file>.<hash>.part     incomplete; the next attempt requests the rest
 
-An `Origin` serves the file: it opens the connection, so that a credential never comes here, and it words the failures.
+An `Origin` opens the connection to the server, so that credentials never reach this module, and it words the failures.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def resume(
     """Fill `part` up to the file's size, however often the connection breaks, as long as bytes come. Blocks.
 
     `came` gets the size of the part as it grows. Raises the origin's errors; OSError of the disk, InterruptedError once
-    `stop` is set: what has come stays.
+    `stop` is set: the part stays.
     """
     fruitless = 0
     part.touch()
@@ -164,7 +164,7 @@ def line_of(error: BaseException) -> str:
 
 
 def _read(file: File, out: BinaryIO, origin: Origin, stop: threading.Event, came: Callable[[int], None]) -> None:
-    """Request what is missing, and append it: up to the file's size, whatever else comes."""
+    """Request the missing bytes and append them, up to the file's size and never more."""
     there = out.tell()
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={there}-"} if there else {})
     with origin.ask(headers) as response:

@@ -1,10 +1,10 @@
-"""GPUs as the kernel's DRM drivers show them: what is left of their memory, what each process takes. No library is needed.
+"""GPUs as the kernel's DRM drivers show them: their free memory, and each process's use. No library is needed.
 
     /proc/PID/fdinfo/*    drm-pdev, drm-client-id, and sizes by region of each open device: drm-memory-vram (amdgpu),
                           drm-resident-vram0 (xe), drm-resident-local0 (i915); gtt and system are main memory
 
 Several descriptors of a process, or of several, may be one client of the driver, which counts once. Descriptors of other
-users' processes can't be read, so what others take is not told. Where our own workers show none, a worker's use is the fall
+users' processes can't be read, so their use is unknown. Where our own workers show none, a worker's use is the fall
 of free memory while it loads.
 
 A GPU that can't be read keeps its last values, marked stale; one whose folder is gone is lost.
@@ -48,16 +48,16 @@ PROC: Final = Path("/proc")
 _UNITS: Final = {b"": 1, b"B": 1, b"KiB": 1024, b"MiB": MIB, b"GiB": 1024 * MIB}
 _REGION: Final = re.compile(rb"drm-(memory|resident|total)-(?:(vram|local)|gtt|system)\d*")
 _STATISTICS: Final = (b"memory", b"resident", b"total")
-"""What a driver tells of each region, the best first; not every one tells all."""
+"""The figures that drivers show for each region, the best first; not every driver shows all."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Where a GPU is read. `left`: the bytes of its memory that nobody has, given those of our workers; raises OSError.
+    """How to read a GPU. `left`: the free bytes of its memory, given the bytes of our workers; raises OSError.
 
-    `pool_mib`: its budget, where its memory is main memory; then `left` is what the driver allows, or None.
+    `pool_mib`: its budget, where its memory is main memory; then `left` is the amount that the driver allows, or None.
     """
 
     folder: Path
@@ -123,7 +123,7 @@ class DrmReader:
         return found
 
     def _taken(self, tree: frozenset[int]) -> dict[str, tuple[int, int]]:
-        """By PCI address: bytes of the GPU's own memory and of main memory that these processes hold there."""
+        """The bytes of the GPU's own memory and of main memory that these processes hold, by PCI address."""
         clients: dict[tuple[str, bytes], tuple[int, int]] = {}
         for pid in tree:
             for file in _files(self._proc / str(pid) / "fdinfo"):
@@ -181,7 +181,7 @@ def _gpu(kind: DeviceKind, found: DeviceFound, margin_mib: int | None, host: Cal
 
 
 def number(file: Path) -> int:
-    """What this file of the kernel's says. Raises OSError where there is none."""
+    """The number in this file of the kernel's. Raises OSError where there is none."""
     try:
         return int(file.read_text(encoding="ascii"))
     except ValueError as error:
@@ -189,12 +189,12 @@ def number(file: Path) -> int:
 
 
 def text(file: Path) -> str:
-    """The same for text; empty where there is none."""
+    """The text in this file of the kernel's; empty where there is none."""
     return procfs.read(str(file)).decode(errors="replace").strip()
 
 
 def closed(*files: Path) -> str | None:
-    """Which of the devices that workers open keeps them from computing."""
+    """The reason why workers can't compute: one of these device files, which they can't open; None: they can open all."""
     for file in files:
         if not os.access(file, os.R_OK | os.W_OK):
             return f"can't be used: {file} {'may not be opened by this user' if file.exists() else 'is not there'}"

@@ -1,7 +1,7 @@
-"""Leases on runtimes' environments: one that a process uses is never removed.
+"""Leases on runtimes' environments: an environment that a process uses is never removed.
 
-A worker may import libraries as long as it lives. So whoever starts one takes a shared lock on the environment's record and
-passes the open file to the shim and, by inheritance, to the worker. The kernel releases the lock when the last of them has
+A worker may import libraries as long as it lives. So the process that starts it takes a shared lock on the environment's record
+and passes the open file to the shim and, by inheritance, to the worker. The kernel releases the lock when the last of them has
 died. Removing an environment takes the exclusive lock and deletes the record first: without it nobody can lease it.
 """
 
@@ -35,9 +35,9 @@ class EnvLease:
 
     @classmethod
     def on(cls, program: str) -> Self | None:
-        """A lease on the environment that contains this program; None: it is in none of ours.
+        """A lease on the environment that contains this program; None: the program is in no runtime's environment.
 
-        Waits while somebody removes it. Raises EnvironmentGoneError.
+        Waits while another process removes the environment. Raises EnvironmentGoneError.
         """
         if not Path(program).is_absolute():
             return None
@@ -102,7 +102,7 @@ def in_use(environment: Path) -> bool:
 
 
 def models(environment: Path) -> tuple[str, ...]:
-    """The models whose workers hold a lease on it, as far as we may see. Blocks for milliseconds."""
+    """The models whose workers hold a lease on the environment, as far as this user may see them. Blocks for milliseconds."""
     record = str(environment / RECORD)
     holders = [proc.pid for proc in procfs.processes() if record in procfs.open_files(proc.pid)]
     return tuple(sorted({worker.rpartition(":")[0] for pid in holders if (worker := worker_of(pid)) is not None}))

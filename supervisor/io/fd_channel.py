@@ -2,8 +2,8 @@
 
 SOCK_SEQPACKET keeps messages apart. A descriptor is passed as it is (SCM_RIGHTS): sender and receiver share one open file,
 so a listening socket goes on listening, a lock stays held, and a pipe has no end while either holds it, or the message.
-The socket lies in the state directory, which only its user may enter; who connects must be the same user. What is not such a
-message is taken for the end of the connection.
+The socket lies in the state directory, which only its user may enter; the peer must be the same user. Anything
+that is no such message counts as the end of the connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class ChannelClosedError(Exception):
-    """The other side is gone, has nothing more to say, or said what is no message."""
+    """The other side is gone, has closed the connection, or sent something that is no message."""
 
 
 class Message(NamedTuple):
@@ -96,7 +96,7 @@ class FdChannel:
 
 
 def _content(data: bytes, flags: int, has_room: bool) -> Json:
-    """Raises ChannelClosedError for what is no message."""
+    """The JSON object of a message. Raises ChannelClosedError for anything else."""
     if not data:
         raise ChannelClosedError("end of messages")
     if flags & socket.MSG_TRUNC or flags & socket.MSG_CTRUNC or not has_room:
@@ -111,7 +111,7 @@ def _content(data: bytes, flags: int, has_room: bool) -> Json:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """A connection to who listens there; None when nobody does."""
+    """A connection to the daemon that listens there; None when none does."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with _short(path) as address:
@@ -123,7 +123,7 @@ def connect(path: Path) -> socket.socket | None:
 
 
 def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
-    """Does somebody listen there, still after `within_s`? Who is being killed lets go of one file after another. Blocks."""
+    """Does a daemon still listen there after `within_s`? A process that is being killed closes one file after another. Blocks."""
     connection = connect(path)
     if connection is None:
         return False
@@ -198,7 +198,7 @@ class FdListener:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """The same place by a name that fits into a socket's address, which takes 107 bytes."""
+    """The same path by a name that fits into a socket's address, which takes 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -48,7 +48,7 @@ def create(path: Path, text: str) -> None:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replace what the file says. Its mode stays; where it is a link, the file that it leads to is replaced. Raises OSError."""
+    """Replace the file's text. Its mode stays; where it is a link, the file that it leads to is replaced. Raises OSError."""
     real = path.resolve()
     with replacing(real, 0o600) as fresh:
         fresh.write_bytes(text.encode())

@@ -1,9 +1,9 @@
 """A loading worker's use, derived from the fall of its device's free memory.
 
 For drivers whose process list doesn't show our workers: another pid namespace, an empty list, no figures. The last free
-memory before a worker appeared is its baseline. What is missing since is its use, up to the first reading at which it no
-longer loads. If another of our workers comes or goes meanwhile, its use is unknown. What others take or free meanwhile is
-counted as the worker's: nothing tells them apart.
+memory before a worker appeared is its baseline. The fall since then is its use, up to the first reading at which it no
+longer loads. If another of our workers comes or goes meanwhile, its use is unknown. Memory that other programs take or free
+meanwhile counts as the worker's: nothing distinguishes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FreeDelta:
         self._baseline = 0
 
     def update(self, free_mib: int, holders: Mapping[WorkerKey, bool]) -> dict[WorkerKey, int | None]:
-        """Take a reading in; the use of each holder, or None. `holders`: every worker on the device, and whether it loads."""
+        """Take a reading into account, and return the use of each holder, or None. `holders`: every worker on the device, and whether it loads."""
         arrived = [key for key in holders if key not in self._used]
         left = [key for key in self._used if key not in holders]
         for key in left:

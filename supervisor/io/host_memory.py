@@ -5,7 +5,7 @@ pages of model files: the kernel could drop them and read them again, but a mode
 The kernel still calls these pages available, so they are subtracted there. Swapped-out pages don't count.
 
     free    = min(available - mapped file pages of our workers, budget - use of our workers), within 0 .. budget
-    outside = budget - use of our workers - free: what others have taken out of the budget
+    outside = budget - use of our workers - free: memory that others have taken out of the budget
 
 so budget = use + free + outside. Others may fill the rest of the machine without being seen here. `available` is the
 kernel's MemAvailable, or less where a control group (version 1 or 2) limits us: in a container /proc/meminfo describes the
@@ -37,7 +37,7 @@ BUDGET_SHARE = 0.8
 """The default budget, of the machine's (or the control group's) memory."""
 
 MEASURING_SHARE = 0.05
-"""Of one core, for one process at most: a full measurement takes about 10 ms a GiB."""
+"""The share of one core for measuring one process, at most: a full measurement takes about 10 ms per GiB."""
 
 _UNLIMITED = 1 << 60  # version 1 says "no limit" with a number just below 2**63
 
@@ -50,12 +50,12 @@ class MemoryGroup:
     version: int
 
     def limit(self) -> int | None:
-        """Its own limit; None: no limit, or unreadable."""
+        """The group's own limit in bytes; None: no limit, or unreadable."""
         text = _text(self.folder / ("memory.max" if self.version == 2 else "memory.limit_in_bytes"))
         return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
     def available(self) -> int | None:
-        """What can still be taken; page cache counts, as in MemAvailable. None: no limit."""
+        """The bytes that can still be taken; page cache counts, as in MemAvailable. None: no limit."""
         limit = self.limit()
         usage = _text(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
         if limit is None or not usage.isdigit():
@@ -102,7 +102,7 @@ class _Looked:
 
 
 class HostMemory:
-    """A MemoryReader for host memory. `budget_mib` is cut to what the machine has; one that isn't cut has no margin by default."""
+    """A MemoryReader for host memory. `budget_mib` is at most the machine's memory; a smaller one has no margin by default."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class HostMemory:
         )
 
     def uses(self, trees: Mapping[WorkerKey, frozenset[int]]) -> dict[WorkerKey, Resident]:
-        """What the processes of each worker take."""
+        """The memory of each worker's processes."""
         found = {key: sum(map(self._look, tree), Resident()) for key, tree in trees.items()}
         self._looked = {pid: self._looked[pid] for tree in trees.values() for pid in tree if pid in self._looked}
         return found
@@ -165,7 +165,7 @@ class HostMemory:
         return found
 
     def available_bytes(self) -> int:
-        """What can still be taken. Raises OSError where the kernel doesn't tell."""
+        """The bytes that can still be taken. Raises OSError where the kernel doesn't show them."""
         limits = [left for group in self._groups if (left := group.available()) is not None]
         return min([self._kernel("MemAvailable"), *limits])
 

@@ -1,9 +1,9 @@
-"""What a model hub has: the files of a repository at one commit, with their sizes and hashes.
+"""Listings of a model hub: the files of a repository at one commit, with their sizes and hashes.
 
 The hub's client knows the endpoint and the person's token (HF_ENDPOINT, HF_TOKEN, HF_HOME). A repository is listed once,
 and all files are of the commit that it had then. io/hub_download.py gets them.
 
-A hub may be anybody's. What it sends is read up to a limit, and its names lead nowhere but into the model's folder.
+A hub may be anybody's. Its answers are read up to a limit, and its names lead nowhere but into the model's folder.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 LISTING_BYTES: Final = 32 << 20
-"""Of all pages of a listing together, each at least `PAGE_BYTES`: some 100 000 files."""
+"""The limit for all pages of a listing together, each counted as at least `PAGE_BYTES`: some 100 000 files."""
 PAGE_BYTES: Final = 64 * 1024
 DESCRIPTION_BYTES: Final = 16 << 20
-"""Of a file that is read here."""
+"""The limit for a file that is read here."""
 OWN: Final = ".llmux-pull"
-"""So begin the names of what llmux keeps in a folder beside its files."""
+"""The names of llmux's own files in a model's folder begin with this."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 REFUSED: Final = (401, 403)
@@ -64,7 +64,7 @@ class Listing:
     kind: Literal["model", "kernel"] = "model"
 
     def url(self, file: File) -> str:
-        """Its address at the hub."""
+        """The file's address at the hub."""
         return str(client().hf_hub_url(self.repo, file.name, revision=self.commit, repo_type=self.kind))
 
     def origin(self, file: File) -> Origin:
@@ -94,7 +94,7 @@ def answer(
 
 
 def asked(path: str, repo: str, revision: str, **params: str) -> Iterator[Any]:
-    """What the hub's API says: one JSON value a page. Blocks. Raises HubError."""
+    """The answers of the hub's API: one JSON value for each page. Blocks. Raises HubError."""
     endpoint = client().constants.ENDPOINT
     url, left = f"{endpoint}/api/{path}", LISTING_BYTES
     try:
@@ -137,7 +137,7 @@ def head(listing: Listing, file: File, size: int) -> bytes:
 
 
 def look(source: Source) -> Listing:
-    """List what the source names. Blocks. Raises HubError."""
+    """List the files that the source names. Blocks. Raises HubError."""
     repo, found = source.repo, dict[str, File]()
     info = next(asked(f"models/{repo}/revision/{quote(source.revision, safe='')}", repo, source.revision, blobs="true"))
     try:
@@ -152,7 +152,7 @@ def look(source: Source) -> Listing:
 
 
 def commit_of(repo: str, commit: object) -> str:
-    """A commit that the hub names. Raises HubError for what is none, which could lead out of a folder."""
+    """A commit that the hub names. Raises HubError for a name that is none, and could lead out of a folder."""
     if isinstance(commit, str) and _COMMIT.fullmatch(commit):
         return commit
     raise HubError(f"{repo}: the hub doesn't tell its commit; is it a model hub?")

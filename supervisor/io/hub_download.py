@@ -1,11 +1,11 @@
 """Fetches the files of a hub's listing into a folder.
 
-There are two downloaders. Ours (io/download.py) resumes. The hub's own fetches what is stored as Xet, and files above 50 GB,
-which plain requests don't get; it keeps nothing of a file that was interrupted. Either way a file takes its place only when
-its size and hash are what the hub says. Beside the files and their parts there are:
+There are two downloaders. Ours (io/download.py) resumes. The hub's own fetches files stored as Xet, and files above 50 GB,
+which plain requests don't get; it keeps nothing of an interrupted file. Either way a file takes its place only when its size
+and hash are those that the hub lists. Beside the files and their parts there are:
 
-    <folder>/.llmux-pull.hub/<hash>/    where the hub's own downloader works
-    <folder>/.llmux-pull.json           what was hashed when, so that nothing is hashed twice
+    <folder>/.llmux-pull.hub/<hash>/    the work folder of the hub's own downloader
+    <folder>/.llmux-pull.json           the hashes and their times, so that no file is hashed twice
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASIDE: Final = f"{OWN}.hub"
 AT_ONCE: Final = 4
 HEEDS_CTRL_C_S: Final = 0.5
 BESIDE_BYTES: Final = 16 << 20
-"""Of its own logs and records, the hub's own downloader may write more than the file has."""
+"""The hub's own downloader may write so much more than the file has: its logs and records."""
 
 _T = TypeVar("_T")
 
@@ -54,12 +54,12 @@ def forget(folder: Path, names: Sequence[str]) -> None:
 
 
 def takes_hubs_own(size: int, *, xet: bool, begun: bool, largest_plain: int) -> bool:
-    """Does the hub's own downloader fetch this file? Ours finishes what it has begun and can finish."""
+    """Does the hub's own downloader fetch this file? Ours finishes a file that it has begun and can finish."""
     return size > largest_plain or (xet and not begun)
 
 
 class Copy:
-    """The local copy of a listing: what is there, and how the rest is fetched."""
+    """The local copy of a listing: the files that are there, and how the rest is fetched."""
 
     def __init__(self, listing: Listing, folder: Path) -> None:
         self.listing = listing
@@ -85,14 +85,14 @@ class Copy:
         return 0
 
     def clear(self) -> None:
-        """Remove what the hub's own downloader left when it was killed: it can't use that."""
+        """Remove the files that the hub's own downloader left when it was killed: it can't use them again."""
         if (self.folder / ASIDE).exists():
             with contextlib.suppress(OSError), (self.folder / LOCK).open("wb") as file:
                 if lock(file):  # else another pull is at it
                     shutil.rmtree(self.folder / ASIDE)
 
     def fetch(self, files: Sequence[File], tell: Tell) -> None:
-        """Get these files, reporting each. Blocks. Raises HubError or OSError; what has come stays."""
+        """Fetch these files, reporting each. Blocks. Raises HubError or OSError; complete files and parts stay."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stop = threading.Event()
         waiting = functools.partial(tell, f"{self.folder}: waiting for another pull to finish")
@@ -243,6 +243,6 @@ def _each(threads: ThreadPoolExecutor, function: Callable[[File], _T], files: Se
 
 
 def _mark(path: Path, file: File) -> list[object]:
-    """What identifies a file that was hashed."""
+    """The identity of a file that was hashed."""
     stat = path.stat()
     return [file.digest, stat.st_size, stat.st_mtime_ns]

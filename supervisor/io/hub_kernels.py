@@ -53,7 +53,7 @@ def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
 
 
 def _commit(kernel: Kernel) -> str:
-    """As the package finds it: a version is a branch, never a tag."""
+    """The commit that the package would use: a version is a branch, never a tag."""
     refs = next(hub.asked(f"kernels/{kernel.repo}/refs", kernel.repo, kernel.branch))
     try:
         commits = {branch["name"]: branch["targetCommit"] for branch in refs["branches"]}

@@ -42,7 +42,7 @@ PACKAGES: Final = {
     "libssl.so.3": "Debian, Ubuntu: apt install libssl3",
     "libcrypto.so.3": "Debian, Ubuntu: apt install libssl3",
 }
-"""Which package has a library."""
+"""The package of each library, for a person."""
 FULL: Final = ("No space left on device", "Disk quota exceeded")
 FOREIGN: Final = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "UV_TORCH_BACKEND", "UV_SYSTEM_PYTHON")
 
@@ -73,7 +73,7 @@ def fill(
     progress: Progress,
     package: Package | None = None,
 ) -> None:
-    """Make a new environment there. Raises InstallError, and leaves what it has made."""
+    """Make a new environment there. Raises InstallError, and leaves the files that it has made."""
     if device is not None and device not in recipe.devices:
         there = ", ".join(recipe.devices)
         raise InstallError(f"{recipe.name} has no packages for {device}; choose another --accelerator: {there}.")
@@ -127,13 +127,13 @@ def fill(
 
 
 def libraries(path: Path) -> dict[str, object]:
-    """Where the libraries of an environment's archive lie, for its record."""
+    """The folders of the libraries from an environment's archive, for its record."""
     folders = [path / UNPACKED, *sorted({file.parent for file in site_packages(path).glob("nvidia/**/lib*.so.*")})]
     return {"library_path": [str(folder) for folder in folders]}
 
 
 def _unpack(path: Path, recipe: Recipe, package: Package, add: Callable[[Path], None], progress: Progress) -> None:
-    """Its program, and the libraries of its kind: from the package index, else from the release."""
+    """Unpack the archive's program, with the libraries of its kind from the package index, else from the release."""
     assert recipe.archives is not None
     folder = path / UNPACKED
     try:
@@ -159,7 +159,7 @@ def _unpack(path: Path, recipe: Recipe, package: Package, add: Callable[[Path], 
 
 
 def _lacking(path: Path, folder: Path) -> Iterator[str]:
-    """What the unpacked files need, and neither they, nor the environment, nor the system has."""
+    """The libraries that the unpacked files need, and that neither they, nor the environment, nor the system has."""
     wanted = needs(file for file in folder.rglob("*") if file.is_file())
     there = {file.name for root in (folder, site_packages(path)) for file in root.rglob("*.so*")}
     if (have := glibc()) is None or have < wanted.glibc:
@@ -328,7 +328,7 @@ def _pip_links() -> list[str]:
 
 
 def _torch(version: str, device: Device, links: Sequence[str], python: tuple[int, int]) -> list[str]:
-    """What to install for torch's build of this device."""
+    """The requirements for torch's build of this device."""
     named = torch_backend(device)
     if named is None and (local := local_torch(version, device, links, python)) is not None:
         folders = [word for link in links for word in ("--find-links", link)]

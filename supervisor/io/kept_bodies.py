@@ -15,9 +15,9 @@ from typing import Final
 from supervisor.io import files
 
 MOST: Final = 100
-"""Of one model; the oldest go."""
+"""The most bytes of one model; the oldest bodies go first."""
 MOST_BYTES: Final = 256 * 1024 * 1024
-"""Of all together; the oldest go."""
+"""The most bytes of all models together; the oldest bodies go first."""
 _NAME: Final = re.compile(r"(\d{13})-([0-9a-f]+-\d+)\.json")
 
 
@@ -51,14 +51,14 @@ class KeptBodies:
             total -= sizes[path]
 
     def find(self, number: str) -> str | None:
-        """What was kept of the request with this number; None: nothing. Raises OSError."""
+        """The kept bodies of the request with this number; None: none were kept. Raises OSError."""
         if not re.fullmatch(r"[0-9a-f]+-\d+", number):
             return None
         found = next(self._folder.glob(f"*/*-{number}.json"), None)
         return None if found is None else found.read_text(encoding="utf-8")
 
     def delete_others(self) -> None:
-        """Delete what was kept of models whose bodies may not be here."""
+        """Delete the bodies of all other models, which may not be kept."""
         with self._turn, contextlib.suppress(FileNotFoundError):
             mine = {self._of(model) for model in self.models}
             for folder in self._folder.iterdir():

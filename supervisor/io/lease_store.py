@@ -1,4 +1,4 @@
-"""Leases of device memory in Redis: what several coordinators on the same devices agree on.
+"""Leases of device memory in Redis, by which several coordinators share the same devices.
 
 The documentation of leases has the protocol.
 
@@ -7,7 +7,7 @@ of Redis' own clock. Everything is done by two scripts, so that nothing happens 
 a machine matters. Devices are taken in the order of their names, all or none.
 
 A Redis that was restarted may have forgotten everything. It knows since when it remembers (`llmux:leases`), and gives no new
-leases for the first ten seconds: time for everybody to tell it what they have.
+leases for the first ten seconds: time for all holders to renew theirs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StoreUnreachableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a holder leases of a device, and how much all may lease there."""
+    """A holder's part of a device, and how much all holders together may lease there."""
 
     mib: int
     most_mib: int
@@ -108,7 +108,7 @@ class LeaseStore:
     """
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError for what can't be used at all."""
+        """Raises ConfigError for an address that can't be used at all."""
         try:
             from redis.asyncio import Redis  # noqa: PLC0415  # an extra, and 0.1 s that only daemons with a store pay
             from redis.exceptions import RedisError  # noqa: PLC0415
@@ -126,9 +126,9 @@ class LeaseStore:
     async def take(
         self, holder: str, shares: Mapping[str, Share], ttl_s: float, *, has_it: bool = False
     ) -> Refusal | None:
-        """Lease all of the devices, or renew them. None; or why not, and nothing has changed.
+        """Lease all of the devices, or renew the leases. Returns None; or the reason why not, and nothing has changed.
 
-        `has_it`: the holder has its memory already, whatever the store remembers.
+        `has_it`: the holder has the memory already, whether the store remembers it or not.
         """
         devices = sorted(shares)
         amounts = [amount for device in devices for amount in (shares[device].mib, shares[device].most_mib)]
@@ -140,7 +140,7 @@ class LeaseStore:
         return None if full == 0 else Refusal(None if full < 0 else devices[full - 1])
 
     async def look(self, devices: Sequence[str]) -> tuple[bool, dict[str, dict[str, int]]]:
-        """Can new leases be had yet, and who holds how many MiB of each device?"""
+        """Does the store give new leases yet, and how many MiB of each device has each holder?"""
         try:
             left_ms, *seen = await self._look(keys=[BEGUN, *_keys(devices)], args=[])
         except self._trouble as error:
@@ -153,7 +153,7 @@ class LeaseStore:
         }
 
     async def release(self, holder: str, devices: Sequence[str]) -> None:
-        """Give back what it has of these devices."""
+        """Give back the holder's leases of these devices."""
         try:
             for key in _keys(devices):
                 await self._redis.hdel(key, holder)

@@ -1,8 +1,8 @@
-"""What a worker runs outside its own processes, such as a container: killing its tree doesn't end that.
+"""Containers, and whatever else a worker runs outside its own processes: killing the worker's tree doesn't end them.
 
-A program does, and before the start it is noted in a file. So it is run however the worker ends: by the daemon once the tree
-is gone, by the shim where the daemon is dead, and by the next daemon where the shim was killed, too. Its exit status means
-nothing: there may be nothing left to end.
+A stop program ends them. It is noted in a file before the worker starts, so it is run however the worker ends: by the daemon
+once the tree is gone, by the shim where the daemon is dead, and by the next daemon where the shim was killed, too. Its exit
+status means nothing: there may be nothing left to end.
 """
 
 from __future__ import annotations

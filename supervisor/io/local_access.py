@@ -1,11 +1,11 @@
-"""Where the daemons of this user answer on this machine, and a key for each that only this user can read.
+"""The addresses of this user's daemons on this machine, and a key for each that only this user can read.
 
 A daemon offers its addresses and a fresh key in a file named by its process id; the commands of the same user on the same
-machine find it there. So making the first key locks nobody out who could change the configuration anyway. The daemon keeps
+machine find it there. So making the first key doesn't lock out a user who could change the configuration anyway. The daemon keeps
 the key in memory alone: a file that a killed daemon left behind opens nothing.
 
 Containers may share the folder, and not the process ids and addresses: 127.0.0.1:8081 of another one is another program's.
-So the file's name also has the namespaces of the daemon, and only who is in the same ones finds it.
+So the file's name also has the namespaces of the daemon, and only a command in the same ones finds it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalAccess:
 
 
 def folder() -> Path:
-    """$XDG_RUNTIME_DIR/llmux, or what stands for it where nobody has logged in, as in a container."""
+    """$XDG_RUNTIME_DIR/llmux, or a substitute for it where nobody has logged in, as in a container."""
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     runtime = Path(given) if given.startswith("/") else Path(f"/run/user/{os.getuid()}")
     if runtime.is_dir():
@@ -64,7 +64,7 @@ def offered(url: str, hosts: Sequence[str], port: int) -> Iterator[LocalAccess]:
 
 
 def offer_again(access: LocalAccess) -> None:
-    """Where it is gone: at the end of a user's last login its folder is emptied, and the daemon may outlive that.
+    """Write the file again if it is gone: the end of a user's last login empties its folder, and the daemon may outlive that.
 
     Raises OSError.
     """

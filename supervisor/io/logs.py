@@ -1,7 +1,7 @@
-"""Workers' logs: their last lines, what is new in them, and the class of a crash.
+"""Workers' logs: their last lines, new lines as they come, and the class of a crash.
 
-One ordered table decides the class. What says most about the cause comes first: running out of memory is usually followed
-by messages of other classes ("failed to load model"), never the other way round. The first line that matches is quoted,
+One ordered table decides the class. The pattern that says most about the cause comes first: running out of memory is
+usually followed by messages of other classes ("failed to load model"), never the other way round. The first line that matches is quoted,
 because programs report the cause before its consequences. Quotes are for operators: they can hold somebody's prompt.
 """
 
@@ -175,7 +175,7 @@ def cleaned(text: str) -> list[str]:
 
 
 def _checksum(file: BinaryIO, offset: int) -> int:
-    """Of the bytes before this one."""
+    """The checksum of the bytes before this position."""
     start = max(0, offset - _CHECKED_BYTES)
     return zlib.crc32(os.pread(file.fileno(), offset - start, start))
 
@@ -184,7 +184,7 @@ class LogFollower:
     """Reads a log while it is written. Blocks on the file; one reader at a time.
 
     A start begins the file anew and keeps the last one as `LOG.1`, and a log over its limit is truncated. The file's identity
-    and size show both: what was added to the last one is read there, then reading goes on at the beginning.
+    and size show both: the rest of the last file is read there, then reading goes on at the beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -196,7 +196,7 @@ class LogFollower:
         self._partial = b""
 
     def begin(self, lines: int) -> list[str]:
-        """At most the last `lines` whole lines so far; `read` goes on after them."""
+        """The last `lines` whole lines so far, or fewer; `read` goes on after them."""
         try:
             found = self._path.stat()
         except OSError:
@@ -208,7 +208,7 @@ class LogFollower:
 
     @property
     def position(self) -> str:
-        """Where the next line begins, for the `resume` of another follower."""
+        """The position of the next line, for the `resume` of another follower."""
         return f"{self._identity or 0}-{self._offset - len(self._partial)}-{self._check}"
 
     def resume(self, position: str) -> list[str]:
@@ -242,7 +242,7 @@ class LogFollower:
         self._identity, self._offset, self._check, self._partial = identity, 0, 0, b""
 
     def _end_of_last(self) -> list[str]:
-        """What was added to the log that was read until now; another has taken its place."""
+        """The rest of the log that was read until now; another has taken its place."""
         if self._identity is None:
             return []
         try:
@@ -271,10 +271,10 @@ class LogFollower:
 
 
 def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False) -> Crash:
-    """Why a worker ended that nobody stopped.
+    """The class of the crash of a worker that nobody stopped.
 
     `code` is its exit code, negative for a signal, None when unknown; `lines` the end of its log (`TELLING_LINES` are
-    worth having); `oom_killed` what the kernel's counters say. The crash keeps the last 20 lines.
+    worth having); `oom_killed` whether the kernel's counters show it. The crash keeps the last 20 lines.
     """
     kept = tuple(lines[-_KEPT_LINES:])
     ended = _how(code)

@@ -1,7 +1,7 @@
 """Gets media for prompts: from one address of the network that was checked before, and from files below one folder.
 
-A connection goes to exactly the address it is given, whatever the name would resolve to by then; the name is what its
-certificate must be valid for. `media_wire` does that; only a daemon that fetches imports it.
+A connection goes to exactly the address it is given, even if the name would resolve to another by then; its certificate must
+be valid for the name. `media_wire` does that; only a daemon that fetches imports it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class MediaFile:
 class _Opened:
     """A descriptor, closed with the last reference: a thread may still read when nobody waits for it any more.
 
-    Opening and reading block. What is checked is what is read: the place of an open descriptor doesn't change with a link.
+    Opening and reading block. The checked file is the file that is read: an open descriptor follows no changed link.
     """
 
     fd = -1
@@ -177,13 +177,13 @@ async def _asked(
 
 
 def _field(response: httpcore.Response, name: bytes) -> str | None:
-    """Several of a name are one, with commas, and so none that is taken."""
+    """The header field; several of one name are joined by commas, so that no check accepts them."""
     found = [value for each, value in response.headers if each.lower() == name]
     return b", ".join(found).decode("latin-1") if found else None
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
-    """Blocks, also for what is imported with it for later. Raises OSError."""
+    """The TLS settings. Blocks, also on the import of `media_wire`, so that it is there later. Raises OSError."""
     import supervisor.io.media_wire  # noqa: F401, PLC0415
 
     try:
@@ -207,7 +207,7 @@ async def _pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def _trouble(error: Exception) -> OSError:
-    """In words that say nothing about this machine's network."""
+    """The error in words that reveal nothing about this machine's network."""
     from supervisor.io import media_wire  # noqa: PLC0415
 
     for cause in causes(error):

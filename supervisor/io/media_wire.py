@@ -1,8 +1,8 @@
 """One GET over TLS for `media`, by httpcore, which keeps no cookies, follows no redirects, reads no proxies from the
 environment and unpacks nothing. Importing this takes 0.1 s.
 
-A server may send informational answers without end before its own, a few bytes each; the parser takes all that one read has
-brought in one turn of the loop. Until there is a head, reads are therefore small, and all of them together are bounded.
+A server may send informational answers without end before its own, a few bytes each; the parser handles the bytes of one read
+in one turn of the loop. Until there is a head, reads are therefore small, and all of them together are bounded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ HEAD_LIMIT: Final = 16 * 1024
 _HEAD_PIECE: Final = 2048  # a millisecond's work for the parser, at the most
 
 TROUBLE: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
-"""What a connection may raise, also while the body is read."""
+"""The errors that a connection may raise, also while the body is read."""
 UNREACHED: Final = (httpcore.ConnectError, httpcore.ConnectTimeout)
 
 
 def pool(tls: ssl.SSLContext) -> httpcore.AsyncConnectionPool:
-    """For one request to one of several addresses. Close it."""
+    """A pool for one request to one of several addresses. The caller closes it."""
     return httpcore.AsyncConnectionPool(ssl_context=tls, network_backend=_Backend())
 
 

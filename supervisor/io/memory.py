@@ -1,4 +1,4 @@
-"""Device memory: what is free and who uses it, measured off the event loop.
+"""Device memory: the free amount and each worker's use, measured off the event loop.
 
 A `MemoryReader` knows one kind of device and blocks. A `ThreadedSampler` runs its readings in threads, one at a time, and
 gives the last values, marked stale, when a reading is late. Memory is whole MiB: free is rounded down, use is rounded up.
@@ -42,7 +42,7 @@ def mib_up(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device. `total_mib` is what is free when nothing runs (host: the budget)."""
+    """A device. `total_mib` is its free memory when nothing runs (host: the budget)."""
 
     id: DeviceId
     kind: DeviceKind
@@ -62,7 +62,7 @@ class DeviceInfo:
 
     @property
     def label(self) -> str:
-        """For people: `RTX 4080 (gpu0)`, `processor and RAM (host)`."""
+        """The name for people: `RTX 4080 (gpu0)`, `processor and RAM (host)`."""
         return f"{re.sub(r'^(NVIDIA|AMD) (GeForce )?', '', self.name)} ({self.id})"
 
     @property
@@ -98,7 +98,7 @@ Holders = Mapping[WorkerKey, HolderPids]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a reader measured of its devices and of the workers on them."""
+    """A reader's measurements of its devices and of the workers on them."""
 
     devices: tuple[DeviceSample, ...]
     workers: tuple[WorkerSample, ...]
@@ -148,7 +148,7 @@ class Driver(Protocol):
 
 
 class MemorySampler(Protocol):
-    """What the engine polls: each of `parts` by itself, since one may hang and make the others wait."""
+    """The sampler that the engine polls: it reads each of `parts` by itself, since one may hang and make the others wait."""
 
     @property
     def parts(self) -> Sequence[MemorySampler]: ...
@@ -156,7 +156,7 @@ class MemorySampler(Protocol):
     def devices(self) -> tuple[DeviceInfo, ...]: ...
 
     def busy(self) -> Mapping[DeviceId, float]:
-        """The share of time, 0 to 1, that devices computed before they were last read; of those whose driver says it."""
+        """The share of time, 0 to 1, that devices computed before they were last read, for drivers that show it."""
         ...
 
     async def sample(self, holders: Holders) -> MemorySampled:
@@ -274,7 +274,7 @@ class CompositeSampler:
 
 
 def _checked(reading: Reading) -> Reading:
-    """What the core can reckon with. Raises ValueError for anything else."""
+    """The reading, if the core can reckon with its values. Raises ValueError for others."""
     figures = (*(device.free_mib for device in reading.devices), *(worker.used_mib for worker in reading.workers))
     for figure in figures:
         if figure is not None and (type(figure) is not int or figure < 0):

@@ -1,4 +1,4 @@
-"""Tells systemd the daemon's state, by sd_notify(3), and takes what it gave, by sd_listen_fds(3)."""
+"""Tells systemd the daemon's state, by sd_notify(3), and takes the sockets that systemd passes, by sd_listen_fds(3)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def feed_watchdog() -> None:
 def given() -> tuple[socket.socket, ...]:
     """Take the sockets that systemd bound for us (socket activation), once; none where it didn't.
 
-    Raises ValueError for what can't be served: a socket that isn't TCP. A unix socket would be reached through another
+    Raises ValueError for a socket that can't be served, because it isn't TCP. A unix socket would be reached through another
     program, so its own address says nothing about who can reach it.
     """
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")

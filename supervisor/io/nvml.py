@@ -1,9 +1,9 @@
-"""NVIDIA GPUs through NVML: free memory and, where the driver can tell, what each process takes and how busy a GPU is.
+"""NVIDIA GPUs through NVML: free memory and, where the driver shows it, each process's use and how busy a GPU is.
 
 NVML only asks the driver: no CUDA context is created, which would cost hundreds of MiB on every GPU. Decisions rest on
 `free`, which means the same in every NVML version, unlike `used`. The process list is believed only where it shows our own
 processes, or at least processes that exist here: in a container it may be empty or hold the host's pids. Otherwise a
-worker's use is the fall of free memory (`free_delta`), and what others take is unknown. A GPU that can't be read keeps its
+worker's use is the fall of free memory (`free_delta`), and the use of other programs is unknown. A GPU that can't be read keeps its
 last values, marked stale, while NVML is initialised again with backoff.
 
 On machines where the GPU computes in main memory (GB10 in DGX Spark, Jetson) NVML has no memory figures: "Not Supported".
@@ -104,7 +104,7 @@ class NvmlSession:
             raise DriverUnavailableError(str(error)) from error
 
     def cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA whose programs the driver runs; None where it doesn't say."""
+        """The newest CUDA whose programs the driver runs; None where it doesn't name one."""
         try:
             version = int(self.nvml.nvmlSystemGetCudaDriverVersion())  # 12040: 12.4
         except self.nvml.NVMLError:
@@ -151,14 +151,14 @@ class NvmlSession:
         return int(major), int(minor)
 
     def _pci(self, handle: object) -> str | None:
-        """As the kernel writes it: NVML has a longer domain."""
+        """The PCI address as the kernel writes it: NVML has a longer domain."""
         try:
             return _text(self.nvml.nvmlDeviceGetPciInfo(handle).busId).rstrip("\0").lower()[-len("0000:01:00.0") :]
         except self.nvml.NVMLError:
             return None
 
     def _total_mib(self, handle: object) -> int | None:
-        """What is free when nothing runs: version 2 knows what the driver keeps for itself, version 1 doesn't.
+        """The free memory when nothing runs: version 2 knows the driver's own share, version 1 doesn't.
 
         None where the GPU has no memory of its own.
         """
@@ -270,7 +270,7 @@ class NvmlReader:
         return delta
 
     def _processes(self, handle: object) -> Listed | None:
-        """None where the driver gives no list. A process that both computes and draws is in both lists."""
+        """The GPU's processes; None where the driver gives no list. A process that both computes and draws is in both lists."""
         try:
             compute = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError:

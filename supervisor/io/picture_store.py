@@ -47,7 +47,7 @@ class PictureStore:
         return self._folder is not None and self.most_bytes > 0
 
     def open(self, folder: Path) -> None:
-        """Go on with what is below `folder`. One that can't be used is logged, and nothing is kept."""
+        """Go on with the pictures below `folder`. A folder that can't be used is logged, and nothing is kept."""
         folder /= _FOLDER
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class PictureStore:
         return Kept(path, left_s) if left_s > 0 else None
 
     def expire(self) -> None:
-        """Remove what has been kept long enough."""
+        """Remove pictures that have been kept long enough."""
         with self._lock:
             self._make_room(0)
 

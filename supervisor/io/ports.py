@@ -35,7 +35,7 @@ _ADDRESS_BYTES = {socket.AF_INET: 4, socket.AF_INET6: 16}
 
 
 class Ownership(StrEnum):
-    """Who listens on a port, seen from one process tree. The values are for people."""
+    """The owner of a port, seen from one process tree. The values are for people."""
 
     NOBODY = "nobody listens on it"
     OURS = "only the worker listens on it"
@@ -147,7 +147,7 @@ def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool
 
 
 def who_listens(port: int) -> str | None:
-    """Which program has this port, for a message to a person: `pid 12 (nginx)`; None when that can't be told."""
+    """The program that has this port, for a message to a person: `pid 12 (nginx)`; None when it is unknown."""
     import psutil  # noqa: PLC0415  # only where something went wrong
 
     with contextlib.suppress(psutil.Error):

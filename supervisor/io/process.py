@@ -3,7 +3,7 @@
 Each worker runs below a shim (see shim.py), which takes commands on stdin and reports on stdout. `WorkerProcess.wait()`
 resolves only when the last process of the tree is dead: the shim says so once the kernel says that it has no children. If
 the shim itself is killed, the worker's leader dies by its parent-death signal, and the rest falls to the daemon
-(`become_subreaper`). A hunt kills it: what carries the worker's mark, and every child that the daemon did not start itself.
+(`become_subreaper`). A hunt kills them: all processes that carry the worker's mark, and every child that the daemon did not start itself.
 
 Everything here runs in the event loop's thread.
 """
@@ -46,7 +46,7 @@ HOST_TROUBLE: Final = OUR_OWN_TROUBLE | {
     errno.ESTALE,
     errno.ETXTBSY,  # the program is being written
 }
-"""Errors that say something about this machine, and nothing about what was to be started."""
+"""Errors that are the fault of this machine, and not of the program that was to be started."""
 
 
 class SpawnError(LlmuxError):
@@ -170,7 +170,7 @@ class WorkerProcess:
     # -------------------------------------------------------------------------------------------------------- controls
 
     async def wait(self) -> ProcessExit:
-        """Until the last process of the tree is gone. Cancelling it changes nothing."""
+        """Wait until the last process of the tree is gone. Cancelling the wait changes nothing."""
         return await asyncio.shield(self._exit)
 
     def terminate(self) -> None:
@@ -224,12 +224,12 @@ class WorkerProcess:
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """The shim's stdin and stdout and a pidfd of it: what a successor needs."""
+        """The shim's stdin and stdout and a pidfd of it, for a successor."""
         return self._stdin.fileno(), self._stdout.fileno(), self._pidfd
 
     @property
     def heard(self) -> bytes:
-        """The begin of a report whose rest has not come."""
+        """The beginning of a report whose rest has not arrived yet."""
         return self._heard
 
     def listen(self) -> None:
@@ -238,7 +238,7 @@ class WorkerProcess:
         self._loop.add_reader(self._pidfd, self._shim_ended)
 
     async def keep(self, limit_s: float) -> None:
-        """For so long our death does not end the tree. Returns once that is so, or the shim has ended."""
+        """Let the tree outlive our death for so long. Returns once the shim has confirmed that, or has ended."""
         self._kept.clear()
         self.tell(b"keep %d\n" % limit_s)
         await self._kept.wait()
@@ -249,7 +249,7 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
 
     def let_go(self) -> None:
-        """It is the successor's from now on. A child of ours is collected when it ends."""
+        """Leave the worker to the successor. A shim that is our child is still collected when it ends."""
         self._stdin.close()
         self._stdout.close()
         self._loop.add_reader(self._pidfd, self._collect_child)
@@ -296,7 +296,7 @@ class WorkerProcess:
             self._note(line)
 
     def _note(self, line: bytes) -> None:
-        """A report. What is none is passed over: a worker can write into its shim's output, too."""
+        """Take note of a report. Other lines are ignored: a worker can write into its shim's output, too."""
         try:
             fact: object = json.loads(line[:_REPORT_BYTES])
         except (ValueError, RecursionError):
@@ -355,9 +355,9 @@ class WorkerProcess:
         self._finish()
 
     async def _adopted(self) -> list[Proc]:
-        """The living remnants of killed shims, whatever they did to their environment; not another worker's.
+        """The living remnants of killed shims, even with a changed environment, except those of another worker.
 
-        Where one hides whose it is, every hunt kills it.
+        A process that hides its worker is killed by every hunt.
         """
         table = await asyncio.to_thread(processes)
         # Here, in the loop's thread, every shim that the table can show is one of `_workers`.
@@ -378,7 +378,7 @@ class WorkerProcess:
 
 
 def _fault(step: str, code: int) -> CrashClass:
-    """Whose fault it is that the shim failed at this step. A working folder may come back, a wrong program stays wrong."""
+    """The kind of fault when the shim failed at this step. A working folder may come back, a wrong program stays wrong."""
     if step not in ("cwd", "exec") or code in HOST_TROUBLE:
         return CrashClass.HOST
     return CrashClass.BAD_ARGUMENTS if step == "exec" else CrashClass.UNKNOWN

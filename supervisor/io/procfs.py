@@ -82,12 +82,12 @@ class Proc:
 
     @property
     def dying(self) -> bool:
-        """Its first thread ends or has ended: its marks may be gone before its memory is."""
+        """Is its first thread ending, or has it ended? Its marks may be gone before its memory is."""
         return bool(self.flags & _PF_EXITING)
 
     @classmethod
     def read(cls, pid: int) -> Proc | None:
-        """None when there is no such process."""
+        """The process with this pid; None when there is none."""
         # The second field is the program's name in parentheses, which may contain any character.
         fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         if not fields:
@@ -104,7 +104,7 @@ def processes() -> list[Proc]:
 
 
 def environment(pid: int) -> frozenset[bytes]:
-    """Its variables, as `NAME=value`."""
+    """The process's environment variables, as `NAME=value`."""
     if text := read(f"/proc/{pid}/environ"):
         return frozenset(text.split(b"\0"))
     # A process whose first thread has ended shows its environment only under its other threads.
@@ -116,7 +116,7 @@ def environment(pid: int) -> frozenset[bytes]:
 
 
 def command(pid: int) -> str:
-    """Its command line, for people."""
+    """The process's command line, for people."""
     words = read(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
     return os.fsdecode(words or read(f"/proc/{pid}/comm").rstrip() or b"?")
 
@@ -183,7 +183,7 @@ class Resident:
 
     @property
     def alone_bytes(self) -> int:
-        """What they would take if nobody else shared their pages: exact for one process, else a lower bound."""
+        """The memory that they would take if no other process shared their pages: exact for one process, else a lower bound."""
         return max(self.total_bytes, self.largest_bytes)
 
     def __add__(self, other: Resident) -> Resident:
@@ -195,7 +195,7 @@ class Resident:
 
 
 def resident(pid: int) -> Resident:
-    """What one process takes; its RSS where the kernel hides its share. Nothing if it is gone."""
+    """The memory of one process; its RSS where the kernel hides its share. Zero if the process is gone."""
     found = _resident(f"/proc/{pid}")
     if found.total_bytes:
         return found
@@ -215,7 +215,7 @@ def _resident(folder: str) -> Resident:
 
 
 def resident_quickly(pid: int) -> Resident:
-    """Its RSS from the kernel's counters, in constant time; shared memory counts as file pages."""
+    """The process's RSS from the kernel's counters, in constant time; shared memory counts as file pages."""
     statm = read(f"/proc/{pid}/statm").split()
     if not statm:
         return Resident()

@@ -1,4 +1,4 @@
-"""How far a starting worker has come: what its processes have read and hold, and what its log says."""
+"""The progress of a starting worker, by the bytes that its processes have read and hold, and by its log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _DOTS: Final = re.compile(r"\.{2,}")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a start has come, in bytes: its log, what its tree has read, what its tree has in memory.
+    """The progress of a start, in bytes: the log's size, bytes read by the tree, bytes in the tree's memory.
 
-    `file_bytes` is what it has read in the way that it read most: by calls, or through mapped files.
+    `file_bytes` are those read by calls or through mapped files, whichever are more.
     """
 
     log_size: int = 0
@@ -54,7 +54,7 @@ def read_progress(roots: Iterable[int], log: Path) -> Progress:
 
 
 def stage_share(line: str) -> float | None:
-    """How much is done by a line of a log: "45%", or llama.cpp's dots, one for each percent. None: it says nothing."""
+    """The share that is done according to a line of a log: "45%", or llama.cpp's dots, one for each percent. None: unknown."""
     if _TELLS.search(line) and (found := _PERCENT.findall(line)):
         return min(1.0, int(found[-1]) / 100)
     if _DOTS.fullmatch(line):

@@ -1,12 +1,12 @@
-"""One daemon per state directory; at its start it kills what an earlier one left running.
+"""One daemon per state directory; at its start it kills the processes that an earlier one left running.
 
 The instance is the file `instance.lock` itself: its id is made of the file's device and inode, so a copied directory is
 another instance, and as long as a daemon holds the file locked no other file can have them.
 
 Workers are recognised by marks in their environment, which every descendant inherits. A program that overwrites its
 environment to change its title (vLLM's engine does) is still recognised by its output: its shim opened and locked the log
-file, and only a process that inherited this open file shows the lock. Whoever opens the log by its path doesn't. What is
-below a recognised process belongs to it; what belongs to a living daemon is left alone. Processes are signalled only through
+file, and only a process that inherited this open file shows the lock. A process that opens the log by its path doesn't. All
+processes below a recognised one belong to it; processes of a living daemon are left alone. Processes are signalled only through
 a pidfd, after their start time and mark were read again once it was open; so a reused pid can't get a signal meant for
 another.
 """
@@ -35,7 +35,7 @@ LOCK = "instance.lock"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What the processes of an instance, or of one of its workers, have in common."""
+    """The mark that the processes of an instance, or of one of its workers, have in common."""
 
     instance: str
     worker: str | None = None  # "model:generation"; None: every worker
@@ -90,7 +90,7 @@ def open_same(proc: Proc, mark: Mark | None) -> int | None:
 
 
 def below_daemon(pid: int) -> bool:
-    """Is it a living daemon (of another instance than ours), or below one?"""
+    """Is the process a living daemon of another instance, or below one?"""
     while pid != os.getpid() and (proc := Proc.read(pid)) is not None:
         if procfs.holds_lock(pid, lambda target: target.removesuffix(" (deleted)").endswith(f"/{LOCK}")):
             return True
@@ -210,7 +210,7 @@ class InstanceLock:
         return cls(instance_of(descriptor), os.fdopen(descriptor, "r+b", buffering=0))
 
     def sign(self) -> None:
-        """Note who holds it. In place, because a rename would lose the lock."""
+        """Note the holder in the lock file. In place, because a rename would lose the lock."""
         os.pwrite(self.file.fileno(), f"{self.instance} {os.getpid()}".ljust(64).encode() + b"\n", 0)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""What goes into a runtime's environment, read from the locks in the runtime's folder.
+"""The packages of a runtime's environment, read from the locks in the runtime's folder.
 
-    requirements.lock           for every device
-    requirements-<device>.lock  what only this device needs
-    requirements-torch.lock     torch in the default index's build, with what only that build needs
-    requirements-build.lock     what is compiled here, for the devices that the runtime has a `Build` for
+    requirements.lock           packages for every device
+    requirements-<device>.lock  packages that only this device needs
+    requirements-torch.lock     torch in the default index's build, with packages that only that build needs
+    requirements-build.lock     packages compiled here, for the devices that the runtime has a `Build` for
 
 All are pinned by hash. Only torch has a build for each kind of device. The one in its lock is for CUDA. Other devices, and
 those for which UV_TORCH_BACKEND names another CUDA, get another build of the same version: from a folder of wheels that
@@ -29,7 +29,7 @@ Device = Literal["cpu", "cuda", "rocm", "vulkan"]
 
 DEVICES: Final[tuple[Device, ...]] = get_args(Device)
 BUILD_TAGS: Final[Mapping[str, str]] = {"cpu": r"cpu", "cuda": r"cu\d+", "rocm": r"rocm[\d.]+"}
-"""Of torch, which has no build for other devices."""
+"""The tags of torch's builds, by device; torch has no build for other devices."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Recipe:
 
     @cached_property
     def torch_lock(self) -> Path | None:
-        """None where the runtime needs no torch."""
+        """The lock of torch; None where the runtime needs no torch."""
         path = self.lock.with_name("requirements-torch.lock")
         return path if path.exists() else None
 
@@ -62,7 +62,7 @@ class Recipe:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What it can be made for, as far as its locks have packages; empty where that makes no difference."""
+        """The devices that the environment can be made for, by its locks; empty where all devices get the same one."""
         own = {device for device in DEVICES if self._device_lock(device).exists() or device in self.builds}
         torch = set(BUILD_TAGS) if self.torch is not None else set()
         there = {"cpu", *own, *torch} if own or torch else set()
@@ -75,7 +75,7 @@ class Recipe:
 
     @property
     def build_lock(self) -> Path:
-        """What is compiled, where anything is."""
+        """The lock of compiled packages, where there are any."""
         return self.lock.with_name("requirements-build.lock")
 
     def usual(self, detected: Device) -> Device:
@@ -83,7 +83,7 @@ class Recipe:
         return detected if detected in self.devices and detected not in self.builds else "cpu"
 
     def locks(self, device: Device | None) -> tuple[Path, ...]:
-        """What this device gets by hash; torch's lock only if it has the wanted build."""
+        """The locks whose packages this device gets by hash; torch's lock only if it has the wanted build."""
         found = [self.lock]
         if device is not None and self._device_lock(device).exists():
             found.append(self._device_lock(device))
@@ -92,12 +92,12 @@ class Recipe:
         return tuple(found)
 
     def archive_lock(self, kind: str) -> Path | None:
-        """What an archive of this kind needs of the package index; None: nothing."""
+        """The lock of packages that an archive of this kind needs from the package index; None: it needs none."""
         path = self.lock.with_name(f"requirements-{kind}.lock")
         return path if path.exists() else None
 
     def digest(self) -> str:
-        """Identifies what is installed, for every device; an environment of another digest is outdated."""
+        """The digest of all packages for every device; an environment with another digest is outdated."""
         told = (self.prune, sorted(self.claims.items()), *([sorted(self.builds)] if self.builds else []))
         hashed = hashlib.sha256(repr(told).encode())
         for path in sorted(self.lock.parent.glob("requirements*.lock")):

@@ -1,4 +1,4 @@
-"""What is kept of requests' bodies: one budget of memory for all of them, and files for those that wait for long.
+"""The buffers of requests' bodies: one budget of memory for all of them, and files for those that wait for long.
 
 A body above 64 KiB counts until it was sent, or until its request ends. A large one whose request waits for its model
 is written to an unlinked file, off the loop, and no longer counts; its worker gets it from there. Where the disk takes no
@@ -34,7 +34,7 @@ _FILE_SLICE: Final = 1024 * 1024
 
 
 class BodyBudget:
-    """What all bodies together may take, in bytes; the daemon has one. Use from one event loop."""
+    """The budget of bytes for all bodies together; the daemon has one. Use from one event loop."""
 
     def __init__(self) -> None:
         self.limit = 1 << 30
@@ -47,7 +47,7 @@ class BodyBudget:
         self._disk_refuses = False
 
     def configure(self, *, limit: int, disk_limit: int, folder: Path) -> None:
-        """From now on; what is kept already stays."""
+        """Change the budget. Bodies that are kept already stay."""
         self.limit, self.disk_limit, self.folder = limit, disk_limit, folder
 
     def tell_disk(self, error: OSError | None) -> None:
@@ -128,7 +128,7 @@ class RequestBuffer:
             self._count(size)
 
     def changed(self, data: Bytes) -> RequestBuffer:
-        """What `data`, made of this body, is held in."""
+        """The buffer for `data`, which was made of this body."""
         if data is self.data:
             return self
         held = RequestBuffer(self._budget)
@@ -144,7 +144,7 @@ class RequestBuffer:
         return data
 
     def sent(self) -> None:
-        """Its worker has it. What isn't huge stays until the answer begins: a refused request may be sent again, or changed."""
+        """Note that the worker has the body. It stays until the answer begins, for another attempt, unless it is huge."""
         if self.size > RESENT:
             self.release()
 
@@ -196,7 +196,7 @@ class RequestBuffer:
             yield whole[start : start + SLICE]
 
     async def slice(self, start: int) -> bytes:
-        """What begins there, wherever it is now. Raises UnavailableError if it can't be read back from disk."""
+        """The bytes that begin there, from memory or disk. Raises UnavailableError if they can't be read back from disk."""
         if (file := self._file) is not None:
             return await asyncio.to_thread(file.read, start)
         assert self.data is not None, "sent or released before"
@@ -206,7 +206,7 @@ class RequestBuffer:
 
     @property
     def may_spill(self) -> bool:
-        """It is large enough for the disk: tell it when its request waits (`wait`), and when no longer (`run`)."""
+        """Is the body large enough for the disk? Then call `wait` when its request begins to wait, and `run` when it goes on."""
         return self.size > SPILL_ABOVE or (self.source is not None and self.source.may_spill)
 
     def wait(self) -> None:
@@ -264,7 +264,7 @@ class RequestBuffer:
 
 
 class Gathered(RequestBuffer):
-    """What somebody keeps of one answer until it is complete: counted as bodies are, and no more than a body may have."""
+    """The pieces of one answer that is kept until it is complete: counted in the budget, and no larger than a body may be."""
 
     def __init__(self, budget: BodyBudget = _UNBOUNDED, most: int = _UNBOUNDED.limit) -> None:
         super().__init__(budget)

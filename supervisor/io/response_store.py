@@ -1,11 +1,11 @@
 """Responses that clients may refer to later: a folder with a file for each, bounded by bytes, count and age.
 
-The folder is the store: what a process wrote, another one finds, so nothing is handed over. Of the files, only sizes and ages
-are in memory. A thread writes a response, and `find` waits for that: else one of the background would be told, and after a
-crash generated again. One that can't be written, or is pushed out by newer ones, is gone.
+The folder is the store: another process finds the files that one wrote, so nothing is handed over. Only the files' sizes and ages
+are in memory. A thread writes a response, and `find` waits for that: else a client could get a background response that is
+generated again after a crash. A response that can't be written, or that newer ones push out, is gone.
 
 A file is a line about the response, then its object and the items as they came. Nothing is decoded or joined to write or
-find one, and whoever reads it does so in pieces: it may have megabytes.
+find one, and a reader takes it in pieces: it may have megabytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = structlog.get_logger("llmux.responses")
 
 
 class _File:
-    """An open file, closed with the last reference: whoever reads it may go on when it is replaced or removed."""
+    """An open file, closed with the last reference: its reader may go on when the file is replaced or removed."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -104,7 +104,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response, and what it answers."""
+    """One response, and the items that it answers."""
 
     owner: str | None  # the key's id; None: no key was needed
     response: Part  # the object, as JSON
@@ -200,7 +200,7 @@ class ResponseStore:
         return self._folder is not None and self._most_bytes > 0
 
     def open(self, folder: Path) -> None:
-        """Go on with what is below `folder`. Blocks. A folder that can't be used is logged, and nothing is kept."""
+        """Go on with the responses below `folder`. Blocks. A folder that can't be used is logged, and nothing is kept."""
         folder /= _FOLDER
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -227,12 +227,12 @@ class ResponseStore:
             self._make_room()
 
     async def flushed(self) -> None:
-        """Until all is written that is kept so far."""
+        """Wait until all responses kept so far are written."""
         self._write_now()
         await asyncio.wrap_future(self._writer.submit(bool))
 
     async def close(self) -> None:
-        """Until all is written. Nothing is kept from now on."""
+        """Wait until all responses are written. Nothing is kept from now on."""
         self._write_now()
         self._folder = None
         await asyncio.to_thread(self._writer.shutdown)
@@ -293,7 +293,7 @@ class ResponseStore:
             asyncio.get_running_loop().run_in_executor(self._writer, _do_all, group).add_done_callback(_tell)
 
     async def find(self, name: str, owner: str | None, *, is_admin: bool = False) -> StoredResponse | None:
-        """The response of this name, for whom it is or for an admin; None where there is none, or no longer."""
+        """The response of this name, for its owner or for an admin; None where there is none, or no longer."""
         if self._folder is None or _NAME.fullmatch(name) is None:
             return None
         self._make_room()
@@ -306,7 +306,7 @@ class ResponseStore:
         return None
 
     async def events(self, name: str) -> Part:
-        """Those of a response that is over."""
+        """The events of a response that has ended."""
         assert self._folder is not None
         path = self._folder / f"{name}{_EVENTS}"
         try:
@@ -398,7 +398,7 @@ def _write(path: str, parts: Iterable[Part], *, is_synced: bool) -> None:
 
 
 def _read(path: Path, oldest: float) -> StoredResponse | None:
-    """None for one that isn't there, is older, or can't be read."""
+    """The response in this file; None if it isn't there, is too old, or can't be read."""
     try:
         file = _File(path)
         about = os.fstat(file.fd)
@@ -422,7 +422,7 @@ def _read(path: Path, oldest: float) -> StoredResponse | None:
 
 
 def _converted(data: bytes) -> StoredResponse:
-    """One of a former version. Raises MsgspecError, UnicodeDecodeError, RecursionError."""
+    """A response in the format of a former version. Raises MsgspecError, UnicodeDecodeError, RecursionError."""
     found = _former(data)
     response, items = Part(bytes(found.response)), Part(bytes(found.items))
     status = _status(found.response).status

@@ -7,8 +7,8 @@ argv (the label is for `ps`). It is the subreaper of the worker's tree: whatever
 becomes its child, and the kernel's "no children" proves that all of it is gone.
 
 The daemon holds the other end of stdin. The line `term` asks the tree to end (or runs the configured stop program);
-`kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything. What the worker runs outside
-its processes, such as a container, is ended by the daemon, or here if the daemon is dead.
+`kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything. Anything that the worker runs
+outside its processes, such as a container, is ended by the daemon, or here if the daemon is dead.
 
 A daemon that hands its workers over to a successor gives it stdin and stdout as they are, so one of the two always holds
 the other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long
@@ -80,7 +80,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def report(**fact: object) -> bool:
-    """False: the daemon is gone; end of file on stdin says so too."""
+    """Send a report. False: the daemon is gone, which end of file on stdin shows, too."""
     try:
         os.write(1, json.dumps(fact).encode() + b"\n")
     except BrokenPipeError:
@@ -197,7 +197,7 @@ class Shim:
             self.obey(word, argument)
 
     def obey(self, command: bytes, argument: bytes) -> None:
-        """What is no command is passed over."""
+        """Carry out a command; anything else is ignored."""
         if command == b"kill":
             self.told_to_end = True
         elif command == b"term":
@@ -235,7 +235,7 @@ class Shim:
         self.watch_daemon(True)
 
     def watch_daemon(self, watch: bool) -> None:
-        """Whether the daemon's death counts: as a signal where it is the parent, else by its pidfd."""
+        """Watch for the daemon's death, or stop watching: by a signal where the daemon is the parent, else by its pidfd."""
         if self.daemon >= 0:
             self.poller.register(self.daemon, select.POLLIN) if watch else self.poller.unregister(self.daemon)
             return
@@ -276,7 +276,7 @@ class Shim:
                     signal_tree(signal.SIGTERM)  # the stop program failed: ask in the usual way
 
     def kill_all(self) -> None:
-        """Until nothing is left, which may be never for a process stuck in the kernel."""
+        """Kill until no process is left, which may be never for one that is stuck in the kernel."""
         pause_s = 0.002
         while self.reap():
             if self.order["cgroup"]:
@@ -288,7 +288,7 @@ class Shim:
                 pause_s = min(pause_s * 2, 0.25)
 
     def settle_remains(self) -> None:
-        """What leftover_containers.py does, for a dead daemon: end what the worker runs outside its processes."""
+        """End what the worker runs outside its processes, in place of a dead daemon: see leftover_containers.py."""
         path = self.order["remains"]
         if path is None:
             return
@@ -325,7 +325,7 @@ def drain(fd: int) -> None:
 
 
 def read_order() -> tuple[Order, bytes] | None:
-    """The launch order and what was said after it, or None when the daemon is gone before it has sent all of it."""
+    """The launch order and the bytes after it, or None when the daemon is gone before it has sent all of the order."""
     said = b""
     while b"\n" not in said:
         part = os.read(0, 1 << 20)

@@ -1,4 +1,4 @@
-"""Signals to the whole tree below a shim: to everybody once, and to nobody else. Standard library only."""
+"""Signals to the whole tree below a shim: once to each of its processes, and to no others. Standard library only."""
 
 # ruff: noqa: PTH123, PTH208
 # pathlib would cost memory, too

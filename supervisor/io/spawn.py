@@ -26,7 +26,7 @@ _tasks: set[asyncio.Task[WorkerProcess]] = set()
 
 @dataclass(frozen=True, slots=True)
 class SpawnOrder:
-    """What to start. `env` is the whole environment; the worker's mark is added to it.
+    """The order to start a worker. `env` is the whole environment; the worker's mark is added to it.
 
     The log begins empty with each start (the last one is kept as `LOG.1`) and takes at most about 1.5 × `log_limit` bytes
     on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `remains`: the note (leftover_containers.py)

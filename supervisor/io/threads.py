@@ -13,7 +13,7 @@ _REFUSED = "can't start new thread"
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns. Raises OSError where no thread can be started: Python reports that as a RuntimeError."""
+    """Run `work` in a thread and return its result. Raises OSError where no thread can be started: Python reports a RuntimeError."""
     try:
         return await asyncio.to_thread(work)
     except RuntimeError as error:

@@ -1,13 +1,13 @@
 """One memory for processor and GPU: GB10 (DGX Spark), Jetson, AMD's APUs (Strix Halo).
 
-What the GPU takes and what programs take comes out of the same pool, so there is one device with one budget, and host memory
-isn't another one beside it. A worker's use is what its processes hold on the GPU, as the driver tells, and their own memory
-(PSS) without mapped files, which the kernel can drop once the weights have been copied.
+The memory of the GPU and of programs comes out of the same pool, so there is one device with one budget, and host memory is no
+second one beside it. A worker's use is the memory that its processes hold on the GPU, according to the driver, and their own
+memory (PSS) without mapped files, which the kernel can drop once the weights have been copied.
 
     free    = min(available, budget - use of our workers), within 0 .. budget
-    outside = budget - use of our workers - free: what others have taken out of the budget
+    outside = budget - use of our workers - free: memory that others have taken out of the budget
 
-Where the driver doesn't tell, a worker's use is the fall of what is available while it loads.
+Where the driver shows no use, a worker's use is the fall of the available memory while it loads.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class UnifiedMemory:
         on_gpu: Mapping[WorkerKey, int | None],
         limit_mib: int | None = None,
     ) -> tuple[DeviceSample, dict[WorkerKey, int | None]]:
-        """What is free, and each worker's MiB; `on_gpu` are its bytes there, None: unknown. `limit_mib`: what the driver allows.
+        """The free memory, and each worker's MiB; `on_gpu` are its bytes there, None: unknown. `limit_mib`: the driver's limit.
 
-        Raises OSError when the kernel doesn't tell.
+        Raises OSError when the kernel doesn't show the memory.
         """
         available_mib = self._host.available_bytes() // MIB
         deltas = self._deltas.update(available_mib, {key: holder.loading for key, holder in holders.items()})

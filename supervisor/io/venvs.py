@@ -6,7 +6,7 @@ A venv can't be moved: its scripts and `pyvenv.cfg` hold absolute paths. So each
     <runtimes_dir>/<name>  ->  .envs/<name>/…               what adapters use
 
 and goes live when a new symbolic link is renamed over the old one. If an install is interrupted, the link still points at
-the old environment, and the next install removes what was left behind.
+the old environment, and the next install removes the unfinished one.
 
 A build of a project's release also stands beside the others, and stays until it is removed:
 
@@ -60,11 +60,11 @@ class Environment:
         return self.path / "bin" / "python"
 
     def is_made_so(self, digest: str, *how: str | None) -> bool:
-        """Of this recipe, for this device, Python, build and kind?"""
+        """Was the environment made by this recipe, for this device, Python, build and kind?"""
         return (self.lock_digest, self.device, self.asked_python, self.build, self.kind) == (digest, *how)
 
     def size_bytes(self) -> int:
-        """Its size on disk, as recorded. Without that it walks the tree: half a second for a large one."""
+        """The environment's size on disk, as recorded. Without a record it walks the tree: half a second for a large one."""
         return _size_bytes(self.path) if self.recorded_bytes is None else self.recorded_bytes
 
 
@@ -104,9 +104,9 @@ def install(
     """Make the runtime's environment what its recipe says, unless it is already, and return it.
 
     `device` and `python` default to those of the present environment; for a new one, to this machine's device and the
-    Python of llmux. Blocks for seconds to minutes; `progress` gets lines for a person. Two at a time take turns.
-    `package`: its program is this archive, and the environment also stands as name@build. What `prove` finds out of a new one
-    is recorded; if it raises, the environment is none.
+    Python of llmux. Blocks for seconds to minutes; `progress` gets lines for a person. Two installations of one runtime take turns.
+    `package`: its program is this archive, and the environment also stands as name@build. The findings of `prove` on a new one
+    are recorded; if it raises, the environment is discarded.
     Raises InstallError, or OSError when the folder can't be written; the old environment stays live.
     """
     name = recipe.name

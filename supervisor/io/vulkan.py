@@ -4,8 +4,8 @@
     amdgpu                             mem_info_vram_*, as with ROCm
     i915, xe                           a question to /dev/dri/renderDM: the regions of memory that the GPU has
 
-Intel's drivers tell everybody how large a region is, and what is taken of it only to those with CAP_PERFMON. To others they
-say that nothing is, so what our workers hold is taken off then, and what other programs hold is not known.
+Intel's drivers show everybody the size of a region, but its use only to processes with CAP_PERFMON. To others they show no use,
+so the memory of our workers is subtracted then, and the use of other programs is unknown.
 
 A GPU without memory of its own computes in main memory. It is one device with one budget, and used only where the
 configuration lists it, since most processors have such a one. Vulkan's own numbers are those of its loader, so the devices
@@ -30,7 +30,7 @@ from supervisor.io.host_memory import BUDGET_SHARE, HostMemory
 from supervisor.io.memory import MIB, DeviceFound, DriverUnavailableError
 
 Regions = Callable[[Path, str], "tuple[int, int] | None"]
-"""Of a render node with its driver: bytes of the GPU's own memory and of what is left of it; None: it has none. Raises OSError."""
+"""Given a render node and its driver: the bytes of the GPU's own memory, all and free; None: it has none. Raises OSError."""
 
 INTEL: Final = ("i915", "xe")
 
@@ -76,7 +76,7 @@ class VulkanDriver:
         return DrmReader(VULKAN, devices, self._proc, self._host)
 
     def _driver(self, folder: Path) -> str | None:
-        """The driver of a GPU that is ours to show; None: it is another kind's."""
+        """The driver of a GPU that this module shows; None: the GPU belongs to another kind of device."""
         driver = (folder / "driver").resolve().name
         if driver == "amdgpu":
             return driver if closed(self._dev / "kfd") is not None else None

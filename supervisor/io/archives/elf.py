@@ -1,4 +1,4 @@
-"""What a program's files need of the system: libraries, and how new a glibc. Read from the files; nothing is started.
+"""The needs of a program's files: libraries, and how new a glibc. They are read from the files; nothing is started.
 
 The format is described in `man 5 elf`; only 64 bits, little-endian: x86-64 and AArch64 are.
 """
@@ -27,7 +27,7 @@ class Needs:
 
 
 def needs(files: Iterable[Path]) -> Needs:
-    """What these need together; those that are no ELF files are skipped. Raises OSError."""
+    """The needs of all these files together; files in another format than ELF are skipped. Raises OSError."""
     found = [_of(path.read_bytes()) for path in files if _is_elf(path)]
     return Needs(
         frozenset().union(*(one.libraries for one in found)), max((one.glibc for one in found), default=(0, 0))
@@ -74,7 +74,7 @@ def _versions(data: bytes, at: int, strings: int, count: int) -> Iterator[bytes]
 
 
 def _offset(virtual: int, loads: list[tuple[int, int, int]]) -> int:
-    """Where in the file lies what is at this address once it is loaded."""
+    """The offset in the file of the data that lies at this address once the file is loaded."""
     return next((virtual - start + at for start, at, length in loads if start <= virtual < start + length), 0)
 
 

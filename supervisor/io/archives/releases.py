@@ -1,8 +1,8 @@
 """A project's releases: which files a build has, with their sizes and sha256, and how they are fetched.
 
-A digest comes from the first of these that knows the file: what this llmux pins; what was noted on this machine; the release's
-API, which is asked only for a build that a person has named. What the API says is noted beside the environments, in a file that
-a person can read, keep, and copy to other machines. "The latest" is never asked for: it may be half uploaded.
+A digest comes from the first of these that knows the file: the digests that this llmux pins; those noted on this machine; the
+release's API, which is used only for a build that a person has named. The API's digests are noted beside the environments, in a
+file that a person can read, keep, and copy to other machines. "The latest" is never requested: it may be half uploaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class Releases:
-    """One project's. `pinned` is the build that this llmux brings the digests of; `noted` a file that may not be there yet."""
+    """The releases of one project. `pinned` is the build whose digests llmux brings along; `noted` a file that may not exist yet."""
 
     def __init__(self, pins: Path, noted: Path) -> None:
         told = json.loads(pins.read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ class Releases:
         return self._assets.get(name) or self._read().get(name)
 
     def fetch(self, build: str, name: str, folder: Path, tell: download.Tell, *, ask: bool = False) -> Path:
-        """The file of this name in this folder, whole and checked. `ask`: of an unknown one the API says what it must be.
+        """The file of this name in this folder, whole and checked. `ask`: the API may give the digest of an unknown one.
 
         Blocks. Raises ReleaseError, OSError.
         """

@@ -1,4 +1,4 @@
-"""Unpacks an archive that others made: nothing of it lands outside its folder, and it can't fill the disk."""
+"""Unpacks an untrusted archive: no file of it lands outside its folder, and it can't fill the disk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MOST_BYTES: Final = 8 << 30
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Its files, without the folder on top, in `folder`, which may have other files already.
+    """Put the archive's files, without its topmost folder, into `folder`, which may have other files already.
 
-    Only files and links to files beside them; modes are plain. Blocks. Raises ReleaseError for anything else in it, OSError.
+    It may have files, and links to files beside them; modes are plain. Blocks. Raises ReleaseError for other members, OSError.
     """
     count = size = 0
     try:
