@@ -416,7 +416,7 @@ class Assembly(PublicNames):
         return None
 
     def _told_at_once(self, node: Table, trail: Trail, meant: str | None = None) -> None:
-        """Report the other mistakes of a model without a valid runtime: by the keys of the runtime `meant`, else by those of every model."""
+        """Report the other mistakes of a model without a valid runtime: by the runtime `meant`, else by the keys of every model."""
         config = ModelConfig if meant is None else self.registry.get(meant).config
         known = {key: value for key, value in node.entries.items() if meant or key in config.model_fields}
         self._validated(config, replace(node, entries={**known, "runtime": Leaf(meant or "", node.place)}), trail)

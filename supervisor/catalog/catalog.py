@@ -95,7 +95,7 @@ class CatalogModel:
     _devices: tuple[DeviceSpec, ...] = ()
 
     def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
-        """The model with context and slots chosen for these devices, where its configuration leaves them open. Blocks on its files."""
+        """The model with context and slots chosen for these devices, where they are left open. Blocks on its files."""
         written = self._written or self.config
         room = _room(written, self.adapter.gpus(written), self.allowed(devices))
         config, sizing = self.adapter.sized(written, room)
@@ -152,7 +152,7 @@ class CatalogModel:
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """The memory that the runtime computes for the model: whole MiB, at least one, as a lease needs. The first call blocks on its files.
+        """The memory that the runtime computes for the model: whole MiB, at least one. The first call blocks on its files.
 
         None also where the adapter says what no model can take.
         """

@@ -85,7 +85,7 @@ def usable(kinds: frozenset[str] | None, devices: Sequence[DeviceSpec]) -> froze
 
 
 def on_processor(model: CatalogModel, devices: Sequence[DeviceSpec]) -> str | None:
-    """A warning for a model that computes on the processor although there is a GPU; None: it doesn't, or its configuration wants it so.
+    """A warning for a model that computes on the processor although there is a GPU; None: it doesn't, or is meant to.
 
     Blocks on a small file, once.
     """

@@ -1,9 +1,9 @@
 """Keys that only the file's owner changes: whoever sets them can run programs as the daemon's user, or read its files and
 variables.
 
-`server.edit` says whether other clients may change them. Guarded are the keys below wherever they stand, runtimes that exist to run somebody's own
-program or to send prompts away, texts with a variable, and the section `server` as a whole. An entry may be taken out with
-its guarded keys: that runs nothing.
+`server.edit` says whether other clients may change them. Guarded are the keys below wherever they stand, runtimes that exist
+to run somebody's own program or to send prompts away, texts with a variable, and the section `server` as a whole. An entry may
+be taken out with its guarded keys: that runs nothing.
 """
 
 from __future__ import annotations

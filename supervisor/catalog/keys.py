@@ -239,8 +239,8 @@ def _read(root: Node | None, problems: list[Problem]) -> tuple[tuple[Key, ...], 
 def without_revoked(running: Keyring, path: Path) -> Keyring:
     """The running keys without those rights that the file no longer grants, and without new ones: for a file that is refused.
 
-    Keys that the file lacks or narrows lose their rights, the last key too: a keyring without a valid key lets nobody in. An entry
-    with mistakes revokes nothing, and neither does a file that is lost, damaged or blank. Blocks on it.
+    Keys that the file lacks or narrows lose their rights, the last key too: a keyring without a valid key lets nobody in. An
+    entry with mistakes revokes nothing, and neither does a file that is lost, damaged or blank. Blocks on it.
     """
     problems: list[Problem] = []
     root, _ = read_guarded(path, Source(Layer.FILE, str(path), path.parent))
@@ -335,7 +335,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_exposed(host: str, keyring: Keyring, setting: str = "server.host") -> str | None:
-    """The reason why the daemon must not listen on `host`, given by `setting`: anybody on the network could use it. None: it may."""
+    """The reason why the daemon must not listen on `host`, the value of `setting`: anybody could use it. None: it may."""
     if keyring or is_loopback(host):
         return None
     return (

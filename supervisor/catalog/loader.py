@@ -128,7 +128,7 @@ class Configuration:
     foreign: Foreign | None = None
 
     def read(self, *, check_files: bool = True, text: str | None = None) -> Catalog:
-        """The validated configuration as its files are now; see `load`. Blocks on files. Raises ConfigError with every problem."""
+        """The validated configuration as its files are now, by `load`. Blocks on files. Raises ConfigError with every problem."""
         return load(self.base, flags=self.flags, check_files=check_files, foreign=self.foreign, text=text)
 
     @property
@@ -216,7 +216,7 @@ def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:
 
 
 def _read_foreign(foreign: Foreign) -> tuple[Node | None, list[Problem]]:
-    """The values without line numbers: the lines are those of another program's file. Relative paths start from the current folder."""
+    """The values, without lines: those are of another program's file. Relative paths start from the current folder."""
     place = Place(Source(Layer.FILE, _label(foreign.files[0]) if foreign.files else _NO_FILE, Path.cwd()))
     if exposed := [problem for path in foreign.files if path.exists() and (problem := exposure(path)) is not None]:
         return None, [Problem(place, (), problem) for problem in exposed]

@@ -126,7 +126,8 @@ def find(place: Path) -> tuple[list[LocalModel], list[str]]:
 def candidates(folder: Path, unread: list[str] | None = None, *, deep: bool = True) -> Iterator[Path]:
     """The files that decide which models there are: GGUF files, and config.json and weights of a model's folder. Blocks.
 
-    `deep`: also below the folder, links followed, except in a model's folder. `unread` gets a line for each folder that can't be read.
+    `deep`: also below the folder, links followed, except in a model's folder. `unread` gets a line for each folder that can't
+    be read.
     """
 
     def tell(error: OSError) -> None:

@@ -3,8 +3,9 @@
 Whoever can write the configuration can run any program as the daemon's user. So a file is refused when it, or a folder above
 it, belongs to somebody other than this user or root, or can be written by others. A group counts as others unless it is the
 owner's own, with nobody else in it: many systems give each user a group of the same name and let it write. Files on a
-read-only file system are fine, because nobody can write them. In a folder with the sticky bit, such as /tmp, nobody can replace what is
-somebody else's. A secret is also refused where others can read it; a group may that has nobody in it but us and its owner.
+read-only file system are fine, because nobody can write them. In a folder with the sticky bit, such as /tmp, nobody can
+replace what is somebody else's. A secret is also refused where others can read it; a group may that has nobody in it but us
+and its owner.
 """
 
 from __future__ import annotations

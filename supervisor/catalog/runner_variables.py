@@ -119,7 +119,7 @@ _SIZED_BY: Final = ("kv_cache_memory_bytes", "vram_mib")
 
 
 def read_variables(environment: Mapping[str, str], cwd: Path) -> tuple[Table, list[Problem]]:
-    """The values of these variables, as a tree whose places are the variables. An empty one counts as unset, except for CUDA's."""
+    """The values of these variables, as a tree whose places are the variables. An empty one is unset, except for CUDA's."""
     root = Table({}, Place(Source(Layer.ENVIRONMENT, "the environment", cwd)))
     problems: list[Problem] = []
     for name, trail, read in _known(environment):

@@ -3,7 +3,8 @@
     <models_dir>/<owner>/<name>/                    the files, as they lie in the repository
     <models_dir>/<owner>/<name>/<first of `files`>  `path`, where that is a model by itself; else it is the folder
 
-A file is a model by itself in the formats of llama.cpp (GGUF) and whisper.cpp (ggml-NAME.bin). A GGUF file among `files` with "mmproj" in its name is a model's `mmproj`, likewise.
+A file is a model by itself in the formats of llama.cpp (GGUF) and whisper.cpp (ggml-NAME.bin). A GGUF file among `files` with
+"mmproj" in its name is a model's `mmproj`, likewise.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def hub_id(config: ModelConfig, models_dir: Path) -> str | None:
 
 
 def _repo_at(path: Path, models_dir: Path) -> str | None:
-    """The repository whose files lie at `path`: `<models_dir>/<owner>/<name>`, or `models--<owner>--<name>` in the hub's cache."""
+    """The repository of the files at `path`: `<models_dir>/<owner>/<name>`, or `models--<owner>--<name>` in the hub's cache."""
     if (cached := next(filter(None, map(_CACHED.fullmatch, path.parts)), None)) is not None:
         return f"{cached[1]}/{cached[2]}"
     folder = path.parent if _is_model_file(path.name) else path

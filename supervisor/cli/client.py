@@ -85,7 +85,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Call(Operation, Generic[T]):
-    """One that answers with a struct, which is imported when it is called."""
+    """An operation that answers with a struct, whose type is imported when the operation is called."""
 
     answer: str  # model.ModelView of supervisor.schema
 

@@ -1,4 +1,4 @@
-"""Which configuration a command takes; and `llmux config check` and `show`: every mistake; every value and who set it."""
+"""The choice of a command's configuration; and `llmux config check` and `show`: every mistake, every value and its origin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from supervisor.errors import ConfigError, LlmuxError
 DEFAULT = "default"
 SETTINGS_VARIABLE: Final = "LLM_POOL_SETTINGS_PATH"
 LOCAL_VARIABLE: Final = "LLM_POOL_LOCAL_SETTINGS_PATH"
-"""llm-pool's own: its settings, and what goes over them on this machine."""
+"""llm-pool's own variables: for its settings, and for the file that overrides them on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Effective:
 
     @property
     def origin(self) -> str:
-        """For people: `llmux.yaml:4`, `local.yaml:2 (local)`, `LLMUX_SERVER__PORT (env)`, `default`."""
+        """The origin for people: `llmux.yaml:4`, `local.yaml:2 (local)`, `LLMUX_SERVER__PORT (env)`, `default`."""
         if self.place is None:
             return DEFAULT
         label, layer = self.place.source.label, self.place.source.layer
@@ -47,8 +47,8 @@ class Effective:
 
 
 def found(path: Path | None, flags: Mapping[str, object] | None = None) -> Configuration | None:
-    """What `serve` uses: `path`, a file in the usual places, llm-pool's settings that its variables name, or what a runner's
-    variables say; None: nothing.
+    """The configuration that `serve` uses: `path`, a file in the usual places, llm-pool's settings that its variables name, or a
+    runner's variables; None: there is none.
 
     Raises ConfigError for a named file that isn't there.
     """
@@ -70,20 +70,20 @@ def found(path: Path | None, flags: Mapping[str, object] | None = None) -> Confi
 
 
 def required(path: Path | None, flags: Mapping[str, object] | None = None) -> Configuration:
-    """The same for commands that need one. Raises ConfigError, with what to do, where there is none."""
+    """As `found`, for commands that need a configuration. Raises ConfigError, with the remedy, where there is none."""
     return found(path, flags) or Configuration(require_config(path).absolute())
 
 
 def settings(path: Path | None = None) -> Configuration:
-    """The same for commands that need none: where there is none, the variables' settings count all the same.
+    """As `found`, for commands that need no configuration: where there is none, the settings of variables alone.
 
-    Raises ConfigError for a named file that isn't there, NoHomeError where nobody knows where one would be.
+    Raises ConfigError for a named file that isn't there, NoHomeError where there is no home folder for the default one.
     """
     return found(path) or variables()
 
 
 def variables() -> Configuration:
-    """What the variables alone say, whatever files there are. Raises NoHomeError, as `settings` does."""
+    """The settings of variables alone, without any file. Raises NoHomeError, as `settings` does."""
     base = config_dir() / FILE_NAME
     return Configuration(base, foreign=Foreign((base,), dict))
 
@@ -94,7 +94,9 @@ def has_models(path: Path) -> bool:
 
 
 def of_folder(path: Path, flags: Mapping[str, object]) -> Configuration:
-    """The models of a folder, or of a file, with what flags and variables say. What lies beside them may be anybody's: it isn't read."""
+    """The models of a folder, or of a file, with flags and variables. Configuration files beside them are not read: they may be
+    anybody's.
+    """
     alone = Foreign((path.absolute(),), dict, alone=True)
     return Configuration(search_path()[0], {**flags, "models_from": [str(path.absolute())]}, alone)
 
@@ -111,7 +113,7 @@ def refuse_foreign(configuration: Configuration) -> None:
 
 
 def daemon_url(path: Path | None = None) -> str:
-    """Where a daemon with this configuration answers, on this machine; by default where it can't be read."""
+    """The URL of a daemon with this configuration on this machine; the default one where it can't be read."""
     try:
         server = settings(path).server()
     except (LlmuxError, OSError):  # the current folder may be gone
@@ -120,7 +122,7 @@ def daemon_url(path: Path | None = None) -> str:
 
 
 def pool_variables() -> list[str]:
-    """Those of llm-pool that are set."""
+    """The variables of llm-pool that are set."""
     return [name for name in (SETTINGS_VARIABLE, LOCAL_VARIABLE) if os.environ.get(name)]
 
 
@@ -162,7 +164,7 @@ def effective(catalog: Catalog) -> Iterator[Effective]:
 
 
 def shown(values: Iterator[Effective]) -> str:
-    """As YAML that could be used as a configuration, with the origins beside it; what is unset is left out."""
+    """The values as YAML that could be used as a configuration, with their origins beside them; unset keys are left out."""
     document: dict[str, JsonValue] = {}
     beside = {}
     for value in values:
@@ -179,7 +181,7 @@ def shown(values: Iterator[Effective]) -> str:
 
 
 def as_json(values: Iterator[Effective]) -> list[dict[str, JsonValue]]:
-    """The same for machines, with everything that is unset."""
+    """The values and origins for machines, with all unset keys."""
     return [
         {
             "key": dotted(value.trail),
@@ -207,7 +209,7 @@ def _leaves(catalog: Catalog, trail: Trail, value: JsonValue) -> Iterator[Effect
 
 
 def _place(catalog: Catalog, trail: Trail) -> Place | None:
-    """Also where the file says `physical` for `model`, or has the parameters of a virtual model under `params`."""
+    """The place of a value, also where the file has `physical` for `model`, or a virtual model's parameters under `params`."""
     found = catalog.origin(*trail)
     if found is None and trail[0] == "clients":
         return catalog.origin("clients", DEFAULT_CLIENT, *trail[2:])

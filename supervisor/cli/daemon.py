@@ -137,7 +137,7 @@ async def take_over(
     predecessor: socket.socket,
     on_listening: OnListening,
 ) -> None:
-    """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then that goes on."""
+    """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then the old daemon goes on."""
     _cancel_on_signals()
     opened = await open_devices(catalog)
     catalog = await sized(catalog, opened)
@@ -315,8 +315,8 @@ async def _until_stopped(
 async def _drain_and_exit(server: uvicorn.Server, stopping: asyncio.Event, takeover: Takeover | None) -> None:
     """After a hand-over: wait until every connection here and every request of our own predecessor has ended, or a signal comes.
 
-    The successor accepts new connections. Idle ones stay until their time is over: whoever closes must not be us, while a
-    client sends. Each response tells its client to connect anew.
+    The successor accepts new connections. Idle ones stay until their time is over: we must not close one while a client
+    sends. Each response tells its client to connect anew.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing left to reload
     for accepting in server.servers:
@@ -330,7 +330,7 @@ async def _drain_and_exit(server: uvicorn.Server, stopping: asyncio.Event, takeo
 
 
 def _longest_end_s(daemon: Daemon, stopping: asyncio.Event | None = None) -> float:
-    """At most as long as the running requests, unless their end was asked for before, then the slowest worker, then what is ours."""
+    """The longest time to the end: that of running requests, unless a signal came before, of the slowest worker, and our own."""
     drain_s = 0.0 if stopping is not None and stopping.is_set() else daemon.engine.longest_drain_s()
     graces = (model.config.grace_s for model in daemon.catalog.models.values())
     return drain_s + max(graces, default=0.0) + OWN_STOP_S

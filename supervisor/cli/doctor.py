@@ -48,7 +48,7 @@ DRIVER_REMEDY: Final = "install NVIDIA's driver and restart the machine; `nvidia
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found. `fix`: what to do about it."""
+    """One result of the doctor. `fix`: the remedy for what is wrong."""
 
     name: str
     status: Status
@@ -130,7 +130,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
 
 
 def _server(config: Path | None) -> ServerConfig:
-    """As far as it can be read where the rest has mistakes."""
+    """The section `server`, which can often be read even if other sections have mistakes."""
     try:
         return configuration.settings(config).server()
     except ConfigError:
@@ -257,7 +257,7 @@ def _devices_of(program: str, libraries: Sequence[str]) -> tuple[list[str], str]
 
 
 def _on_host(catalog: Catalog, model: str) -> LaunchContext:
-    """Where a model could be started, to see whether it could."""
+    """A launch context on the host, to see whether a model could be started."""
     return LaunchContext(
         model=model,
         host="127.0.0.1",

@@ -61,7 +61,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 def still_used(name: str, runtimes_dir: Path) -> str | None:
-    """What to say about workers that still run from a replaced or removed environment; None: there are none."""
+    """A sentence about workers that still run from a replaced or removed environment; None: there are none."""
     kept = venvs.still_used(name, runtimes_dir)
     if not kept:
         return None
@@ -82,7 +82,7 @@ def install(
     wanted: Wanted | None = None,
     plain: bool = False,
 ) -> None:
-    """Install it, which does nothing where it is there. `echo` gets each step; on a terminal, with a bar, the last.
+    """Install a runtime, unless it is installed. `echo` gets each step; on a terminal, with a bar, the last one.
 
     Where its project has builds for GPUs, and no `device` is named, the best that computes on this machine's GPU is taken; the
     processor's where none does, and then that is said. `plain`: without one, unless it is there.
@@ -174,7 +174,7 @@ def _install(
 
 
 def remove(name: str, runtimes_dir: Path, echo: Echo, build: str | None = None) -> bool:
-    """Remove it, or one build; False when it wasn't there. `echo` gets what it waits for."""
+    """Remove a runtime's environment, or one build; False when there was none. `echo` gets a line while it has to wait."""
     recipe_of(name)
     return venvs.remove(name, runtimes_dir, echo, build)
 
@@ -201,7 +201,7 @@ def listing(runtimes_dir: Path, *, check: bool = False) -> list[Row]:
 
 
 def row(name: str, runtimes_dir: Path, *, check: bool = True) -> Row:
-    """What is installed of a runtime; with `check` also whether its environment can import what its worker imports."""
+    """The installed environment of a runtime; with `check` also whether it can import the packages of the worker."""
     found = REGISTRY.get(name)
     facts: Row = {"name": name, "summary": found.summary, "path": None, "remedy": None, "earlier": None}
     if found.requirements is None:
@@ -243,7 +243,7 @@ def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
 
 
 def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
-    """For people: a line each, and what to do below."""
+    """The table for people: a line for each runtime, and remedies below."""
     checked = any(found.get("imports") is not None for found in rows)
     head = ("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE")
     lines: list[output.Row] = [(*head, *(["IMPORTS"] if checked else []), "VERSIONS")]
@@ -285,7 +285,7 @@ def _canonical(name: str) -> str:
 
 
 def _import_problem(python: Path, folder: Path) -> str | None:
-    """Why this interpreter can't import what the runtime's workers import; None: it can."""
+    """The reason why this interpreter can't import the packages of the runtime's workers; None: it can."""
     modules = sorted(worker_imports.imports(folder))
     try:
         lease = env_lease.EnvLease.on(str(python))

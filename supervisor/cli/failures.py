@@ -1,7 +1,7 @@
-"""How a command's failure is told: a sentence for people on stderr, and with `--json` an object on stdout.
+"""Messages of a command's failure: a sentence for people on stderr, and with `--json` an object on stdout.
 
 The object has the form of the API's errors, and the exit code. It is printed only where a command has printed nothing yet:
-what `config check`, `doctor` or `pull` print tells by itself what is wrong.
+the output of `config check`, `doctor` or `pull` shows the mistakes by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _USAGE: Final = "invalid_usage"
 
 
 def of_system(error: OSError) -> LlmuxError | None:
-    """What the operating system refused, and what to do about it; None where it looks like a mistake of llmux.
+    """The error for a refusal of the operating system, with the remedy; None where it looks like a mistake of llmux.
 
     A refusal names a file, or a limit that was reached. A bad descriptor, for one, is nothing that a person could mend.
     """
@@ -63,7 +63,7 @@ def _remedy(number: int | None, place: str | None) -> str:
 
 
 def _settings(place: Path) -> str:
-    """What decides where this place is, as far as it is known; behind a colon."""
+    """The settings that decide where this place is, as far as they are known, after a colon."""
     from supervisor.catalog import folders  # noqa: PLC0415  # takes long, and failures are rare
 
     found = []
@@ -83,7 +83,7 @@ def _settings(place: Path) -> str:
 
 
 def _tell(message: str, code: str, exit_code: int, more: Mapping[str, object] | None = None) -> None:
-    """On one line, because `serve` promises a line. Nothing where something was printed already."""
+    """Print the failure on one line, because `serve` promises a line. Prints nothing where a command has printed JSON already."""
     if not options.has_printed():
         options.print_json(
             {"error": {"message": message, "code": code, "exit_code": int(exit_code), **(more or {})}}, indent=None

@@ -1,7 +1,7 @@
-"""What of a hub's repository llmux can run: its quantisations, the memory each takes, and the entry of a model.
+"""The parts of a hub's repository that llmux can run: its quantisations, the memory of each, and the entry of a model.
 
-A repository of GGUF files has one model in several quantisations. Their headers are alike, so the first MiB of one file tells
-what each will take. A repository of safetensors is one model, whose config.json tells the runtime.
+A repository of GGUF files has one model in several quantisations. Their headers are alike, so the first MiB of one file shows
+how much memory each takes. A repository of safetensors is one model, whose config.json tells the runtime.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TAG: Final = re.compile(r"(?P<size>[^-]+)(?:-(?:instruct|it|chat))?(?:-(?P<quan
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a person asked for. `quantisation`: its name, or that of a file; None: the best that fits."""
+    """The model that a person named. `quantisation`: its name, or that of a file; None: the best that fits."""
 
     repo: str
     quantisation: str | None = None
@@ -46,7 +46,7 @@ class Reference:
     name: str | None = None  # as which it is well known; so its clients will ask for it
 
     def reference(self, variant: Variant) -> str:
-        """What to ask for to get this variant of it."""
+        """The reference by which a person gets this variant."""
         if self.revision == "main":
             return f"{self.repo}:{variant.label}"
         return f"https://{_HOSTS[1]}/{self.repo}/blob/{self.revision}/{variant.files[0].name}"
@@ -59,7 +59,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to take a repository's model. `need_mib`: memory it takes; `detail` says of what."""
+    """One variant of a repository's model. `need_mib`: the memory it takes; `detail` explains that figure."""
 
     label: str
     files: tuple[File, ...]  # the first is the one to load
@@ -181,7 +181,7 @@ def _projector(listing: hub.Listing) -> File | None:
 
 
 def _labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, str]:
-    """What to call each: its quantisation, or the file where that isn't told, or told twice."""
+    """The label of each file: its quantisation, or the file's name where that is unknown, or not unique."""
     told = [quantisation(stem) for stem in stems]
     return {
         stem: label if label and told.count(label) == 1 else stem.rpartition("/")[2]
@@ -190,7 +190,7 @@ def _labels(stems: Sequence[str] | dict[str, list[File]]) -> dict[str, str]:
 
 
 def _measured(wanted: Reference, listing: hub.Listing, found: Sequence[Variant]) -> Iterator[Variant]:
-    """With entry and memory. What a file's header says is read from a file as long as the real one, but empty behind that."""
+    """The variants with entry and memory. The header is read from a sparse file that is as long as the real one."""
     adapter = REGISTRY.get("llama_server")
     start = hub.head(listing, min((variant.files[0] for variant in found), key=lambda file: file.size), HEADER_BYTES)
     with tempfile.TemporaryDirectory() as folder:

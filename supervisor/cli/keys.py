@@ -187,7 +187,7 @@ def _check(path: Path, names: list[str]) -> None:
 
 
 def _entries(text: str) -> list[dict[str, Any]]:
-    """As they are written."""
+    """The entries as they are written."""
     root = yaml.safe_load(text)
     found: list[dict[str, Any]] = root["keys"] if isinstance(root, dict) else root
     return found

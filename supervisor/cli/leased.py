@@ -1,7 +1,7 @@
 """Runs a command under a lease: heartbeats while it lives, and its whole process tree ends with this process.
 
-It runs below a shim, as workers do, with our own stdin, stdout and stderr. So nothing of it survives us, however we end; the
-lease then ends by its time to live. As long as the daemon can't be reached the command goes on: nothing is loaded meanwhile,
+The command runs below a shim, as workers do, with our own stdin, stdout and stderr. So none of its processes survives us,
+however we end; the lease then ends by its time to live. As long as the daemon can't be reached the command goes on: nothing is loaded meanwhile,
 and a daemon that comes back knows the lease. When the daemon says that the lease has ended, so does the command.
 """
 
@@ -73,7 +73,7 @@ async def _run(daemon: Client, lease: Lease, command: tuple[str, ...]) -> int:
 
 
 async def _end(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
-    """At the first signal SIGTERM to all of it, for as long as it needs; at the next SIGKILL."""
+    """At the first signal, send SIGTERM to the command's tree and give it all the time it needs; at the next, SIGKILL."""
     await signals.get()
     process.terminate()
     await signals.get()
@@ -81,7 +81,7 @@ async def _end(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
 
 
 async def _beat(daemon: Client, lease: Lease, process: WorkerProcess) -> None:
-    """Until the lease has ended, and with it the command."""
+    """Send heartbeats until the lease has ended, and the command with it."""
     is_heard, interval_s, beat = True, lease.ttl_s / 3, LeaseRenewal(pid=process.shim_pid)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Lines of the log: how to make one from any values, and how to write them.
+"""Lines of the log: making one from any values, and writing them.
 
 A value may come from outside: it can't break a line, hide part of it, or make the code that logs fail. A line has at most
 `LONGEST` bytes; the middle of longer values is left out.
@@ -42,7 +42,7 @@ class Lines:
     """The logger at the end of the pipeline, for any thread. It never waits for the reader, and ignores write errors.
 
     While the reader takes nothing, a thread waits for it, and the newest lines are kept. `dropped_line` makes the line that
-    says where how many are missing.
+    says how many are missing at this place.
     """
 
     def __init__(self, descriptor: int, dropped_line: Callable[[int], bytes] = b"%d lines dropped".__mod__) -> None:
@@ -82,7 +82,7 @@ class Lines:
     def write(self) -> None:
         """Write the waiting lines as far as the reader takes them.
 
-        Never waits for the lock: garbage collection may log in the middle of this. Whoever holds it writes our lines, too.
+        Never waits for the lock: garbage collection may log in the middle of this. The thread that holds it writes our lines, too.
         """
         self._due = False
         while self._lines and not self._stuck and self._writing.acquire(False):
@@ -96,13 +96,13 @@ class Lines:
             self._shorten()
 
     def reopen(self) -> None:
-        """The descriptor is another file from now on. What is unwritten by then goes there."""
+        """The descriptor is another file from now on. Lines that are unwritten by then go there."""
         self.write()
         with self._writing:
             self._send = _without_waiting(self._descriptor)
 
     def flush(self) -> None:
-        """At exit: write what is left, also what an ended loop left. Blocks for at most `EXIT_WAIT_S`."""
+        """At exit, write the remaining lines, also those that an ended loop left. Blocks for at most `EXIT_WAIT_S`."""
         self.write()
         if self._waiting is not None:
             self._waiting.join(EXIT_WAIT_S)
@@ -174,7 +174,7 @@ class Lines:
 
 
 def _without_waiting(descriptor: int) -> Callable[[bytes], int] | None:
-    """How to write to it so that BlockingIOError comes where the reader is stuck. None: only by waiting.
+    """A function that writes to the descriptor, and raises BlockingIOError where the reader is stuck. None: there is none.
 
     O_NONBLOCK would belong to everybody who shares the open file, such as the shell: so pipes and terminals are opened anew.
     """
@@ -210,7 +210,7 @@ def json_line(fields: Mapping[str, object]) -> bytes:
 
 
 def line_of(first: msgspec.Struct, fields: Mapping[str, object]) -> bytes:
-    """The same as `json_line` of all fields of `first` and then of `fields`, which are short."""
+    """As `json_line`, of all fields of `first` and then of `fields`, which are short."""
     try:
         line = _encode(first)[:-1] + b"," + _encode(fields)[1:]
     except Exception:  # noqa: BLE001  # as above
@@ -243,7 +243,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def shown(value: object) -> str:
-    """Its `repr`, also where that fails."""
+    """The `repr` of a value, with a substitute where that fails."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001  # logging must not fail

@@ -69,7 +69,7 @@ def dropped_lines() -> int:
 
 
 def say(text: str) -> None:
-    """Print a line on stdout without waiting for whoever reads it."""
+    """Print a line on stdout without waiting for its reader."""
     if sys.stdout is None:  # `>&-`
         return
     lines, descriptor = _lines, sys.stdout.fileno()

@@ -83,7 +83,7 @@ ALIASES: Final = {
     "log": "logs",
     "start": "serve",
 }
-"""What users of Ollama and LM Studio type, and the command that does it here."""
+"""Commands of Ollama and LM Studio, and the command that does the same here."""
 
 INSTEAD: Final = {
     "show": "llmux ps --wide shows the models, llmux config show every setting",
@@ -96,7 +96,7 @@ INSTEAD: Final = {
     "restart": "llmux unload MODEL and llmux load MODEL restart a model; llmux reload applies a changed configuration",
     "help": "llmux --help, or llmux COMMAND --help",
 }
-"""Their commands that are none here, and what there is instead."""
+"""Their commands that llmux does not have, and its own way to the same end."""
 
 
 def _open_missing_streams() -> None:
@@ -115,7 +115,7 @@ class _Group(click.Group):
     _for_programs = False
 
     def main(self, args: Sequence[str] | None = None, *words: Any, **extra: Any) -> Any:
-        """As click does it, but that programs are told of a mistake in the command line, too."""
+        """As click's, but with `--json` a mistake in the command line is printed as JSON, too."""
         _open_missing_streams()
         gc.set_threshold(50_000, 20, 20)  # most of what a command makes are modules, which are no garbage
         given = sys.argv[1:] if args is None else list(args)

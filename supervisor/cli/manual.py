@@ -86,6 +86,6 @@ def _entry(name: str, meaning: str, takes: str = "") -> list[str]:
 
 
 def _text(text: str) -> str:
-    """As it stands there: nothing in it is a request of roff, and a hyphen can be copied as one."""
+    """The text escaped for roff: no part of it is a request, and a hyphen can be copied as one."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -37,7 +37,7 @@ from supervisor.io.memory import DeviceInfo
 
 Echo = Callable[[str], None]
 QUICK = "Q4_K_M"
-"""What a processor gets: an answer takes as long as reading the weights, and below it a model is noticeably worse."""
+"""The quantisation for a processor: answers take as long as reading the weights, and a smaller one is noticeably worse."""
 
 
 class UnusableError(LlmuxError):
@@ -57,7 +57,7 @@ class Target:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """With which `serve` takes it."""
+        """The arguments by which `serve` uses this file."""
         return () if self.foreign is not None else ("--config", str(self.path))
 
     def check_writable(self) -> None:
@@ -69,12 +69,15 @@ class Target:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Target]:
-        """Nobody else adds or removes a model in this block; gives what the file says now. Raises LlmuxError, OSError."""
+        """Hold the lock on the file, so that no other process adds or removes a model; gives its present state.
+
+        Raises LlmuxError, OSError.
+        """
         with files.alone_in(self.path.resolve().parent):
             yield target(self.path)
 
     def write(self, text: str) -> None:
-        """Replace what it says. Its mode stays; where it is a link, the file that it leads to is replaced."""
+        """Replace the file's text. Its mode stays; where it is a link, the file that it leads to is replaced."""
         real = self.path.resolve()
         if not real.exists():
             starter.write(real, text)
@@ -84,7 +87,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the repository has, what there is room for, and what is taken."""
+    """The variants of a repository, the device with room for them, and the variant that is taken."""
 
     variants: tuple[Variant, ...]
     device: DeviceInfo  # the one with the most room
@@ -147,9 +150,9 @@ def configured(catalog: Catalog, wanted: Reference) -> str | None:
 
 
 def offer(catalog: Catalog, wanted: Reference) -> Offer:
-    """Look what there is, and choose: what was named, else the best that fits; on a processor Q4_K_M.
+    """Look which variants there are, and choose: the named one, else the best that fits; on a processor Q4_K_M.
 
-    Blocks on the hub and the devices. Raises HubError; NotFoundError where there is no such variant; UnusableError where what is wanted doesn't fit.
+    Blocks on the hub and the devices. Raises HubError; NotFoundError where there is no such variant; UnusableError where the wanted one doesn't fit.
     """
     found = tuple(hub_models.variants(wanted))
     device = max(_places(catalog, found[0]), key=lambda device: device.spec.usable_mib)
@@ -326,14 +329,14 @@ def remove(place: Target, name: str) -> None:
 
 
 def install_for(models: Iterable[CatalogModel], catalog: Catalog, echo: Echo) -> None:
-    """See to it that the programs of these models are there. Raises UnusableError, InstallError."""
+    """Install the missing programs of these models. Raises UnusableError, InstallError."""
     runtimes_dir, devices = catalog.server.runtimes_dir, _devices(catalog)
     for model in models:
         _installed(model, runtimes_dir, devices, echo)
 
 
 def tell_where(catalog: Catalog, name: str, echo: Echo) -> None:
-    """Say so where the model behind this name computes on the processor though there is a GPU."""
+    """Print a warning where the model of this name computes on the processor although there is a GPU."""
     model = replace(catalog.resolve(name).model, runtimes_dir=catalog.server.runtimes_dir)
     told = on_processor(model, [device.spec for device in _devices(catalog)])
     if told is not None:
@@ -355,7 +358,10 @@ def _devices(catalog: Catalog) -> Sequence[DeviceInfo]:
 
 
 def _installed(model: CatalogModel, runtimes_dir: Path, devices: Sequence[DeviceInfo], echo: Echo) -> None:
-    """See to it that its worker's program is there, for the GPU if there is one. Raises UnusableError for what only a person can mend."""
+    """Install the program of the model's worker if it is missing, for the GPU if there is one.
+
+    Raises UnusableError for a problem that only a person can mend.
+    """
     device = DeviceAssignment(HOST.device_id(), HOST)
     context = LaunchContext(str(model.id), "127.0.0.1", 1, "none", (device,), runtimes_dir)
     try:

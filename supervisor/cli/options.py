@@ -35,7 +35,7 @@ def daemon_options(command: Command) -> Command:
 
 
 def inference_options(command: Command) -> Command:
-    """As `daemon_options`, for commands that a key of a client is enough for."""
+    """As `daemon_options`, for commands that need only a client's key."""
     return _connected(command, "inference")
 
 
@@ -59,7 +59,7 @@ def ask_options(command: Command) -> Command:
 
 
 def _configured_url(options: Mapping[str, object]) -> str:
-    """Of the configuration that `serve` would use, or of that in `--config`, where the command has that option."""
+    """The daemon's URL by the configuration that `serve` would use, or by that of `--config`, if the command has the option."""
     from supervisor.cli.configuration import daemon_url  # noqa: PLC0415  # most of the start
 
     config = options.get("config")
@@ -172,20 +172,20 @@ def _completing(*sections: str) -> Callable[[click.Context, click.Parameter, str
 
 
 complete_configured = _completing("models")
-"""For the shell: the models of the configuration file; none where it can't be read."""
+"""Completes the models of the configuration file for the shell; none where it can't be read."""
 
 complete_public = _completing("virtual_models", "models")
-"""The same, with the names that stand for them."""
+"""Completes the models, and the virtual models, which stand for them."""
 
 
 def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
-    """For machines. JSON allows some characters that can't be printed, or that control a terminal: those are escaped."""
+    """Print JSON for machines, with characters escaped that can't be printed, or that control a terminal."""
     _printed.append(True)
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain).translate(_ESCAPED), err=err)
 
 
 def _plain(value: object) -> object:
-    """Of a struct."""
+    """A struct as plain values."""
     import msgspec  # noqa: PLC0415  # not for declaring
 
     return msgspec.to_builtins(value)
@@ -197,7 +197,7 @@ def has_printed() -> bool:
 
 
 def answer(value: object, *shown: output.Words | output.Table, as_json: bool) -> None:
-    """The value for machines, or what is shown of it to people."""
+    """Print the value for machines, or its text for people."""
     if as_json:
         print_json(value)
     else:

@@ -114,7 +114,7 @@ def mib(value: object) -> str:
 
 
 def duration(value: object) -> str:
-    """With tenths where it is less than ten seconds."""
+    """A time in words, with tenths below ten seconds."""
     if not isinstance(value, int | float):
         return "-"
     if value < 9.95:

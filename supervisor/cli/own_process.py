@@ -43,9 +43,9 @@ def on_signals(
 
 
 def _end_within(seconds: float) -> None:
-    """End this process then, whatever it is stuck in, and show where that was; its shims end the workers.
+    """End this process after that time, even if it is stuck, and show where; its shims end the workers.
 
-    Nothing of Python may be needed: the loop may stand still, and there may be no thread left. Never undone: the interpreter's
+    No Python code may be needed: the loop may stand still, and there may be no thread left. Never undone: the interpreter's
     own end waits for threads, too.
     """
     with contextlib.suppress(RuntimeError):  # no thread left
@@ -69,7 +69,7 @@ def signals_end() -> Iterator[None]:
 
 
 def settle_garbage_collector() -> None:
-    """Begin to collect. What is there now stays: never look through it; look for new cycles less often than by default.
+    """Start the garbage collector. Objects that exist now are never looked through, new ones less often than by default.
 
     Requests are freed by their reference counts. With the defaults the collector took an eighth of a busy daemon's time. It
     holds the loop for 0.4 ms per thousand objects, and a waiting request has fifty: the young are few, and all are looked
@@ -92,7 +92,7 @@ async def return_freed_memory() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """As many open files as the system lets us have: 1024, the usual start, are 500 requests. Workers inherit it."""
+    """Raise the limit of open files as far as allowed: the usual 1024 are enough for 500 requests. Workers inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -100,7 +100,7 @@ def raise_descriptor_limit() -> None:
 
 
 def own_stderr() -> None:
-    """The old daemon read ours so far, to tell why we can't start."""
+    """Open stderr for ourselves: so far the old daemon read it, to report why we can't start."""
     descriptor = os.environ.pop(STDERR, None)
     if descriptor is not None:
         os.dup2(int(descriptor), 2)

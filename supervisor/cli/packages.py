@@ -23,7 +23,7 @@ Echo = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a person asked for: a build and a kind, if not the usual ones, or files that were carried here.
+    """The package that a person named: a build and a kind, if not the usual ones, or files that were carried here.
 
     `agreed`: files of an unknown digest are taken.
     """
@@ -39,7 +39,7 @@ class Wanted:
 
 
 def releases(recipe: Recipe, runtimes_dir: Path) -> Releases:
-    """Those of this runtime, with what was noted beside its environments."""
+    """The releases of this runtime, with the digests noted beside its environments."""
     assert recipe.archives is not None
     return Releases(recipe.archives.pins, runtimes_dir / f"{recipe.name}.{NOTED}")
 
@@ -47,7 +47,7 @@ def releases(recipe: Recipe, runtimes_dir: Path) -> Releases:
 def candidates(
     recipe: Recipe, runtimes_dir: Path, machine: Machine, wanted: Wanted, current: str | None, echo: Echo
 ) -> Iterator[Package]:
-    """What to install, the best first. `current`: the build that is used. Raises LlmuxError for a file that is none."""
+    """The packages to install, the best first. `current`: the build in use. Raises LlmuxError for an unsuitable file."""
     archives, known = recipe.archives, releases(recipe, runtimes_dir)
     assert archives is not None
     if wanted.build is not None and BUILD.fullmatch(wanted.build) is None:
@@ -80,7 +80,7 @@ def forget_download(recipe: Recipe, package: Package, runtimes_dir: Path, machin
 
 
 def _carried(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) -> Package:
-    """The package of archives that lie here. Their names say what they are, as the release has them."""
+    """The package of archives on this machine, which have the names that the release gives them."""
     assert recipe.archives is not None
     program = next((path for path in wanted.files if path.name.startswith("llama-")), wanted.files[0])
     found = re.fullmatch(r"llama-(b[0-9]+)-bin-ubuntu-(.+)-(?:x64|arm64)\.tar\.gz", program.name)
@@ -104,7 +104,7 @@ def _carried(recipe: Recipe, known: Releases, wanted: Wanted, machine: Machine) 
 
 
 def _checked(path: Path, known: Releases, wanted: Wanted) -> None:
-    """Raises InstallError unless it is the file of that name, or a person says that it is."""
+    """Raises InstallError unless it is the release's file of that name, or a person has agreed to an unknown one."""
     if not path.is_file():
         raise InvalidRequestError(f"{path}: there is no such file.", param="--from")
     with path.open("rb") as file:

@@ -40,7 +40,7 @@ LIMIT_S: Final = 600.0
 TELL_S: Final = 15.0
 LIST_S: Final = 60.0
 ROOM_MIB: Final = 600
-"""What an answer takes on a GPU: its context and kernels, besides a model of some MiB."""
+"""The memory of an answer on a GPU: its context and kernels, besides a model of some MiB."""
 PREFIX: Final = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan"}
 """How llama.cpp's names of devices begin."""
 NO_VARIABLES: Final[Mapping[str, str]] = {}
@@ -65,14 +65,14 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What an environment's record keeps: its names of the GPUs that compute, by PCI address, and the variables that it needs."""
+    """The proof in an environment's record: the program's names of the GPUs that compute, by PCI address, and its variables."""
 
     names: Mapping[str, str]
     variables: Mapping[str, str]
 
 
 def prove(environment: Path, echo: Echo) -> Proven:
-    """Blocks, up to ten minutes. Raises InstallError, which says why it computes on none."""
+    """Find the GPUs on which the program computes. Blocks, up to ten minutes. Raises InstallError if there are none."""
     made = installed.program(environment)
     assert made is not None
     names = _listed(environment / "bin" / "llama-server", made)
@@ -116,7 +116,7 @@ def _tries(
 
 
 def _listed(program: Path, made: installed.Program) -> dict[str, str]:
-    """What the program calls its GPUs, with their titles."""
+    """The program's names of its GPUs, with their titles."""
     try:
         done = subprocess.run(
             [str(program), "--list-devices"],

@@ -43,7 +43,7 @@ Row = dict[str, object]
 
 
 class PullError(LlmuxError):
-    """Something could not be fetched; `detail` says what, and why."""
+    """Some files could not be fetched; `detail` lists them, with the reasons."""
 
     code = "pull_failed"
 
@@ -74,7 +74,7 @@ class Download:
         return sum(file.size - copy.size_there(file) for file in self.missing) if copy is not None else 0
 
     def compare(self, copy: hub_download.Copy, *, verify: bool) -> None:
-        """Find out what is missing of this copy. Raises OSError."""
+        """Find the missing files of this copy. Raises OSError."""
         self.missing = copy.missing(verify=verify)
         self.copy = copy
 
@@ -196,7 +196,7 @@ def make_room(wanted: Sequence[Download]) -> None:
 
 
 def end_with_stdin() -> None:
-    """From now on this process ends when its standard input does, with all that it started: who started it has gone."""
+    """End this process, with all that it started, as soon as its standard input ends: then its parent is gone."""
 
     def read() -> None:
         while os.read(0, 4096):
@@ -216,7 +216,7 @@ def tell_amount(done_bytes: int, total_bytes: int) -> None:
 
 @contextmanager
 def _telling(tell: TellAmount | None, amount: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """Within the block, and at its end, `tell` is told how much has come."""
+    """Call `tell` with the amount that has arrived, within the block and at its end."""
     if tell is None:
         yield
         return
@@ -238,9 +238,9 @@ def _telling(tell: TellAmount | None, amount: Callable[[], tuple[int, int]]) -> 
 
 
 def fetch(wanted: Sequence[Download], echo: Echo, tell_amount: TellAmount | None = None) -> None:
-    """Fetch what is missing, with a bar on a terminal. Tries all, then raises PullError if any failed.
+    """Fetch all missing files, with a bar on a terminal. Tries all, then raises PullError if any failed.
 
-    `tell_amount` is told each second how many bytes there are, and how many there will be.
+    `tell_amount` gets each second how many bytes there are, and how many there will be.
     """
     total = sum(download.still_bytes() for download in wanted)
     began, current = time.monotonic(), [""]

@@ -1,4 +1,4 @@
-"""`llmux serve`: find or write the configuration, print what is served and how to use it, run the daemon."""
+"""`llmux serve`: find or write the configuration, print the models and how to use them, run the daemon."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
 
 
 def _install_for(catalog: Catalog, echo: Callable[[str], None]) -> None:
-    """Install what the models of a folder need; where that fails the others are served all the same."""
+    """Install the runtimes that the models of a folder need; where one fails the other models are served all the same."""
     from supervisor.cli.model_entries import install_for  # noqa: PLC0415  # only here
 
     if not catalog.models:
@@ -92,7 +92,7 @@ def _install_for(catalog: Catalog, echo: Callable[[str], None]) -> None:
 
 
 def _say_source(configuration: Configuration) -> None:
-    """Whose settings are served, where they are in no file of llmux's, or llm-pool's variables are set."""
+    """Print whose settings are served, if they come from no file of llmux's, or llm-pool's variables are set."""
     if configuration.foreign is not None and not configuration.foreign.files:
         log.info("configuration.variables", hint="llmux config show says which variable says what")
     elif configuration.foreign is not None and pool_variables():
@@ -120,7 +120,7 @@ def command() -> str:
 
 
 def welcome(catalog: Catalog, url: str, keys: int) -> str:
-    """What a person needs next: the URL, a request to paste, settings for clients, where things are."""
+    """The facts that a person needs next: the URL, a request to paste, settings for clients, the places of files."""
     listing = catalog.listing()
     chat = next((entry for entry in listing if entry.model.config.type == "llm"), None)
     lines = [f"llmux serves {counted(len(listing), 'model')} at {url}/v1", f"Dashboard: {url}/ui/"]

@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
         self.up.set()
 
     async def main_loop(self) -> None:
-        """Renew the Date header until told to end; uvicorn's own looks ten times a second whether it is."""
+        """Renew the Date header until `end`; uvicorn's own loop would check ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DATE_S):
@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(application: Application) -> Server:
-    """It serves once it is given sockets."""
+    """The server for this application. It serves once it has sockets."""
     config = uvicorn.Config(
         application,
         http=GuardedProtocol,
@@ -82,7 +82,7 @@ def make_server(application: Application) -> Server:
 
 
 def take_given() -> tuple[socket.socket, ...]:
-    """The sockets that systemd gave us. Raises ConfigError for what can't be served."""
+    """The sockets that systemd gave us. Raises ConfigError for a socket that can't be served."""
     try:
         return notify.given()
     except ValueError as error:
@@ -113,9 +113,9 @@ class Listeners:
 
 
 def open_listeners(given: Sequence[socket.socket], server: ServerConfig, keyring: Keyring) -> Listeners:
-    """The listening sockets: those that systemd gave, the extra ones by their ports, and our own for what it didn't.
+    """The listening sockets: those that systemd gave, the extra ones by their ports, and our own for missing ones.
 
-    Raises CannotListenError with what to do; ConfigError for a socket that nothing says what to do with, and when others
+    Raises CannotListenError with the remedy; ConfigError for a socket that no setting has a use for, and when others
     could reach one and there are no keys. Then all are closed.
     """
     ports = server.extra_ports.values()
@@ -135,7 +135,7 @@ def open_listeners(given: Sequence[socket.socket], server: ServerConfig, keyring
 def listeners_of(
     main: socket.socket | None, spare: Iterable[socket.socket], server: ServerConfig, keyring: Keyring
 ) -> Listeners:
-    """These sockets, and our own for what they don't have; of `spare`, what has no extra port is closed. Raises as `open_listeners`."""
+    """These sockets, and our own for missing ones; sockets of `spare` for no extra port are closed. Raises as `open_listeners`."""
     with contextlib.ExitStack() as opened:
         by_port = {listener.getsockname()[1]: opened.enter_context(listener) for listener in spare}
         main = opened.enter_context(main or listen(server.host, server.port))
@@ -157,7 +157,7 @@ def listeners_of(
 
 
 def reached_at(listener: socket.socket) -> tuple[str, ...]:
-    """Where this machine reaches it, the most usual first: what listens everywhere listens on loopback too."""
+    """The addresses by which this machine reaches it, the most usual first: listening everywhere includes loopback."""
     host: str = listener.getsockname()[0]
     if host == "::":
         is_alone = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
@@ -166,7 +166,7 @@ def reached_at(listener: socket.socket) -> tuple[str, ...]:
 
 
 def listen(host: str, port: int, key: str | None = None) -> socket.socket:
-    """The bound, listening socket. `key` says where an extra port comes from. Raises CannotListenError with what to do."""
+    """The bound, listening socket. `key` says where an extra port comes from. Raises CannotListenError with the remedy."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -30,7 +30,7 @@ SEAL: Final = re.compile(
     r"^(NoNewPrivileges|LockPersonality|RestrictSUIDSGID|SystemCallArchitectures|RestrictAddressFamilies)=.*\n",
     re.MULTILINE,
 )
-"""What forbids set-uid programs: the first by its name, the others, in a user's service, by the way."""
+"""Settings of a unit that forbid set-uid programs: the first by its purpose, the others as a side effect in a user's service."""
 ADDRESS: Final = "127.0.0.1"
 PORT: Final = 8081
 UNITS: Final = Path(__file__).parent / "systemd"
@@ -220,7 +220,7 @@ def _systemctl(*words: str, limit_s: float = 60.0) -> str:
 
 
 def run(argv: list[str], limit_s: float = 60.0) -> str:
-    """Its output. Raises ServiceError where it fails."""
+    """Run a program and return its output. Raises ServiceError where it fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit_s)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -38,9 +38,9 @@ def is_daemon(daemon: Client) -> bool:
 
 @contextlib.contextmanager
 def own_daemon(usual: Client, arguments: Sequence[str], state_dir: Path, echo: Echo) -> Iterator[str | None]:
-    """The URL of a daemon that serves with these arguments until the block ends. What it logs goes into a file.
+    """The URL of a daemon that serves with these arguments until the block ends. Its log goes into a file.
 
-    None: somebody else has started one meanwhile, which answers at the usual address. Raises NotStartedError, or OSError.
+    None: another process has started one meanwhile, which answers at the usual address. Raises NotStartedError, or OSError.
     """
     with contextlib.ExitStack() as ends:
         with files.alone_in(state_dir):  # two commands at the same time start one daemon

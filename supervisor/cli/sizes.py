@@ -1,6 +1,6 @@
-"""What a configuration's models take on this machine, for commands that run without a daemon: `config check`, `doctor`.
+"""The sizes of a configuration's models on this machine, for commands that run without a daemon: `config check`, `doctor`.
 
-The same sizes as the daemon's, and the same warnings: by the devices that there are, and what daemons measured on them.
+Sizes and warnings are the same as the daemon's: they come from the devices of this machine, and daemons' measurements on them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OnThisMachine:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the models' memory, each with the model's name."""
+        """Warnings about the models' memory, each with the model's name."""
         return tuple(f"{model}: {told}" for model, told in warnings_of(self.catalog, self.specs, self.devices))
 
     @property
@@ -71,5 +71,5 @@ def _learned(catalog: Catalog, devices: tuple[DeviceInfo, ...]) -> Learned:
 
 
 def named(found: Mapping[FootprintKey, int], names: Mapping[str, DeviceId]) -> dict[tuple[str, DeviceId], int]:
-    """What was stored, for the devices that are here. `names`: their keys and ids."""
+    """The stored figures for the devices of this machine. `names`: their keys and ids."""
     return {(model, names[key]): mib for (model, key), mib in found.items() if key in names}

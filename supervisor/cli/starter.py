@@ -1,4 +1,4 @@
-"""A person's first configuration file: what stands in it, and how it is made. Also where the packaged examples are."""
+"""A person's first configuration file: its content, and how it is made. Also where the packaged examples are."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `llmux why` tells: of one request (`--request`) what came of it, what it waited for, and what was decided meanwhile; of
-a task, whom a request would go to.
+"""The explanations of `llmux why`: the outcome of one request (`--request`), its waits, and the decisions meanwhile; for a task,
+the candidate that would get a request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from supervisor.schema.task import Task
 
 
 def story(request: Request) -> list[output.Words | output.Table]:
-    """For people, from `GET /v1/admin/requests/{id}`."""
+    """The story of a request for people, from `GET /v1/admin/requests/{id}`."""
     told: list[output.Words | output.Table] = [_headline(request)]
     if request.wait:
         told.append(f"It waited {_amount(sum(part.s for part in request.wait))} for a worker:")
@@ -32,7 +32,7 @@ def story(request: Request) -> list[output.Words | output.Table]:
 
 
 def choice(task: Task) -> list[output.Words | output.Table]:
-    """What `llmux why task:NAME` tells, from `GET /v1/admin/tasks/{name}`."""
+    """The explanation of `llmux why task:NAME`, from `GET /v1/admin/tasks/{name}`."""
     rows: list[output.Row] = [
         (
             "→" if candidate.model == task.chosen else "",
@@ -60,7 +60,7 @@ def _headline(request: Request) -> str:
 
 
 def _demand(request: Request) -> str:
-    """For whom, and how urgently, where that is anything but usual."""
+    """The tenant and the priority of a request, where they are not the usual ones."""
     told = f" for {request.tenant}" if request.tenant not in (None, request.key) else ""
     return told if request.priority == NORMAL else f"{told} with priority {request.priority}"
 

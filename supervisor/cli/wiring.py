@@ -41,7 +41,7 @@ LOGS = "logs"
 
 
 async def open_devices(catalog: Catalog) -> Opened:
-    """Those that are configured, or that there are; notes about others are logged. Raises ConfigError for one that is missing."""
+    """Open the configured devices, or all there are; notes about others are logged. Raises ConfigError for a missing one."""
     opened = await open_sampler(catalog.wanted_devices, said_by=catalog.devices_variable)
     for note in opened.notes:
         log.info("devices.note", message=note)
@@ -49,14 +49,14 @@ async def open_devices(catalog: Catalog) -> Opened:
 
 
 async def open_stores(catalog: Catalog) -> tuple[Footprints, Store]:
-    """What outlives the daemon: footprints, and all the rest."""
+    """Open the stores that outlive the daemon: that of footprints, and that of all the rest."""
     folder = catalog.server.state_dir
     return await asyncio.gather(Footprints.open(folder / FOOTPRINTS), Store.open(folder / "state.sqlite3"))
 
 
 @contextlib.asynccontextmanager
 async def closing(stores: Iterable[Store]) -> AsyncIterator[None]:
-    """They are closed at the end."""
+    """Close the stores when the block ends."""
     try:
         yield
     finally:
@@ -65,14 +65,14 @@ async def closing(stores: Iterable[Store]) -> AsyncIterator[None]:
 
 
 async def sized(catalog: Catalog, opened: Opened) -> Catalog:
-    """With the contexts and slots that these devices have room for."""
+    """The catalog with the contexts and slots that these devices have room for."""
     return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
 
 
 async def assemble(
     catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, stores: tuple[Footprints, Store]
 ) -> tuple[Daemon, LocalLauncher, Configured]:
-    """The parts, and the event that begins everything."""
+    """Put the daemon together: the daemon, its launcher, and the event that begins everything."""
     server, devices = catalog.server, opened.devices
     footprints, state = stores
     runtime = RuntimeConfig(state, allow_cloud_fallback=from_environment())

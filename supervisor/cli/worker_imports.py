@@ -1,7 +1,7 @@
 """The packages that a runtime's workers import, read from their source.
 
-A worker program is a module in the runtime's folder that can be run by itself. Its environment must have what that module
-and the modules of `runtimes` that it uses import, at the top or in a function; an import inside `try` is optional.
+A worker program is a module in the runtime's folder that can be run by itself. Its environment must have the packages that
+this module and the modules of `runtimes` that it uses import, at the top or in a function; an import inside `try` is optional.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Compiling a runtime's program on the machine that runs it: its requirements, the compilers' settings, and their errors.
 
 A build takes up to an hour, so whatever can be known before is checked before. CMake reads CMAKE_ARGS (the build's options,
-and those of the user), CMAKE_BUILD_PARALLEL_LEVEL and LDFLAGS: the program looks for the toolkit's libraries where the toolkit is, for the system's loader
-often doesn't know that folder. Of the output only the lines with a cause are shown; all of it is kept in a file.
+and those of the user), CMAKE_BUILD_PARALLEL_LEVEL and LDFLAGS: the program looks for the toolkit's libraries where the toolkit
+is, for the system's loader often doesn't know that folder. Of the output only the lines with a cause are shown; all of it is
+kept in a file.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _choose(wanted: DeviceWanted, found: Sequence[DeviceFound], problems: list[s
 
 
 def detect() -> Device:
-    """The kind of device to build environments for: `cuda` or `rocm` where that driver shows a GPU, else `cpu`. May take seconds."""
+    """The kind of device for environments: `cuda` or `rocm` where that driver shows a GPU, else `cpu`. May take seconds."""
     with contextlib.suppress(DriverUnavailableError):
         if NvmlSession().find():
             return "cuda"

@@ -23,7 +23,7 @@ class FreeDelta:
         self._baseline = 0
 
     def update(self, free_mib: int, holders: Mapping[WorkerKey, bool]) -> dict[WorkerKey, int | None]:
-        """Take a reading into account, and return the use of each holder, or None. `holders`: every worker on the device, and whether it loads."""
+        """Add a reading, and return the use of each holder, or None. `holders`: every worker on the device, and whether it loads."""
         arrived = [key for key in holders if key not in self._used]
         left = [key for key in self._used if key not in holders]
         for key in left:

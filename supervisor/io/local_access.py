@@ -1,8 +1,8 @@
 """The addresses of this user's daemons on this machine, and a key for each that only this user can read.
 
 A daemon offers its addresses and a fresh key in a file named by its process id; the commands of the same user on the same
-machine find it there. So making the first key doesn't lock out a user who could change the configuration anyway. The daemon keeps
-the key in memory alone: a file that a killed daemon left behind opens nothing.
+machine find it there. So making the first key doesn't lock out a user who could change the configuration anyway. The daemon
+keeps the key in memory alone: a file that a killed daemon left behind opens nothing.
 
 Containers may share the folder, and not the process ids and addresses: 127.0.0.1:8081 of another one is another program's.
 So the file's name also has the namespaces of the daemon, and only a command in the same ones finds it.

@@ -1,8 +1,8 @@
 """Workers' logs: their last lines, new lines as they come, and the class of a crash.
 
-One ordered table decides the class. The pattern that says most about the cause comes first: running out of memory is
-usually followed by messages of other classes ("failed to load model"), never the other way round. The first line that matches is quoted,
-because programs report the cause before its consequences. Quotes are for operators: they can hold somebody's prompt.
+One ordered table decides the class. The pattern that says most about the cause comes first: running out of memory is usually
+followed by messages of other classes ("failed to load model"), never the other way round. The first line that matches is
+quoted, because programs report the cause before its consequences. Quotes are for operators: they can hold somebody's prompt.
 """
 
 from __future__ import annotations

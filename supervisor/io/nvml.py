@@ -1,10 +1,10 @@
 """NVIDIA GPUs through NVML: free memory and, where the driver shows it, each process's use and how busy a GPU is.
 
-NVML only asks the driver: no CUDA context is created, which would cost hundreds of MiB on every GPU. Decisions rest on
-`free`, which means the same in every NVML version, unlike `used`. The process list is believed only where it shows our own
-processes, or at least processes that exist here: in a container it may be empty or hold the host's pids. Otherwise a
-worker's use is the fall of free memory (`free_delta`), and the use of other programs is unknown. A GPU that can't be read keeps its
-last values, marked stale, while NVML is initialised again with backoff.
+NVML only asks the driver: no CUDA context is created, which would cost hundreds of MiB on every GPU. Decisions rest on `free`,
+which means the same in every NVML version, unlike `used`. The process list is believed only where it shows our own processes,
+or at least processes that exist here: in a container it may be empty or hold the host's pids. Otherwise a worker's use is the
+fall of free memory (`free_delta`), and the use of other programs is unknown. A GPU that can't be read keeps its last values,
+marked stale, while NVML is initialised again with backoff.
 
 On machines where the GPU computes in main memory (GB10 in DGX Spark, Jetson) NVML has no memory figures: "Not Supported".
 Such a GPU is one device with a budget of the machine's memory; see `unified`.

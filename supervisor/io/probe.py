@@ -54,7 +54,7 @@ async def check_health(address: Address, path: str, timeout_s: float, auth: str 
 async def check_inference(
     address: Address, path: str, body: bytes, timeout_s: float, auth: str | None = None
 ) -> ProbeResult:
-    """POST this JSON to `path` and see whether the model computes. Any answer below 500 is ok: a worker that refuses a request lives."""
+    """POST this JSON to `path` to see whether the model computes. Any answer below 500 is ok: a refusing worker lives."""
     result = await _ask(address, "POST", path, body, timeout_s, auth)
     return replace(result, ok=result.status is not None and result.status < 500)
 

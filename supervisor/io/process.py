@@ -1,9 +1,10 @@
 """Worker processes as the daemon sees them: ask them to end, kill them, and know for certain that they are gone.
 
 Each worker runs below a shim (see shim.py), which takes commands on stdin and reports on stdout. `WorkerProcess.wait()`
-resolves only when the last process of the tree is dead: the shim says so once the kernel says that it has no children. If
-the shim itself is killed, the worker's leader dies by its parent-death signal, and the rest falls to the daemon
-(`become_subreaper`). A hunt kills them: all processes that carry the worker's mark, and every child that the daemon did not start itself.
+resolves only when the last process of the tree is dead: the shim says so once the kernel says that it has no children. If the
+shim itself is killed, the worker's leader dies by its parent-death signal, and the rest falls to the daemon
+(`become_subreaper`). A hunt kills them: all processes that carry the worker's mark, and every child that the daemon did not
+start itself.
 
 Everything here runs in the event loop's thread.
 """

@@ -28,12 +28,12 @@ _tasks: set[asyncio.Task[WorkerProcess]] = set()
 class SpawnOrder:
     """The order to start a worker. `env` is the whole environment; the worker's mark is added to it.
 
-    The log begins empty with each start (the last one is kept as `LOG.1`) and takes at most about 1.5 × `log_limit` bytes
-    on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `remains`: the note (leftover_containers.py)
-    that the shim settles if the daemon is dead when the worker ends. `keeps` are descriptors that shim
-    and worker hold open as long as they live. `stdio`: our descriptors that it uses as stdin, stdout and stderr, none of them
-    below 3; without, it reads nothing and writes its log. `dies_first`: out of memory, the kernel should end it before others;
-    without, it stands with the kernel as we do.
+    The log begins empty with each start (the last one is kept as `LOG.1`) and takes at most about 1.5 × `log_limit` bytes on
+    disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `remains`: the note
+    (leftover_containers.py) that the shim settles if the daemon is dead when the worker ends. `keeps` are descriptors that
+    shim and worker hold open as long as they live. `stdio`: our descriptors that it uses as stdin, stdout and stderr, none of
+    them below 3; without, it reads nothing and writes its log. `dies_first`: out of memory, the kernel should end it before
+    others; without, it stands with the kernel as we do.
     """
 
     instance: str

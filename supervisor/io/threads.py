@@ -13,7 +13,7 @@ _REFUSED = "can't start new thread"
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread and return its result. Raises OSError where no thread can be started: Python reports a RuntimeError."""
+    """Run `work` in a thread and return its result. Raises OSError, instead of RuntimeError, where no thread can be started."""
     try:
         return await asyncio.to_thread(work)
     except RuntimeError as error:

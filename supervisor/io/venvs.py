@@ -103,11 +103,11 @@ def install(
 ) -> Environment:
     """Make the runtime's environment what its recipe says, unless it is already, and return it.
 
-    `device` and `python` default to those of the present environment; for a new one, to this machine's device and the
-    Python of llmux. Blocks for seconds to minutes; `progress` gets lines for a person. Two installations of one runtime take turns.
+    `device` and `python` default to those of the present environment; for a new one, to this machine's device and the Python
+    of llmux. Blocks for seconds to minutes; `progress` gets lines for a person. Two installations of one runtime take turns.
     `package`: its program is this archive, and the environment also stands as name@build. The findings of `prove` on a new one
-    are recorded; if it raises, the environment is discarded.
-    Raises InstallError, or OSError when the folder can't be written; the old environment stays live.
+    are recorded; if it raises, the environment is discarded. Raises InstallError, or OSError when the folder can't be written;
+    the old environment stays live.
     """
     name = recipe.name
     runtimes_dir = runtimes_dir.absolute()

@@ -6,15 +6,15 @@ runs: no model appears in its list, nothing is evicted, no client's request wait
 concepts in the scheduler for something that takes minutes.
 
 Two checks keep the memory honest. Before a start, the model's estimate must fit into what the device is *measured* to have
-free, less its margin, and, where a daemon answers, into what its ledger says a new lease may take: the ledger leaves out
-what its workers hold but don't use yet, and refuses a device that it is loading on. After that, the daemon sees the worker
+free, less its margin, and, where a daemon answers, into the room that its ledger has for a new lease: the ledger subtracts
+memory that its workers hold but don't use yet, and refuses a device that it is loading on. After that, the daemon sees the worker
 as it sees every other program on the device. One gap remains: a load that the daemon begins within the seconds of ours.
 
 Nothing outlives the command: the shim kills the worker when its parent dies, however it dies.
 
-    devices            which devices there are, and whether one has enough memory
+    devices            the devices of this machine, and the check of their memory
     temporary_worker   one worker, from its start to its end
     page               the page that --ocr shows
-    workloads          what it is asked, and how that is measured
+    workloads          the requests, and how they are measured
     comparison         all devices in turn, the table and the ratio
 """

@@ -139,7 +139,7 @@ class Comparison:
         return told
 
     def _more(self, result: Result) -> list[output.Table | str]:
-        """What has no column: the first answer beside the others, the real-time factor."""
+        """The figures that have no column: the first answer beside the others, the real-time factor."""
         rate, device = result.rate, result.device.id
         if rate is None or result.cold is None:
             return []
@@ -185,7 +185,7 @@ def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
 
 
 def _route(catalog: Catalog, name: str) -> Route:
-    """The model and rewrite that the name stands for. Raises NotFoundError, or BenchError for what can't be started here."""
+    """The model and rewrite that the name stands for. Raises NotFoundError, or BenchError for a model that can't be started here."""
     route = catalog.route(name)
     if route is None:
         near = catalog.nearest(name)

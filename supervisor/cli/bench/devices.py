@@ -81,7 +81,7 @@ async def choose_devices(opened: Opened, model: CatalogModel, words: Sequence[st
 async def check_memory(
     sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, ledger: Mapping[DeviceId, Device]
 ) -> int:
-    """What the model is expected to take there, in MiB. Raises BenchError when so much isn't free."""
+    """The memory that the model is expected to take there, in MiB. Raises BenchError when so much isn't free."""
     need = device.spec.need(model.spec())
     sampled = await sampler.sample({})
     free = next(

@@ -29,7 +29,7 @@ COLUMNS: Final = ("GPU", "Driver", "Build", "Computes", "llmux", "System")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One row for each GPU. `details`: what else tells why it computes, or why not."""
+    """One row for each GPU. `details`: further facts that explain why it computes, or why not."""
 
     rows: tuple[tuple[str, ...], ...]
     details: tuple[str, ...]
@@ -86,7 +86,7 @@ def report(echo: Callable[[str], None]) -> Report:
 
 
 def driver_of(gpu: Gpu, machine: Machine) -> str:
-    """The driver in use, and what it runs programs of."""
+    """The driver of a GPU; for NVIDIA's with the newest CUDA whose programs it runs, for others with Vulkan's drivers."""
     if gpu.vendor == "nvidia":
         cuda = f", CUDA {machine.cuda[0]}.{machine.cuda[1]}" if machine.cuda is not None else ""
         return f"{machine.driver or 'none'}{cuda}"

@@ -55,7 +55,7 @@ def data_url() -> str:
 
 
 def words(text: str) -> frozenset[str]:
-    """Its words and numbers, without regard to case and punctuation."""
+    """The words and numbers of a text, without regard to case and punctuation."""
     return frozenset(re.findall(r"\w+(?:[.\-]\w+)*", text.casefold()))
 
 

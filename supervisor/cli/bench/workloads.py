@@ -1,4 +1,4 @@
-"""What a model of each type is asked to do, and how fast it does it.
+"""The workload for a model of each type, and the measurement of its speed.
 
     llm         a streamed answer: tokens a second, and the time to the first; with --ocr, of a page that it reads
     asr         a generated sound is transcribed: its length over the time that took
@@ -252,7 +252,7 @@ def _says_something(event: Json) -> bool:
 
 
 def _content(event: Json) -> str:
-    """What it adds to the answer itself, thoughts aside."""
+    """The text that an event adds to the answer, without reasoning."""
     choices = rows(event, "choices")
     told = part(choices[0], "delta").get("content") or choices[0].get("text") if choices else None
     return told if isinstance(told, str) else ""

@@ -141,7 +141,7 @@ class _Screen:
 
 
 def _delta(chunk: Json) -> tuple[str, str]:
-    """What a chunk adds to reasoning and answer. Raises LlmuxError for an error in the stream."""
+    """The texts that a chunk adds to reasoning and answer. Raises LlmuxError for an error in the stream."""
     if "error" in chunk:
         raise client.error_of(client.part(chunk, "error"), 500, PATH)
     choices = client.rows(chunk, "choices")
@@ -157,7 +157,7 @@ def chat_options(command: Command) -> Command:
 
 
 def question(prompt: tuple[str, ...], *, as_json: bool) -> str:
-    """The prompt, or what stdin says; empty: a person will talk. Raises UsageError where there is nobody."""
+    """The prompt, or the text on stdin; empty: a person will type. Raises UsageError where there is no terminal."""
     text = " ".join(prompt).encode("utf-8", "replace").decode()  # arguments may be any bytes
     if not sys.stdin.isatty() and (not prompt or text == "-"):
         text = sys.stdin.buffer.read().decode("utf-8", "replace").strip()

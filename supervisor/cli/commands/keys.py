@@ -35,7 +35,7 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) -> str | int | None:
-    """As it is written into the file: a word, or a number."""
+    """The priority as the file has it: a word, or a number."""
     from supervisor.core.demand import priority_of  # noqa: PLC0415  # not for declaring
 
     if said is None:
@@ -235,7 +235,7 @@ def _limits(row: files.Listed) -> str:
 
 
 def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the keys there are."""
+    """The names of the keys, for the shell's completion."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
 
     try:

@@ -37,7 +37,7 @@ def table_of(models: Sequence[ModelView], *, wide: bool = False) -> output.Table
 
 
 def warnings_of(models: Sequence[ModelView]) -> list[str]:
-    """What is wrong with their memory: a line for what is wrong with one or with several, and few lines."""
+    """Warnings about the models' memory, in few lines: one line for a warning that several models share."""
     names: dict[str, list[str]] = {}
     for model in models:
         for one in model.warnings:
@@ -111,7 +111,7 @@ def _row(model: ModelView, most_names: int) -> output.Row:
 
 
 def _device(model: ModelView) -> str:
-    """Where it is; of several devices, with its part on each."""
+    """The devices of a model; of several, with its part on each."""
     parts = model.memory.parts
     if len(parts) < 2:
         return "RAM (host)" if model.device == "host" else output.text(model.device)
@@ -119,7 +119,7 @@ def _device(model: ModelView) -> str:
 
 
 def _state(model: ModelView) -> output.Styled:
-    """With the number of its replicas in this state, where there are several."""
+    """The model's state, with the number of replicas in this state where there are several."""
     same = [one for one in model.replicas if one.state == model.state]
     return output.state(model.state, f"{model.state} ×{len(same)}" if len(same) > 1 else model.state)
 
@@ -141,7 +141,7 @@ def _wide(model: ModelView) -> output.Row:
 
 
 def _need(model: ModelView) -> str:
-    """What its next load is to lease, and where that figure comes from: where it is loaded, else on the first device."""
+    """The memory that the model's next load leases, and the source of that figure: on its device, else on the first one."""
     if model.remote:
         return "-"
     need = model.memory.need
@@ -150,7 +150,7 @@ def _need(model: ModelView) -> str:
 
 
 def _last_words(daemon: Client, model: str) -> str:
-    """Where they are; nothing of a worker that has not run, or has said none."""
+    """The last lines of a worker's log; none of a worker that has not run, or has written none."""
     try:
         return (
             f"; its last words: llmux logs {model}"

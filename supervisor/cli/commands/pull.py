@@ -77,7 +77,7 @@ def pull(
 
 
 def _enter(model: str, config: Path | None, *, dry_run: bool, as_json: bool = False) -> None:
-    """What `llmux add` does. Raises LlmuxError."""
+    """Add a model, as `llmux add` does. Raises LlmuxError."""
     options = (*(("--dry-run",) if dry_run else ()), *(("--json",) if as_json else ()))
     named = ("--config", str(config)) if config is not None else ()
     with add.make_context("add", [model, *options, *named], click.get_current_context()) as adds:
@@ -85,7 +85,7 @@ def _enter(model: str, config: Path | None, *, dry_run: bool, as_json: bool = Fa
 
 
 def _name(model: str, config: Path | None) -> str:
-    """What a model of the hub that is entered is called."""
+    """The configured name of a model of the hub."""
     from supervisor.cli import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     reference = hub_models.reference(model)

@@ -213,7 +213,7 @@ def remove(
 
 
 def _known(place: Target, model: str) -> str | None:
-    """The configured name that is meant; None: it is a hub's. Raises NotFoundError for what is neither."""
+    """The configured name that is meant; None: it is a name on the hub. Raises NotFoundError for a name that is neither."""
     from supervisor.cli import hub_models, model_entries  # noqa: PLC0415  # not for declaring
 
     if place.catalog.route(model) is not None:
@@ -231,7 +231,7 @@ def _known(place: Target, model: str) -> str | None:
 
 
 def _offer(place: Target, model: str) -> Offer:
-    """What the hub has of it, shown as a table. On stderr: stdout is for an answer, or for JSON."""
+    """The hub's variants of the model, also printed as a table. On stderr: stdout is for an answer, or for JSON."""
     from supervisor.cli import model_entries  # noqa: PLC0415  # not for declaring
 
     wanted = _reference(model)
@@ -269,7 +269,7 @@ def _client(place: Target, url: str | None, key: str | None) -> Client:
 
 
 def _is_served(place: Target, model: str, url: str | None, key: str | None) -> bool:
-    """Does a running daemon have it by this name, whatever the configuration here says?"""
+    """Does a running daemon serve a model by this name, even if the configuration here has none?"""
     from supervisor.cli import session  # noqa: PLC0415  # not for declaring
 
     daemon = _client(place, url, key)
@@ -293,7 +293,7 @@ def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
 
 
 def _add_last_words(error: LlmuxError, daemon: Client, model: str) -> None:
-    """Of a worker that failed: with this daemon gone, nobody can be asked for them."""
+    """Add the last lines of a failed worker's log to the error: once this daemon is gone, they can't be had any more."""
     if error.code == "model_failed" and not error.detail:
         with contextlib.suppress(LlmuxError):
             lines = daemon.text(operations.READ_LOGS, {"lines": LAST_LINES}, name=model)

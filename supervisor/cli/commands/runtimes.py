@@ -34,7 +34,7 @@ build_option = click.option(
 
 
 def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the runtimes that have an environment; to remove one, those that are installed."""
+    """The names of runtimes that can have an environment, for the shell's completion; to remove one, those that are installed."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
     names = [name for name in environments.installable() if name.startswith(incomplete)]

@@ -45,7 +45,7 @@ def service_install(config: Path | None, linger: bool, no_start: bool, address: 
 
 
 def _address(text: str) -> tuple[str, int]:
-    """What systemd can listen on: it looks up no names."""
+    """An address that systemd can listen on: it looks up no names."""
     host, _, port = text.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")
     try:

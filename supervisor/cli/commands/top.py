@@ -61,7 +61,7 @@ def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is shown."""
+    """The values that the screen shows."""
 
     devices: list[Device]
     models: list[ModelView]

@@ -42,7 +42,7 @@ def logs(model: str, follow: bool, lines: int, daemon: Client, as_json: bool) ->
 
 
 def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the last of the kinds between commas; none of them twice."""
+    """Completions of the last of the kinds between commas, for the shell; none of them twice."""
     before, comma, last = incomplete.rpartition(",")
     there = before.split(",")
     return [f"{before}{comma}{kind}" for kind in KINDS if kind.startswith(last) and kind not in there]

@@ -44,7 +44,7 @@ _NEWLINE, _SPACE = "\u010a", "\u0120"  # how GPT-2 vocabularies spell them
 
 @dataclass(frozen=True, slots=True)
 class Tiny:
-    """What to write. `size_mib` grows the file to about that by further blocks, which the engine really loads."""
+    """The model to write. `size_mib` grows the file to about that by further blocks, which the engine really loads."""
 
     answer: str = ANSWER
     thought: str = THOUGHT
@@ -138,7 +138,7 @@ def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[
 
 
 def _follows(tokens: list[str], chains: list[list[str]]) -> dict[int, list[int]]:
-    """Of each scripted token: the tokens it comes after."""
+    """For each scripted token, the tokens that it comes after."""
     index = {token: i for i, token in enumerate(tokens)}
     after: dict[int, list[int]] = {}
     successor: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """`llmux config import`: read another program's configuration, write ours, and report what didn't come along.
 
 Each format is a module of pure functions from its parsed document to a `Draft`. The result is always a valid configuration;
-whatever did not come along, or works differently from now on, is in the report and beside the model in the file.
+settings that are lost, or work differently from now on, are in the report and beside the model in the file.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def report(draft: Draft, out: Path | None) -> str:
 
 
 def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
-    """The same for machines; with the text, where no file has it."""
+    """The report for machines, with the text where it was written to no file."""
     about: dict[str, JsonValue] = {
         "models": list(draft.models),
         "virtual_models": list(draft.virtual_models),
@@ -95,7 +95,7 @@ def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
 
 
 def _settings_files(settings: Path | None = None) -> list[Path]:
-    """The files that llm-pool itself would read: `settings`, or where it looks for it, and what goes over it.
+    """The files that llm-pool itself would read: `settings`, or those in its usual place, and the file that overrides them.
 
     Raises ConfigError when one that a variable names isn't there.
     """
@@ -123,7 +123,7 @@ def _named_by(variable: str) -> Path | None:
 
 
 def read(paths: Sequence[Path], form: str, folder: Path) -> Draft:
-    """What the files say, settled, as a file in `folder` would say it. Blocks on the files of models at rest.
+    """The settled draft of these files, as for a configuration file in `folder`. Blocks on the files of models at rest.
 
     Raises ConfigError for files that can't be read, or that their program would refuse.
     """
@@ -174,7 +174,7 @@ def _unusable(name: str, values: Values, folder: Path) -> str | None:
 
 
 def _form(path: Path) -> str:
-    """By the file's name, and a YAML file's first words."""
+    """The format, by the file's suffix, and by the sections of a YAML file."""
     form = _SUFFIXES.get(path.suffix.lower())
     if form is not None:
         return form

@@ -1,7 +1,7 @@
 """A configuration under construction: its sections, and notes on what could not be imported.
 
 A note says that something is *lost* (not in the result) or to be *looked at* (it works differently). Notes about a model
-also stand above it in the written file. `settle` removes whatever our own validation refuses, so that the written file is
+also stand above it in the written file. `settle` removes all that our own validation refuses, so that the written file is
 always valid.
 """
 
@@ -106,7 +106,7 @@ class Draft:
             known.update(values)
 
     def switch_off(self, model: str, why: str) -> None:
-        """Leave one that is at rest out of what is served: it can't be loaded as it is."""
+        """Disable a model at rest that can't be loaded as it is."""
         where = self.at_rest.pop(model)
         self.models[model]["enabled"] = False
         self.notes = [note for note in self.notes if note.where != where]
@@ -130,7 +130,7 @@ class Draft:
                 model.setdefault("public", True)
 
     def settle(self) -> None:
-        """Remove what is not valid, and note it."""
+        """Remove invalid keys, and note them."""
         for name, values in list(self.models.items()):
             placed = _placed(values)
             runtime = values.get("runtime") or REGISTRY.infer({**placed, **values})
@@ -228,7 +228,7 @@ def _placed(values: Values) -> Values:
 
 
 def _problems(model: type[BaseModel], tried: Values, values: Values, trail: Trail) -> Iterator[Problem]:
-    """Its problems; the key of each is removed from `values` first."""
+    """The model's problems; the key of each is removed from `values` first."""
     for problem in validate(model, tree_of(tried, _PLACE), trail)[1]:
         key = problem.trail[len(trail)] if len(problem.trail) > len(trail) else None
         if values.pop(str(key), None) is not None:

@@ -1,7 +1,7 @@
 """The first llmux: one process for all models, with `models.yaml` and, beside it, `api_keys.yaml`.
 
 Models come with all their virtual models, clients keep their keys (their digests are written). The estimates of memory stay
-behind: here they would stand above what is computed from the files and then measured.
+behind: here they would overrule the figures that are computed from the files and then measured.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _PARAMETERS: Final = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])", r
 _QUANTISED: Final = re.compile(r"fp8|fp4|int[48]|[48]-?bit|awq|gptq|bnb|gpt-oss", re.IGNORECASE)
 _NARROWER: Final = {"bitsandbytes-8bit": 1 / 2, "bitsandbytes-4bit": 4.5 / 16}
 _BESIDES: Final = 1.25
-"""What context and program take beside the weights, as a factor."""
+"""The memory of weights, context and program together, as a factor of the weights."""
 
 Find = Callable[[str], Path | None]
-"""Where a file or a model's folder lies that was downloaded for the first llmux; None: it isn't there."""
+"""Finds a file or a model's folder that was downloaded for the first llmux; None: it isn't there."""
 
 
 def models_folder(config: Path) -> Find:
-    """For a configuration that lies in `config`: the models lay in the folder `models` beside that one.
+    """The finder of files for a configuration in `config`: the models lay in the folder `models` beside that one.
 
     There as files and folders or as the hub's cache keeps them, or in the user's own cache.
     """

@@ -84,7 +84,7 @@ class Options:
         return options
 
     def give(self, draft: Draft, name: str, where: str) -> None:
-        """Add all of it to a model, whose own keys stay."""
+        """Add all options to a model, whose own keys stay."""
         model = draft.models[name]
         if not str(self.keys.get("path", ".gguf")).lower().endswith(".gguf"):
             model.setdefault("runtime", "llama_server")

@@ -1,9 +1,9 @@
 """llm-pool's settings.json with local.json over it: each backend's fields, as far as a runtime here does the same.
 
-Each backend becomes the runtime of its name, and ct2 ctranslate2.
-Shared decoding settings and how a model thinks belong to the requests, so they become a virtual model of the same name. Both
-are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool. What is `enabled` is loaded at the
-start; anything else can be loaded, too, as far as this machine has what it takes.
+Each backend becomes the runtime of its name, and ct2 becomes ctranslate2.
+Shared decoding settings and a model's thinking belong to the requests, so they become a virtual model of the same name. Both
+are defaults there: a request's `decoding` and `thinking` overrule them, as in llm-pool. Models that are `enabled` are loaded
+at the start; all others can be loaded, too, as far as this machine has their files and programs.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
 
 
 def _decoding_of(runtime: str) -> dict[str, str]:
-    """What requests to its models call the shared decoding settings. Remotes refuse fields that they don't know."""
+    """The fields of requests for the shared decoding settings. Remotes refuse fields that they don't know."""
     if runtime == "openai_remote":
         return {key: key for key in _REMOTE_DECODING}
     beyond = {key: names[0] for key, names in REGISTRY.get(runtime).decoding.items()}
@@ -145,7 +145,7 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
 
 
 def _start(draft: Draft, name: str, at: str, enabled: JsonValue, *, is_remote: bool) -> None:
-    """Whether it is loaded at the start. Operators may load it later in any case."""
+    """Note whether the model is loaded at the start. Operators may load it later in any case."""
     if enabled is False:
         draft.at_rest[name] = at
         draft.look(at, _OFFERED if is_remote else _AT_REST, model=name)

@@ -1,7 +1,7 @@
 """model-boss: `manifest.yaml`, and `tasks.yaml` beside it.
 
-Its coordinator names few keys of its own; what a llama-server model says beyond them are llama-server's options, and become
-what these become on a command line. A model's `priority` counts downwards there and upwards here, so it never comes along.
+Its coordinator has few keys of its own; all other keys of a llama-server model are llama-server's options, and become the
+same as these on a command line. A model's `priority` counts downwards there and upwards here, so it never comes along.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from supervisor.errors import ConfigError
 
 TASKS_FILE: Final = "tasks.yaml"
 PORT: Final = 8210
-"""Where its clients ask."""
+"""The port that its clients use."""
 CLAUDE: Final = "claude:"
 """Begins the names of models that Claude's command line program answers; these need not stand in a manifest."""
 
@@ -72,7 +72,7 @@ def convert(root: Mapping[str, JsonValue], tasks: Mapping[str, JsonValue]) -> Dr
 
 
 def _entries(models: JsonValue) -> Iterator[tuple[str, Values]]:
-    """Each with its name: a mapping by name, or a list of mappings that have one."""
+    """The entries with their names: of a mapping by name, or of a list of mappings that have one."""
     if isinstance(models, dict):
         yield from ((name, object_of(values)) for name, values in models.items())
     for at, values in enumerate(map(object_of, list_of(models))):
@@ -119,7 +119,7 @@ def _first(values: Values, keys: tuple[str, ...]) -> JsonValue:
 
 
 def _llama_server(draft: Draft, name: str, where: str, left: Values) -> None:
-    """Its options, its template, whether it thinks; what is taken goes out of `left`."""
+    """Convert the model's options, its template, and whether it thinks; each converted key is taken out of `left`."""
     model = draft.models[name]
     template = left.get("chat_template")
     if template in ("alpaca", "raw"):

@@ -1,4 +1,4 @@
-"""What a `vllm serve` command line says, as keys of the vllm_serve runtime.
+"""The options of a `vllm serve` command line, as keys of the vllm_serve runtime.
 
 Options that have a key become it, in the type the key has; those that are llmux's own are lost; the rest goes along as
 `extra_args`, word by word, whatever values they take.
@@ -26,7 +26,7 @@ _BLOCKS: Final = "--num-gpu-blocks-override"
 
 @dataclass(slots=True)
 class VllmOptions:
-    """What the words say. `lost`: option and why."""
+    """The keys that the words become. `lost`: options that have none, and why."""
 
     keys: dict[str, JsonValue] = field(default_factory=dict)
     extra: list[str] = field(default_factory=list)

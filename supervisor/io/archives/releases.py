@@ -37,7 +37,7 @@ _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class Releases:
-    """The releases of one project. `pinned` is the build whose digests llmux brings along; `noted` a file that may not exist yet."""
+    """The releases of one project. `pinned` is the build whose digests llmux has; `noted` a file that may not exist yet."""
 
     def __init__(self, pins: Path, noted: Path) -> None:
         told = json.loads(pins.read_text(encoding="utf-8"))
