@@ -34,8 +34,9 @@ from supervisor.io.files import replacing
 from supervisor.io.request_buffer import Bytes, RequestBuffer
 from supervisor.io.store import NotSavedError
 from supervisor.jobs.files import Files
-from supervisor.jobs.job import Inference, Line, Response, State
+from supervisor.jobs.job import Inference, Line, Response
 from supervisor.jobs.jobs import Jobs, Kind, Progress
+from supervisor.schema.job import State
 
 TRIES: Final = 20
 """So often a job is sent whose answer says `retry-after`."""

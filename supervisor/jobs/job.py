@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, cast
 
 from msgspec import Struct, field
 
 from supervisor.catalog.keys import Key, Scope
 from supervisor.core.types import ModelId
 from supervisor.io.store import NotSavedError, Store
-
-State = Literal["queued", "running", "completed", "failed", "cancelled", "expired", "interrupted"]
-"""`expired`: its time was over before it was done. `interrupted`: the daemon ended first, and it is not begun again."""
+from supervisor.schema.job import JobKind, State
 
 KEY: Final = "key"  # where the ASGI scope's state has the request's key
 KEPT_HEADERS: Final = (
@@ -39,9 +37,9 @@ class Job(Struct, kw_only=True, eq=False, tag_field="kind"):
     error: dict[str, Any] | None = None  # as a client gets it; set iff it failed
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> JobKind:
         """The name of its kind."""
-        return str(self.__struct_config__.tag)
+        return cast("JobKind", self.__struct_config__.tag)
 
     @property
     def is_over(self) -> bool:

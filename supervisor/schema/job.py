@@ -56,7 +56,7 @@ class JobList(Struct):
 
 
 JobKind = Literal["inference", "response", "line", "batch", "load", "pull"]
-AnyState = Literal["queued", "running", "completed", "failed", "cancelled", "expired", "interrupted"]
+State = Literal["queued", "running", "completed", "failed", "cancelled", "expired", "interrupted"]
 
 
 class JobSummary(Struct, gc=False):
@@ -71,7 +71,7 @@ class JobSummary(Struct, gc=False):
             " model), `pull` (of a model's files)."
         ),
     ]
-    state: Annotated[AnyState, doc("`expired`: its time was over. `interrupted`: llmux ended before it was done.")]
+    state: Annotated[State, doc("`expired`: its time was over. `interrupted`: llmux ended before it was done.")]
     model: Annotated[str | None, doc("The model, as it was asked for; null: several, or none.")]
     owner: Annotated[
         str | None, doc("The name of the key that made it, or its id if the key is gone; null: no key did.")
@@ -102,7 +102,7 @@ class JobSummaryQuery(Struct):
 
     limit: Annotated[Annotated[int, Meta(ge=1, le=1000)], doc("How many at most; 100 by default.")] = 100
     kind: Annotated[JobKind | None, doc("Only those of this kind. Without it lines of batches are left out.")] = None
-    state: Annotated[AnyState | None, doc("Only those in this state.")] = None
+    state: Annotated[State | None, doc("Only those in this state.")] = None
     model: Annotated[str | None, doc("Only those of this model.")] = None
 
 

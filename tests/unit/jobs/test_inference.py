@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.catalog.sections import JobsConfig
 from supervisor.catalog.keys import Key
+from supervisor.catalog.sections import JobsConfig
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError, TooLargeError, UnavailableError
 from supervisor.gateway.request import Request
