@@ -208,4 +208,4 @@ async def cancel_load(api: Api, id: str) -> Load:
     Requests that wait for the model get 503 `model_unloaded`, unless another replica serves them. The next request, or
     `POST …/load`, begins another load. 400 `load_ended` for one that has ended.
     """
-    return api.daemon.loads.cancel(id)
+    return await api.daemon.loads.cancel(id)

@@ -18,9 +18,9 @@ import msgspec
 import structlog
 
 from supervisor.catalog.assembly import NAME_RULE, is_name
-from supervisor.daemon import watched
-from supervisor.daemon.pulls import Amount
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, UnavailableError
+from supervisor.io import watched
+from supervisor.jobs.pulls import Amount
 from supervisor.schema import edit as schema
 from supervisor.schema.edit import Addition, Found, Wanted
 

@@ -15,11 +15,9 @@ from supervisor.daemon.alert_hook import AlertHook
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.feed import Feed
 from supervisor.daemon.history import History
-from supervisor.daemon.loads import Loads
 from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.op_tokens import OpTokens
 from supervisor.daemon.partners import Partners
-from supervisor.daemon.pulls import Pulls
 from supervisor.daemon.request_log import RequestLog
 from supervisor.daemon.runner_metrics import RunnerMetrics
 from supervisor.daemon.runtime_config import RuntimeConfig
@@ -45,6 +43,8 @@ from supervisor.jobs.batches import Batches
 from supervisor.jobs.files import Files
 from supervisor.jobs.inference import InferenceJobs
 from supervisor.jobs.jobs import Jobs
+from supervisor.jobs.loads import Loads
+from supervisor.jobs.pulls import Pulls
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Daemon:
     body_log: BodyLog | None = None  # set iff bodies can be kept
     alerts: AlertHook | None = None  # set iff this process may start others
     request_log: RequestLog | None = None  # set iff what has ended is kept
-    pulls: Pulls = field(default_factory=Pulls)
+    pulls: Pulls = field(init=False)
     additions: Additions = field(default_factory=Additions)
     op_tokens: OpTokens = field(default_factory=OpTokens)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
@@ -109,14 +109,16 @@ class Daemon:
         self.metrics = Metrics(self)
         RunnerMetrics(self)
         self.partners = Partners(self.engine, self.sampler)
-        self.loads = Loads(self)
+        self.loads = Loads(self.engine, self.fleet, self.hub, self.jobs)
+        self.pulls = Pulls(self.jobs)
         self.inference = InferenceJobs(self.jobs, self.files, self.requests.find)
         self.batches = Batches(self.inference, self.bodies)
         self.configure(self.catalog, self.keyring)
 
     def restore(self, store: Store) -> None:
         """Go on with what is kept there. Call it once, before the engine's first event."""
-        self.loads.restore(store)
+        self.loads.restore()
+        self.pulls.restore()
         self.salts.restore(store)
         self.op_tokens = OpTokens(store)
 

@@ -6,6 +6,7 @@ Times are seconds since the epoch; None: that has not happened yet. A record is 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
@@ -22,6 +23,7 @@ KEPT_HEADERS: Final = (
     *("anthropic-version", "anthropic-beta"),
 )
 """Headers of the request that makes a job, which its own requests have, too."""
+_NUMBER: Final = re.compile("-([0-9]{1,18})$")
 
 
 class Job(Struct, kw_only=True, eq=False, tag_field="kind"):
@@ -152,6 +154,7 @@ class Load(Job, kw_only=True, eq=False, tag="load"):
 class Pull(Job, kw_only=True, eq=False, tag="pull"):
     """The files of one model that are fetched."""
 
+    model: ModelId
     done_bytes: int = 0
     first_bytes: int | None = None  # that were there before
     total_bytes: int | None = None
@@ -160,6 +163,12 @@ class Pull(Job, kw_only=True, eq=False, tag="pull"):
 
 AnyJob = Inference | Response | Line | Batch | Load | Pull
 """All kinds: what a row of the store is read as."""
+
+
+def number_of(job: Load | Pull) -> int:
+    """What its id ends with; 0 where the id can't be one."""
+    found = _NUMBER.search(job.id)
+    return int(found[1]) if found else 0
 
 
 def owner_of(state: Mapping[str, Any]) -> tuple[str | None, bool]:

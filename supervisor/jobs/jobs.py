@@ -67,6 +67,7 @@ class Jobs:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sweeping: asyncio.Task[None] | None = None
+    _noting: set[asyncio.Task[None]] = field(default_factory=set)
 
     def open(self, store: Store, owners: Mapping[str, str] | None = None) -> None:
         """Read the jobs that are kept. A row that can't be read is logged, and stays. `owners`: see `job.former_owners`."""
@@ -149,6 +150,26 @@ class Jobs:
         self._all.pop(job.id, None)
         self.wake()
 
+    def note(self, job: Job, failed: Callable[[str], object]) -> None:
+        """Write it down in the background, and remove the oldest of its kind that have ended and are too many.
+
+        `failed` is called with the reason if they can't be written or removed on disk.
+        """
+        over = [other for other in self._all.values() if type(other) is type(job) and other.is_over]
+        gone = over[: max(0, len(over) - self.kinds[type(job)].most)]
+        changes: dict[Entry, JsonValue] = {(_COLLECTION, job.id): msgspec.to_builtins(job)}
+        changes.update({(_COLLECTION, old.id): None for old in gone})
+        self._remove(gone)
+        if self._store is not None:
+            self._noting.add(task := asyncio.create_task(self._note(changes, failed)))
+            task.add_done_callback(self._noting.discard)
+
+    async def _note(self, changes: Mapping[Entry, JsonValue], failed: Callable[[str], object]) -> None:
+        try:
+            await self._change(changes)
+        except NotSavedError as error:
+            failed(error.message)
+
     async def forget(self, jobs: Iterable[Job]) -> None:
         """Remove these with all that they have. Raises NotSavedError: then their records stay."""
         gone = [*jobs]
@@ -161,6 +182,9 @@ class Jobs:
             for job in gone:  # perhaps the disk is full of them
                 self.kinds[type(job)].forget([job])
             await self._change(records)
+        self._remove(gone)
+
+    def _remove(self, gone: Sequence[Job]) -> None:
         for job in gone:
             self._all.pop(job.id, None)
             self.kinds[type(job)].forget([job])

@@ -16,12 +16,13 @@ from starlette.responses import Response, StreamingResponse
 
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.pulls import Pull
 from supervisor.dialects.listed import listed
 from supervisor.dialects.model_status import status
 from supervisor.dialects.ollama import decode, models, types
 from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 from supervisor.gateway.operation import Group
+from supervisor.jobs.job import Pull
+from supervisor.jobs.pulls import trouble_of
 from supervisor.schema.operation import LINES, Example, Method
 
 VERSION: Final = "0.12.11"
@@ -157,8 +158,8 @@ async def pull_model(daemon: Daemon, body: types.OllamaPullRequest) -> Response 
             return StreamingResponse(_progress(pull), media_type=LINES)
         async for _ in _progress(pull):
             pass
-        if pull.state == "failed":
-            raise UnavailableError(pull.error)
+        if trouble := trouble_of(pull):
+            raise UnavailableError(trouble)
     elif row is None or (
         row.model.config.source is not None and not await asyncio.to_thread(models.size_of, row.model)
     ):
@@ -179,14 +180,15 @@ async def _nothing() -> None:
 async def _progress(pull: Pull) -> AsyncIterator[bytes]:
     """How far a pull is, until it is over. A client that leaves ends these lines alone."""
     yield _line({"status": "pulling manifest"})
-    while pull.took_s is None:
+    while not pull.is_over:
         if pull.total_bytes:  # Ollama's command shows a bar for each digest
             amount = {"total": pull.total_bytes, "completed": pull.done_bytes}
             yield _line({"status": f"pulling {pull.model}", "digest": pull.model, **amount})
         else:
             yield _line({"status": "pulling manifest"})
         await asyncio.sleep(LOOK_S)
-    yield _line({"error": pull.error} if pull.state == "failed" else types.OllamaPulled())
+    trouble = trouble_of(pull)
+    yield _line({"error": trouble} if trouble else types.OllamaPulled())
 
 
 def _line(value: object) -> bytes:

@@ -19,6 +19,7 @@ from supervisor.dialects.runner.lifecycle import pull_progress, total
 from supervisor.dialects.runner.models import context_of, memory_of, quantization_of
 from supervisor.engine.status import ModelStatus
 from supervisor.io.distribution import version
+from supervisor.jobs.pulls import progress_of
 
 FRESH_S: Final = 5.0
 """How long the same answer is given again."""
@@ -69,7 +70,7 @@ def _models(daemon: Daemon) -> types.RunnerModels:
         elif (load := daemon.loads.current(status.id)) is not None:
             models.loading.append(types.RunnerLoading(status.id, load.progress, load.eta_s))
         elif (pull := daemon.pulls.current(status.id)) is not None:
-            models.loading.append(types.RunnerLoading(status.id, pull_progress(pull), pull.eta_s))
+            models.loading.append(types.RunnerLoading(status.id, pull_progress(pull), progress_of(pull).eta_s))
         elif status.state is not WorkerState.FAILED:
             models.available.append(status.id)
     return models

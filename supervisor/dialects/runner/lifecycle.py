@@ -1,6 +1,6 @@
 """Loads, as tasks, and unloads.
 
-A load is one of the daemon's (`supervisor.daemon.loads`), called `load-NUMBER`. Where a model needs none, because it is loaded or
+A load is one of the daemon's (`supervisor.jobs.loads`), called `load-NUMBER`. Where a model needs none, because it is loaded or
 somebody else runs it, the task is the model itself: `model-ID`. Where its files have to come first, and clients may have them
 fetched, it is `pull-NUMBER`, which goes on as the load that follows.
 
@@ -20,10 +20,11 @@ from supervisor.core.events import UnloadAsked
 from supervisor.core.types import DeviceId, ModelId, ModelSpec, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.pulls import Pull
 from supervisor.dialects.runner.models import context_of, is_same_quantization, memory_of, quantization_of
 from supervisor.dialects.runner.types import LoadTask, RunnerLoad
 from supervisor.errors import InvalidRequestError, UnavailableError
+from supervisor.jobs.job import Pull
+from supervisor.jobs.pulls import progress_of, took_s, trouble_of
 from supervisor.schema.load import Load
 
 _PULL_SHARE: Final = 0.9
@@ -148,22 +149,23 @@ def _refused(field: str, model: ModelId, known: object) -> InvalidRequestError:
 
 def pull_progress(pull: Pull) -> float:
     """Of a load whose files come first, as long as they do."""
-    return round(_PULL_SHARE * pull.share, 3)
+    return round(_PULL_SHARE * (progress_of(pull).share or 0.0), 3)
 
 
 def of_pull(daemon: Daemon, pull: Pull) -> LoadTask:
     """While the files come, and then the load that follows."""
-    task = LoadTask(f"pull-{pull.id}", "queued" if pull.state == "queued" else "loading", pull.model)
-    if pull.state == "failed":
-        return replace(task, status="failed", error=pull.error, load_time_ms=_ms(pull.took_s))
-    if pull.state == "done":
-        load = of_model(daemon, pull.model) if pull.load is None else of_load(daemon, daemon.loads.view(pull.load))
+    task = LoadTask(pull.id, "queued" if pull.state == "queued" else "loading", pull.model)
+    if pull.state == "completed":
+        number = None if pull.load is None else pull.load.removeprefix("load-")
+        load = of_model(daemon, pull.model) if number is None else of_load(daemon, daemon.loads.view(number))
         progress = round(_PULL_SHARE + (1 - _PULL_SHARE) * load.progress, 3)
         return replace(load, task_id=task.task_id, progress=progress)
+    if pull.is_over:
+        return replace(task, status="failed", error=trouble_of(pull), load_time_ms=_ms(took_s(pull)))
     return replace(
         task,
         progress=pull_progress(pull),
-        eta=pull.eta_s,
+        eta=progress_of(pull).eta_s,
         bytes_done=pull.done_bytes,
         bytes_total=pull.total_bytes,
     )

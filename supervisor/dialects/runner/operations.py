@@ -131,7 +131,8 @@ async def get_load_task(api: RunnerApi, number: str) -> types.LoadTask:
 async def get_pull_task(api: RunnerApi, number: str) -> types.LoadTask:
     """How far a load is whose files are fetched first.
 
-    It has `bytesDone` and `bytesTotal` meanwhile, and goes on as the load.
+    It has `bytesDone` and `bytesTotal` meanwhile, and goes on as the load. It is `failed`, too, where llmux ended meanwhile: another
+    load goes on from what has come.
     """
     if (pull := api.daemon.pulls.find(number)) is None:
         raise _no_task(f"pull-{number}")

@@ -199,6 +199,31 @@ class TestPull:
         finally:
             hub.hold["tiny.gguf"].set()
 
+    @pytest.mark.parametrize("end", ["kill", "stop"])
+    def test_is_known_after_a_restart(self, start, hub, end):
+        """Its task says that it was cut, and the next pull has another number; so has one that came, and was loaded."""
+        hub.hold["tiny.gguf"], hub.half_way["tiny.gguf"] = threading.Event(), threading.Event()
+        try:
+            daemon = start()
+            cut = daemon.post("/v1/models/load", json={"modelId": "chat"}).json()["taskId"]
+            assert hub.half_way["tiny.gguf"].wait(LIMIT_S)
+            with daemon.client() as client:  # answered once it is on disk, and all that was kept before it as well
+                client.put("/api/v1/config", json={"allowCloudFallback": True}).raise_for_status()
+            getattr(daemon, end)()
+        finally:
+            hub.hold["tiny.gguf"].set()
+        daemon.start()
+        told = over(daemon, cut)
+        assert (told["status"], told["modelId"]) == ("failed", "chat")
+        assert told["error"].startswith("llmux ended")
+        assert [*daemon.get("/v1/capabilities").json()["models"]["loading"]] == []
+        done = load(daemon, modelId="chat")
+        assert (done["status"], int(done["taskId"][5:]) > int(cut[5:])) == ("completed", True)
+        daemon.stop()
+        daemon.start()
+        again = over(daemon, done["taskId"])
+        assert (again["status"], again["loadTimeMs"]) == ("completed", done["loadTimeMs"])
+
     def test_a_request_that_isnt_a_load_fetches_nothing(self, start, hub):
         daemon = start()
         assert daemon.chat("chat").status_code == 503
