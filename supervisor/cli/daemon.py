@@ -143,7 +143,7 @@ async def take_over(
     catalog = await sized(catalog, opened)
     takeover = Takeover(predecessor)
     inherited = await takeover.ask((catalog.server.host, catalog.server.port))
-    stores = await open_stores(catalog)
+    stores = takeover.stores = await open_stores(catalog, pending=True)
     async with closing(stores):
         try:
             for store in stores:

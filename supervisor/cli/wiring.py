@@ -48,10 +48,12 @@ async def open_devices(catalog: Catalog) -> Opened:
     return opened
 
 
-async def open_stores(catalog: Catalog) -> tuple[Footprints, Store]:
-    """Open the stores that outlive the daemon: that of footprints, and that of all the rest."""
+async def open_stores(catalog: Catalog, *, pending: bool = False) -> tuple[Footprints, Store]:
+    """Open the stores that outlive the daemon: that of footprints, and that of all the rest. `pending`: see `Store.open`."""
     folder = catalog.server.state_dir
-    return await asyncio.gather(Footprints.open(folder / FOOTPRINTS), Store.open(folder / "state.sqlite3"))
+    return await asyncio.gather(
+        Footprints.open(folder / FOOTPRINTS, pending=pending), Store.open(folder / "state.sqlite3", pending=pending)
+    )
 
 
 @contextlib.asynccontextmanager

@@ -33,6 +33,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.io.fd_channel import DESCRIPTORS, ChannelClosedError, FdChannel, Message
 from supervisor.io.process import WorkerProcess
+from supervisor.io.store import Store
 
 log = structlog.get_logger("llmux.upgrade")
 
@@ -41,6 +42,9 @@ class Takeover:
     """A connection to the predecessor. Make it in the event loop's thread."""
 
     def __init__(self, connection: socket.socket) -> None:
+        self.stores: tuple[
+            Store, ...
+        ] = ()  # opened with `pending`; the predecessor finds them as they were if this fails
         self._channel = FdChannel(connection)
         self._inheritance: HandoverState
         self._last: list[tuple[WorkerAdopted, bytes]] = []
@@ -148,6 +152,8 @@ class Takeover:
             await self._channel.receive()
         except ChannelClosedError:
             log.warning("upgrade.predecessor_gone", predecessor=self._channel.pid)
+        for store in self.stores:
+            await store.settle()
         for process in self._processes:
             process.tell(b"adopt %d\n" % os.getpid())
         self._following = asyncio.create_task(self._follow(daemon), name="predecessor")

@@ -4,6 +4,9 @@ A file is read once, at `open`, and served from memory; changes are written in a
 starting. A damaged file is moved aside (`….broken-TIME`), which is logged, and its backup takes its place; a cache has none
 and begins empty. A file that can't be used now (locked by another daemon, written by a newer llmux, no permission, no
 space) is left alone, and nothing is saved in this run. Files are locked while open, so SQLite needs no shared-memory file.
+
+A file of an older version is migrated when it is opened, in one transaction. The successor of a running daemon keeps that
+transaction open until the takeover is certain: if it fails, or is killed, the older daemon finds the file as it lent it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -25,6 +28,7 @@ from typing import ClassVar, Final, Self, TypeVar
 import structlog
 from pydantic import JsonValue
 
+from supervisor.core.types import ModelId, base_of
 from supervisor.errors import LlmuxError
 from supervisor.io.files import move_aside, replacing
 
@@ -68,6 +72,12 @@ MIGRATIONS: Final = (
         PRIMARY KEY (day, key_id, model)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    UPDATE entries SET value = as_job(collection, key, value) WHERE collection IN ('jobs', 'batches', 'loads');
+    UPDATE OR IGNORE entries SET collection = 'jobs' WHERE collection = 'batches';
+    UPDATE OR IGNORE entries SET collection = 'jobs', key = 'load-' || key WHERE collection = 'loads';
+    DELETE FROM entries WHERE collection IN ('batches', 'loads');
+    """,
 )
 """One script for each schema version, in order. Never change the result of one that was released; add another."""
 
@@ -84,6 +94,15 @@ _RAISED: Final = "raised "
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
 _BEGAN: Final[Entry] = "store", "began"
+_FORMER_STATES: Final = {
+    "waiting": "queued",  # of loads
+    "loading": "running",
+    "ready": "completed",
+    "validating": "queued",  # of batches
+    "in_progress": "running",
+    "finalizing": "running",
+    "cancelling": "running",
+}
 
 log = structlog.get_logger(__name__)
 
@@ -111,6 +130,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trouble: str | None = None  # why changes are not being saved now
+        self._is_pending = False  # all changes so far are one transaction that is open
         self._entries: dict[Entry, str] = {}
         self._backup = path.with_name(f"{path.name}.backup")
         self._backed_up = time.monotonic()
@@ -118,9 +138,13 @@ class Store:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     @classmethod
-    async def open(cls, path: Path) -> Self:
-        """Open or create. Never fails: where the file can't be used, `trouble` says why, and nothing is saved."""
+    async def open(cls, path: Path, *, pending: bool = False) -> Self:
+        """Open or create. Never fails: where the file can't be used, `trouble` says why, and nothing is saved.
+
+        `pending`: no change reaches the file before `settle`, not even that to a newer schema.
+        """
         opened = cls(path)
+        opened._is_pending = pending
         await opened._try_open()
         return opened
 
@@ -128,8 +152,29 @@ class Store:
         try:
             self._file = await self._do(self._open)
         except (sqlite3.Error, OSError, _UnusableError) as error:
-            self.trouble = str(error)
-            log.warning("store.unusable", path=str(self.path), reason=str(error), consequence="nothing is remembered")
+            self._unusable(error)
+
+    def _unusable(self, error: Exception) -> None:
+        self.trouble = str(error)
+        log.warning("store.unusable", path=str(self.path), reason=str(error), consequence="nothing is remembered")
+
+    async def settle(self) -> None:
+        """Make the changes since `open`, and from now on each at once. Never fails, as `open`."""
+        file = self._file
+        if file is None or not self._is_pending:
+            return
+
+        def settle() -> None:
+            file.execute("COMMIT")
+            self._is_pending = False
+            self._copy(file)
+
+        try:
+            await self._do(settle)
+        except sqlite3.Error as error:
+            self._file = None
+            self._unusable(error)
+            await self._do(file.close)
 
     async def close(self) -> None:
         """Wait for pending writes and unlock the file."""
@@ -176,7 +221,7 @@ class Store:
             raise NotSavedError(f"the store {self.path} can't be used: {self.trouble or 'it is closed'}")
 
         def within() -> T:
-            with file:  # commits, or rolls back
+            with self._change(file):
                 return work(file)
 
         try:
@@ -204,7 +249,7 @@ class Store:
         put = {entry: json.dumps(value) for entry, value in changes.items() if value is not None}
 
         def write() -> None:
-            with file:  # commits, or rolls back
+            with self._change(file):
                 file.executemany("DELETE FROM entries WHERE collection = ? AND key = ?", changes)
                 file.executemany(
                     "INSERT INTO entries VALUES (?, ?, ?)", [(*entry, text) for entry, text in put.items()]
@@ -229,6 +274,24 @@ class Store:
         doing.add_done_callback(lambda done: None if done.exception() else then())
         return await asyncio.shield(doing)
 
+    @contextlib.contextmanager
+    def _change(self, file: sqlite3.Connection) -> Iterator[None]:
+        """What is done within is done whole or not at all. Raises sqlite3.Error."""
+        if not self._is_pending:
+            with file:  # commits, or rolls back
+                yield
+            return
+        if not file.in_transaction:  # SQLite has undone it all, for want of room
+            raise sqlite3.OperationalError("its earlier changes were lost")
+        file.execute("SAVEPOINT change")
+        try:
+            yield
+        except BaseException:
+            file.execute("ROLLBACK TO change")
+            raise
+        finally:
+            file.execute("RELEASE change")
+
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         is_whole = _begun(self.path)
@@ -239,7 +302,7 @@ class Store:
             is_whole, file = False, self._restored()
         if self.keeps_backup and not is_whole:
             self._entries[_BEGAN] = json.dumps(time.time())
-            with file:
+            with self._change(file):
                 file.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (*_BEGAN, self._entries[_BEGAN]))
         self._copy(file)
         return file
@@ -287,11 +350,15 @@ class Store:
         (version,) = file.execute("PRAGMA user_version").fetchone()
         if version > (known := len(MIGRATIONS)):
             raise _UnusableError(f"it was written by a newer llmux (schema {version}, known here: {known})")
-        for number, script in enumerate(MIGRATIONS[version:], version + 1):
-            file.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT")
+        migration = [*MIGRATIONS[version:], f"PRAGMA user_version = {known}"] if version < known else []
+        file.create_function("as_job", 3, _as_job, deterministic=True)
+        if migration or self._is_pending:
+            file.executescript("; ".join(("BEGIN IMMEDIATE", *migration, "" if self._is_pending else "COMMIT")))
 
     def _copy(self, file: sqlite3.Connection) -> None:
         """Renew the backup, whole or not at all. Failure is only a warning."""
+        if self._is_pending:
+            return
         if not self.keeps_backup:
             self._backup.unlink(missing_ok=True)  # of an earlier version
             return
@@ -367,6 +434,27 @@ def _sizes(rows: Iterable[tuple[str, str, int]]) -> tuple[dict[FootprintKey, int
 
 def _whole(text: str) -> int:
     return int(text) if text.isdecimal() else 0
+
+
+def _as_job(collection: str, key: str, text: str) -> str:
+    """A value of the third schema, as one of the collection of all jobs. What can't be one stays as it is. Raises nothing."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(row, dict):
+        return text
+    if collection == "jobs":
+        if isinstance(line := row.pop("line", None), dict):
+            return json.dumps({**row, **line, "kind": "line"})
+        return json.dumps({**row, "kind": "response" if row.get("response") else "inference"})
+    former = str(row.get("state"))
+    row["state"] = _FORMER_STATES.get(former, former)
+    if collection == "batches":
+        return json.dumps({**row, "kind": "batch"})
+    error = {"message": row.get("reason"), "code": "load_failed"} if former == "failed" else None
+    new = {"kind": "load", "id": f"load-{key}", "created_at": row.pop("asked_at", None), "error": error}
+    return json.dumps({**row, **new, "model": base_of(ModelId(str(row.get("worker"))))})
 
 
 def _begun(path: Path) -> bool:

@@ -89,6 +89,7 @@ def hung(folder: Path, step: str, **env: str) -> tuple[str, float]:
         assert failed is None or failed["reason"] in told
         assert (failed is None) == (step == "start"), "else the log says it, too"
         assert "Traceback" not in daemon.log_text()
+        assert not daemon.events("store.unusable")
         held_s = 0.0 if began is None else (_time(loaded) - _time(began)).total_seconds()
     finally:
         daemon.end()
@@ -100,7 +101,7 @@ def _time(event: dict[str, str]) -> dt.datetime:
 
 
 class TestThatHangs:
-    """Everything comes back to the old daemon, which says why."""
+    """Everything comes back to the old daemon, which says why: its state, too, in the schema that it knows."""
 
     @pytest.mark.parametrize("step", REASONS)
     def test_at_a_step(self, tmp_path, step):

@@ -35,6 +35,7 @@ from supervisor.daemon import handover
 from supervisor.daemon.takeover import Takeover
 from supervisor.engine.engine import Engine
 from supervisor.fleet.fleet import Fleet
+from supervisor.io import store
 
 HANGS = {"met": "__init__", "half": "_receive", "prepared": "check", "serving": "adopt"}
 """What a hanging successor begins, and never ends, by the step that the old daemon waits for."""
@@ -173,7 +174,10 @@ def cursed() -> None:
 
 
 def hanging() -> None:
-    """Its successors stop themselves at the step that `$HANGS_AT` names, and it waits for none of them for long."""
+    """Its successors stop themselves at the step that `$HANGS_AT` names, and it waits for none of them for long.
+
+    They are of a newer version, which has its state in another schema.
+    """
 
     def hanging_in(method: Callable[..., Any]) -> Callable[..., Any]:
         def hang(*words: Any) -> Any:
@@ -184,6 +188,7 @@ def hanging() -> None:
 
     step = os.environ["HANGS_AT"]
     if handover.OPTION in sys.argv:
+        store.MIGRATIONS = (*store.MIGRATIONS, "")
         if step == "start":
             os.kill(os.getpid(), signal.SIGSTOP)
         name = HANGS[step]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import shutil
 import sqlite3
@@ -45,9 +46,25 @@ def broken(path):
     return sorted(path.parent.glob(f"{path.name}*.broken-*"))
 
 
+def former_state(path, jobs):
+    """A file of the third schema with so many jobs."""
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.executescript("; ".join((*store_module.MIGRATIONS[:3], "PRAGMA user_version = 3")))
+        rows = (("jobs", f"job_{number}", json.dumps({"id": f"job_{number}"})) for number in range(jobs))
+        file.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
+        file.execute("INSERT INTO entries VALUES ('store', 'began', '1.5')")
+
+
+def rows_of(path):
+    """The schema's number, and all rows."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        (version,) = file.execute("PRAGMA user_version").fetchone()
+        return version, file.execute("SELECT * FROM entries").fetchall()
+
+
 def run(code, *argv):
     """Run `code` in a process of its own; its output."""
-    prelude = "import asyncio, os, random, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.io import store\nfrom supervisor.io.store import *\n"
+    prelude = "import asyncio, os, random, resource, signal, sqlite3, sys\nfrom pathlib import Path\nfrom supervisor.io import store\nfrom supervisor.io.store import *\n"
     command = [sys.executable, "-c", prelude + code, *map(str, argv)]
     return subprocess.run(
         command, cwd=REPOSITORY, check=True, timeout=LIMIT_S, stdout=subprocess.PIPE, text=True
@@ -200,6 +217,74 @@ class TestSchema:
         assert store.learned() == {("d", "gpu"): 5}
         await store.close()
         assert (tmp_path / "db").read_bytes() == before
+
+
+class TestPending:
+    """A successor changes nothing before its predecessor can't take the file back any more."""
+
+    async def test_nothing_is_changed_before_it_is_settled(self, tmp_path):
+        path = tmp_path / "db"
+        former_state(path, 3)
+        before, names = rows_of(path), {*tmp_path.iterdir()}
+        successor = await Store.open(path, pending=True)
+        await successor.put("a", "b", 1)
+        assert len(successor.items("jobs")) == 3
+        assert await successor.run(lambda file: file.execute("SELECT value FROM entries WHERE key = 'b'").fetchall())
+        await successor.close()
+        assert (rows_of(path), {*tmp_path.iterdir()}) == (before, names)
+
+    async def test_then_each_change_is_made_at_once(self, tmp_path):
+        path = tmp_path / "db"
+        former_state(path, 3)
+        successor = await Store.open(path, pending=True)
+        await successor.put("a", "early", 1)
+        await successor.settle()
+        await successor.settle()
+        await successor.put("a", "late", 2)
+        (tmp_path / "killed").mkdir()
+        for name in ("db", "db-wal"):
+            shutil.copy(tmp_path / name, tmp_path / "killed")
+        await successor.close()
+        assert rows_of(tmp_path / "killed/db") == rows_of(path) == rows_of(tmp_path / "db.backup")
+        again = await Store.open(path)
+        assert (again.items("a"), len(again.items("jobs"))) == ({"early": 1, "late": 2}, 3)
+        await again.close()
+
+    async def test_a_change_is_made_whole_or_not_at_all(self, tmp_path):
+        successor = await Store.open(tmp_path / "db", pending=True)
+        await successor.put("a", "old", 1)
+        with pytest.raises(NotSavedError):
+            await change(successor, {("a", "old"): None, ("a", b"bytes"): 2})
+        assert successor.items("a") == {"old": 1}
+        await successor.settle()
+        await successor.close()
+        again = await Store.open(tmp_path / "db")
+        assert again.items("a") == {"old": 1}
+        await again.close()
+
+    def test_without_room_nothing_is_changed(self, tmp_path):
+        """Neither then nor later in that run: what it has in memory isn't what the older schema has."""
+        path = tmp_path / "db"
+        former_state(path, 2000)
+        before = rows_of(path)
+        run(
+            """
+async def main():
+    state = await Store.open(Path(sys.argv[1]), pending=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    await state.settle()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert state.trouble
+    try:
+        await state.put("a", "b", 1)
+    except NotSavedError:
+        os._exit(0)
+asyncio.run(main())
+os._exit(1)
+""",
+            path,
+        )
+        assert rows_of(path) == before
 
 
 class TestAnUnusableFile:
@@ -408,6 +493,84 @@ print(learned, [p.name for p in path.parent.glob("*broken*")])
             tmp_path / "db",
         )
         assert out.endswith(" []\n")
+
+    async def test_while_migrating(self, tmp_path):
+        """The file has the old schema with the old rows, or the new one with the new, and is sound."""
+        former_state(tmp_path / "former", 1000)
+        out = run(
+            """
+import contextlib, shutil, time
+folder, given = Path(sys.argv[1]), Path(sys.argv[2])
+path, connect = folder / "state.sqlite3", sqlite3.connect
+
+def rows(file):
+    with contextlib.closing(connect(file)) as opened:
+        (version,) = opened.execute("PRAGMA user_version").fetchone()
+        return version, opened.execute("SELECT * FROM entries WHERE collection <> 'store'").fetchall()
+
+def copied():
+    for left in folder.glob("state*"):
+        left.unlink()
+    shutil.copy(given, path)
+
+def counted(end):
+    "Connections whose `end`th step is the process's last."
+    taken = [0]
+    def step():
+        taken[0] += 1
+        if taken[0] == end:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+    def counting(*args, **keys):
+        file = connect(*args, **keys)
+        file.set_progress_handler(step, 1000)
+        return file
+    sqlite3.connect = counting
+    return taken
+
+async def opened(pending=False):
+    state = await Store.open(path, pending=pending)
+    assert state.trouble is None, state.trouble
+    return state
+
+copied()
+old = rows(path)
+taken, began = counted(0), time.monotonic()
+state = asyncio.run(opened())
+took_s, steps = time.monotonic() - began, taken[0]
+sqlite3.connect = connect
+asyncio.run(state.close())
+new = rows(path)
+assert (old[0], new[0], len(new[1])) == (3, len(MIGRATIONS), len(old[1]))
+found = []
+for number in range(30):
+    copied()
+    if not (pid := os.fork()):
+        if number % 2:
+            counted(random.randrange(1, steps))
+        asyncio.run(opened(pending=number % 3 == 0))
+        os._exit(0)
+    if not number % 2:
+        time.sleep(random.random() * took_s * 1.5)
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    shutil.copytree(folder, folder / "seen", dirs_exist_ok=True, ignore=lambda *_: ["seen", "former"])
+    left = rows(folder / "seen" / path.name)
+    shutil.rmtree(folder / "seen")
+    assert left in (old, new), (left[0], number)
+    assert number % 3 or left == old, "it was not certain yet"
+    found.append(left[0])
+    state = asyncio.run(opened())
+    asyncio.run(state.close())
+    assert rows(path) == new
+    assert not [*folder.glob("*broken*")]
+print(3 in found, "steps", steps, "killed before its end", found.count(3))
+""",
+            tmp_path,
+            tmp_path / "former",
+        )
+        print(out)
+        assert out.startswith("True"), out
 
     async def test_while_restoring(self, tmp_path):
         _, things = await filled(tmp_path / "db")
