@@ -28,9 +28,10 @@ from supervisor.engine.events import Hub
 from supervisor.engine.status import LoadStatus
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.fleet.fleet import Fleet
-from supervisor.jobs.job import Load, State, number_of
+from supervisor.jobs.job import Load, number_of
 from supervisor.jobs.jobs import Jobs, Kind, Progress
 from supervisor.schema import load as schema
+from supervisor.schema.job import State
 
 log = structlog.get_logger("llmux.loads")
 

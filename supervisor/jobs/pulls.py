@@ -21,8 +21,9 @@ from supervisor.catalog import Configuration
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError, UnavailableError
 from supervisor.io import watched
-from supervisor.jobs.job import Pull, State, number_of
+from supervisor.jobs.job import Pull, number_of
 from supervisor.jobs.jobs import Jobs, Kind, Progress
+from supervisor.schema.job import State
 
 log = structlog.get_logger("llmux.pulls")
 
