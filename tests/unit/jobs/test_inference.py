@@ -343,10 +343,17 @@ class TestTrouble:
             assert not jobs.jobs.listing(Inference, None, is_admin=True)
 
     async def test_a_folder_that_cannot_be_used(self, tmp_path):
+        """What is kept waits for a start that can use it."""
+        worker = Worker()
+        async with opened(tmp_path) as jobs:
+            kept = await add(jobs)
+        (tmp_path / "jobs").rename(tmp_path / "aside")
         (tmp_path / "jobs").touch()
-        async with opened(tmp_path, Worker()) as jobs:
+        async with opened(tmp_path, worker) as jobs:
             with pytest.raises(UnavailableError):
                 await add(jobs)
+            assert jobs.jobs.find(Inference, kept.id, None, is_admin=True).state == "queued"
+            assert not jobs._running
 
 
 class TestDurable:
