@@ -8,8 +8,7 @@ from typing import Literal, Protocol
 
 from runtimes.sdk.chat.detokenize import Detokenizer
 from runtimes.sdk.chat.formats.harmony import HarmonyParser
-from runtimes.sdk.chat.formats.pieces import CallStart, Piece, Text, Thought, merged
-from runtimes.sdk.chat.formats.stops import Stops
+from runtimes.sdk.chat.formats.pieces import CallStart, Piece, Text, Thought, merged, partial_marker
 from runtimes.sdk.chat.formats.tagged import TaggedParser
 from runtimes.sdk.chat.language import Language
 from runtimes.sdk.chat.tokens import Ending, Reused, Token
@@ -59,6 +58,39 @@ def parser_of(language: Language, tools: Tools, *, thinking: bool) -> Parser:
     if language.format == "tagged":
         return TaggedParser(thinking=thinking, calls=bool(tools.offered), schemas=tools.schemas)
     return Plain()
+
+
+class Stops:
+    """Ends the answer before its first stop string, and outputs no part of that string, however the text is cut.
+
+    `hit` is the stop string that was found.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._tail = ""
+        self.hit: str | None = None
+
+    def feed(self, text: str) -> str:
+        """The text that can be output now."""
+        if self.hit is not None:
+            return ""
+        if not self._stops:
+            return text
+        text = self._tail + text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, self.hit = min(found)  # the one that is complete first, as if read letter by letter
+            self._tail = ""
+            return text[:at]
+        keep = partial_marker(text, self._stops)
+        self._tail = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def end(self) -> str:
+        """The text held back as the possible beginning of a stop string."""
+        tail, self._tail = self._tail, ""
+        return tail
 
 
 @dataclass(slots=True)

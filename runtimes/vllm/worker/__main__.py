@@ -23,9 +23,8 @@ from runtimes.sdk.chat.worker import Conversation, Run, TextWorker
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.parameters import used
 from runtimes.sdk.server import Settings, serve
-from runtimes.vllm.worker.engine import Engine
+from runtimes.vllm.worker.engine import Engine, Prompt
 from runtimes.vllm.worker.model import Loaded, loaded
-from runtimes.vllm.worker.prompt import Prompt
 
 SALT = "cache_salt"
 OWN = {SALT: used("only requests with the same one use each other's prompts again")}

@@ -13,6 +13,7 @@ import queue
 import secrets
 import sys
 from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from vllm.config import StructuredOutputsConfig
@@ -25,9 +26,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from runtimes.sdk.chat.request import Sampling
 from runtimes.sdk.chat.tokens import Ending, Reused, Token
+from runtimes.sdk.chat.worker import Prompt as TextPrompt
 from runtimes.sdk.chat.worker import Run
 from runtimes.sdk.errors import WorkerError
-from runtimes.vllm.worker.prompt import Prompt
 
 T = TypeVar("T")
 GRAMMARS: Final = "guidance"  # the backend that reads llguidance's grammars
@@ -36,6 +37,17 @@ POLL_S: Final = 0.05  # so often a thread that waits for a token looks whether i
 
 Result = Token | Ending | Reused
 Results = queue.SimpleQueue[Result | Exception]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt(TextPrompt):
+    """A prompt in vLLM's form. `inputs`: its tokens and pictures, as the engine takes them.
+
+    `grammar`: the grammar of the answer, in llguidance's Lark; None: any text.
+    """
+
+    inputs: Any = field(default=None, repr=False)
+    grammar: str | None = None
 
 
 class Engine:

@@ -23,8 +23,7 @@ from PIL import Image  # noqa: E402
 from runtimes.sdk.worker_pool import Cancel  # noqa: E402
 from runtimes.transformers.worker.chat.decoder import Decoder, Job  # noqa: E402
 from runtimes.transformers.worker.chat.model import Loaded, Options, load  # noqa: E402
-from runtimes.transformers.worker.chat.pictures import prepared  # noqa: E402
-from runtimes.transformers.worker.chat.prompt import _with_pictures  # noqa: E402
+from runtimes.transformers.worker.chat.prompt import _with_pictures, prepared  # noqa: E402
 from runtimes.transformers.worker.chat.sampling import Sampling  # noqa: E402
 
 LENGTHS = (3, 40, 1, 17, 33, 64, 25, 16)

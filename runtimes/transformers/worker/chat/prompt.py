@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image
 
-from runtimes.sdk.chat.pictures import taker
+from runtimes.sdk.chat.pictures import taker, wrong
 from runtimes.sdk.chat.tokenizer import rendered
 from runtimes.sdk.chat.worker import Prompt as TextPrompt
 from runtimes.sdk.errors import WorkerError
 from runtimes.transformers.worker.chat.guide import Guide
 from runtimes.transformers.worker.chat.model import Loaded
-from runtimes.transformers.worker.chat.pictures import prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,22 @@ def chat(
     loaded: Loaded, messages: object, tools: Sequence[Mapping[str, object]], arguments: Mapping[str, object]
 ) -> Prompt:
     """The prompt for a conversation. `arguments` go to the chat template. Raises WorkerError."""
-    images: list[Any] = []
+    images: list[Image.Image] = []
     text, thinking = rendered(loaded, messages, tools, arguments, taker(images))
     tokens = loaded.encode(text)
     if not images:
         return Prompt(tokens, thinking)
     features, counts = prepared(loaded.image_processor, images)
     return Prompt(*_with_pictures(loaded, tokens, features, counts, thinking))
+
+
+def prepared(processor: Any, pictures: list[Image.Image]) -> tuple[dict[str, Any], list[int]]:
+    """The model's inputs for these images, and the number of tokens of each image. Raises WorkerError."""
+    try:
+        features = dict(processor(pictures, return_tensors="pt"))
+    except ValueError as error:  # unsupported shapes
+        raise wrong(f"the picture can't be used: {error}") from error
+    return features, [int(grid.prod()) // processor.merge_size**2 for grid in features["image_grid_thw"]]
 
 
 def _with_pictures(

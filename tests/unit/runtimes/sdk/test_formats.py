@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from runtimes.sdk.chat.detokenize import Detokenizer
 from runtimes.sdk.chat.formats.harmony import HarmonyParser
 from runtimes.sdk.chat.formats.pieces import CallArguments, CallStart, Text, Thought, merged
-from runtimes.sdk.chat.formats.stops import Stops
 from runtimes.sdk.chat.formats.tagged import TaggedParser
+from runtimes.sdk.chat.response_builder import Stops
 from tests.support.cases import cases
 
 SCHEMAS = {
