@@ -1,4 +1,4 @@
-"""The adapter contract: how a configured model becomes a process that can be probed and talked to.
+"""The adapter contract: how a configured model becomes a process that llmux can probe and send requests to.
 
 An adapter is pure: it turns a validated model configuration and a `LaunchContext` into a `LaunchSpec`, says which
 endpoints the worker serves and how parameters map, and estimates memory by looking at files. It starts nothing itself.
@@ -29,7 +29,7 @@ from runtimes.sizing import Room, Sizing
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What the supervisor decided about this start."""
+    """The supervisor's decisions for one start of a worker."""
 
     model: str
     host: str
@@ -40,25 +40,28 @@ class LaunchContext:
     parts_mib: tuple[int, ...] = ()  # what it may take of each device, where the core decided that
 
     def environment(self, runtime: str) -> Path:
-        """Where the runtime's own environment is, or would be.
+        """The path of the runtime's own environment, whether it exists or not.
 
-        Not by the link that leads there: a worker has to find its files after another environment was installed.
+        The link is resolved: a worker must still find its files after a newer environment replaced the link.
         """
         return (self.runtimes_dir / runtime).resolve()
 
     @property
     def device(self) -> DeviceAssignment:
-        """The first, and nearly always the only one."""
+        """The first device, and nearly always the only one."""
         return self.devices[0]
 
     def device_environment(self) -> dict[str, str]:
-        """The variables that let the worker see its devices, and no others."""
+        """The variables that limit the worker to its own devices."""
         return visibility(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """GET `path`: any 2xx means the model answers. At the start `then` must answer as well, asked with the worker's key."""
+    """A health check. Any 2xx response to GET `path` means that the model answers.
+
+    During the start, GET `then` with the worker's key must succeed as well.
+    """
 
     path: str = "/health"
     then: str | None = None
@@ -86,7 +89,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSpec:
-    """Everything needed to talk to a model that somebody else runs. `key` is a secret, and in no text of this."""
+    """Everything needed to talk to a model that somebody else runs. `key` is a secret; `repr` leaves it out."""
 
     base_url: str  # http(s)://host[:port]/prefix, no slash at the end; stands for /v1 of the public paths
     key: str | None = field(default=None, repr=False)
@@ -102,7 +105,7 @@ class RemoteSpec:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
-    """A public path, or a pattern of some (see `path_pattern`), that a runtime's workers serve. Every other is refused."""
+    """A public path, or a pattern of paths (see `path_pattern`), that a runtime's workers serve. llmux refuses all others."""
 
     path: str
     method: Literal["POST", "GET"] = "POST"
@@ -110,11 +113,12 @@ class Endpoint:
     loads: bool = field(default=False, compare=False)  # of a GET: it loads its model, and is a use of it
     meaning: Meaning = field(default=OTHER, compare=False)  # known by itself for a well-known path
     unheard: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
-    """Fields that its workers pass over, or take wrongly, where their JSON isn't null and contains this: the request is
-    translated then, if it can be."""
+    """Pairs of a field and a text. The workers ignore or misread the field if its JSON isn't null and contains the text.
+    llmux then translates the request, if it can.
+    """
 
     passed_over: frozenset[str] = field(default=frozenset(), compare=False)
-    """Fields of its API that its workers know nothing of, and don't say so."""
+    """Fields of the API that the workers ignore without an error."""
 
     def __post_init__(self) -> None:
         if self.meaning is OTHER:
@@ -122,13 +126,13 @@ class Endpoint:
 
     @property
     def only_looks(self) -> bool:
-        """Does a request only say what a worker does now? Then it neither loads the model nor keeps it."""
+        """Does a request only read the worker's state? Then it neither loads the model nor keeps it loaded."""
         return self.method == "GET" and not self.loads
 
 
 @dataclass(frozen=True, slots=True)
 class TextReferences:
-    """Texts of a prompt that workers take for references: what stands between these two, as in Markdown."""
+    """Prompt texts that workers treat as references: any text between these two marks, as in Markdown."""
 
     begin: str
     end: str  # one character
@@ -136,7 +140,7 @@ class TextReferences:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Request fields that switch reasoning on or off; merged into the body, objects key by key."""
+    """Request fields that switch reasoning on or off. llmux merges them into the body, objects key by key."""
 
     enabled: Mapping[str, JsonValue]
     disabled: Mapping[str, JsonValue]
@@ -151,7 +155,7 @@ CHAT_TEMPLATE: Final = Thinking(
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a model can do, for people and clients that choose one. None: it can't be told."""
+    """The abilities of a model, for people and clients that choose a model. None: unknown."""
 
     modalities: tuple[Modality, ...]
     tools: bool | None = None
@@ -164,7 +168,7 @@ class Capabilities:
 
 
 def in_order(inputs: Collection[Modality]) -> tuple[Modality, ...]:
-    """These modalities, as `Capabilities` has them."""
+    """These modalities in the order of `Capabilities`."""
     return tuple(modality for modality in get_args(Modality) if modality in inputs)
 
 
@@ -177,7 +181,7 @@ MADE_FOR: Final[Mapping[str, frozenset[str]]] = {
     "rocm": frozenset({"rocm"}),
     "vulkan": frozenset({"cuda", "rocm", "vulkan"}),
 }
-"""What an environment was made for → the kinds of GPUs that it computes on."""
+"""The target of an environment → the kinds of GPUs that its programs compute on."""
 
 
 class RuntimeNotInstalledError(Exception):
@@ -194,7 +198,7 @@ class ModelUnusableError(Exception):
 
 
 class Contradiction(str):
-    """A problem in the text of a configuration: no other file and no other machine would mend it."""
+    """A problem in the configuration itself: no other file and no other machine would solve it."""
 
     __slots__ = ()
 
@@ -232,7 +236,7 @@ class Adapter(abc.ABC, Generic[C]):
     config: type[C]
 
     def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Problems of this configuration that can be known without starting it, each a sentence naming the key.
+        """Problems of this configuration that are visible without a start, each a sentence that names the key.
 
         Reads files' existence and metadata only. An empty tuple means it should start. A configuration with a
         `Contradiction` is refused; every other problem is about this machine, and only this model can't run until it is mended.
@@ -244,11 +248,11 @@ class Adapter(abc.ABC, Generic[C]):
         """How to start it. Raises RuntimeNotInstalledError or ModelUnusableError."""
 
     def endpoints(self, config: C) -> frozenset[Endpoint]:
-        """What the workers of this model serve. A runtime with several kinds of models tells them apart here."""
+        """The endpoints of this model's workers. A runtime with several kinds of models distinguishes the kinds here."""
         return self.all_endpoints
 
     def smallest_request(self, config: C) -> tuple[str, Mapping[str, object]] | None:
-        """A worker's path, and the body of a request that hardly costs anything; None where its model has none."""
+        """The path and body of the cheapest possible request; None where the model has no such request."""
         paths = {endpoint.path: endpoint.upstream_path or endpoint.path for endpoint in self.endpoints(config)}
         requests = [*SMALLEST.get(config.type, {}).items()]
         if config.prompt_format is not None:  # its worker may have no chat template
@@ -256,25 +260,27 @@ class Adapter(abc.ABC, Generic[C]):
         return next(((paths[path], body) for path, body in requests if path in paths), None)
 
     def estimate(self, config: C) -> Estimate | None:
-        """Memory it will take, from metadata or file sizes; None when nothing can be told."""
+        """The model's memory, from metadata or file sizes; None: unknown."""
         return None
 
     def weights(self, config: C) -> tuple[Path, ...]:
-        """The files of its weights, which a load reads; empty: unknown. Blocks on looking at folders."""
+        """The weight files that a load reads; empty: unknown. Blocks while it lists folders."""
         path = getattr(config, "path", None)
         if not isinstance(path, Path) or not path.is_dir():
             return ()
         return tuple(path.glob("*.safetensors")) or tuple(file for end in _WEIGHTS for file in path.glob(end))
 
     def sized(self, config: C, room: Room | None) -> tuple[C, Sizing | None]:
-        """The configuration with the context and slots that it leaves open, and why; None: the runtime has neither.
+        """The configuration with its open values for context and slots filled in, and the reasons.
 
-        The same for the same files and room. Blocks on reading metadata. Without a room, as for an unknown device.
+        None as reasons: the runtime has neither context nor slots.
+
+        Deterministic for the same files and room. No room: as for an unknown device. Blocks while it reads metadata.
         """
         return config, None
 
     def gpus(self, config: C) -> int:
-        """GPUs that share one of its workers; on host memory that has no meaning."""
+        """The number of GPUs that one worker uses; no meaning on host memory."""
         return config.equal_gpus
 
     def target_inflight(self, config: C) -> int:
@@ -282,7 +288,7 @@ class Adapter(abc.ABC, Generic[C]):
         return config.target_inflight or 0
 
     def shared_context(self, config: C) -> int:
-        """Tokens that the requests of one worker have together; 0: each has its own context."""
+        """The size in tokens of a context that all requests of one worker share; 0: each request has its own context."""
         return 0
 
     def needs_permission(self, config: C) -> bool:
@@ -290,9 +296,9 @@ class Adapter(abc.ABC, Generic[C]):
         return False
 
     def kinds(self, config: C, *, runtimes_dir: Path) -> frozenset[str] | None:
-        """The kinds of GPUs that this model's program computes on; empty: it uses the processor. None: nobody knows, so any.
+        """The kinds of GPUs that this model's program computes on; empty: the processor only; None: unknown, so any.
 
-        By what its environment was made for. Blocks on a small file.
+        Depends on the target of the environment. Blocks on a small file.
         """
         if self.offload_key and getattr(config, self.offload_key) == 0:
             return frozenset()
@@ -300,15 +306,15 @@ class Adapter(abc.ABC, Generic[C]):
         return None if made is None or made.device is None else MADE_FOR[made.device]
 
     def hint(self, line: str, argv: Sequence[str]) -> str:
-        """What to add for everybody to the line with which a worker of this command ended; empty: nothing."""
+        """A hint for everybody, to follow the last log line of a worker with this command; empty: no hint."""
         return ""
 
     def needs_set_uid(self, config: C) -> bool:
-        """Does its program start others that run with more rights, as `newuidmap`? Sealed services can't do that."""
+        """Does the program start set-UID programs such as `newuidmap`? A sealed service forbids that."""
         return False
 
     def prompt_cache(self, config: C) -> PromptCache | None:
-        """How its workers' cache of prompts is controlled; None: only the program that serves the model knows."""
+        """The controls of the workers' prompt cache; None: only the program that serves the model knows them."""
         return NO_CACHE
 
     def thinking(self, config: C) -> Thinking | None:
@@ -316,18 +322,18 @@ class Adapter(abc.ABC, Generic[C]):
         return None
 
     def chat_template(self, config: C) -> str | None:
-        """What its worker makes prompts with, as Jinja. Blocks on its files.
+        """The worker's chat template, in Jinja. Blocks on the model's files.
 
-        Empty where there is none, or where nobody but the worker knows; None: its files aren't there yet.
+        Empty: there is none, or only the worker knows it. None: the model's files aren't there yet.
         """
         return ""
 
     def voices(self, config: C) -> tuple[str, ...]:
-        """Names of those that a model speaks as, where it does and they are known without it."""
+        """The names of a speech model's voices, if they are known without a worker; else empty."""
         return ()
 
     def fields(self, config: C) -> Mapping[str, JsonValue]:
-        """Request fields set for everything that renders a prompt, unless a virtual model switches thinking itself."""
+        """Default fields of all requests that render a prompt, unless a virtual model switches thinking itself."""
         return {}
 
     def kernels(self, config: C, described: Callable[[], Mapping[str, JsonValue]]) -> tuple[Kernel, ...]:
@@ -339,7 +345,7 @@ class Adapter(abc.ABC, Generic[C]):
         return None
 
     def known_as(self, config: C) -> Collection[str]:
-        """What else clients that load it call it, beside its names in the configuration."""
+        """Further names that clients use to load the model, beside its names in the configuration."""
         return ()
 
     def answers_as(self, config: C, model: str) -> str:
@@ -347,15 +353,15 @@ class Adapter(abc.ABC, Generic[C]):
         return self.upstream_model(config) or model
 
     def inputs(self, config: C) -> frozenset[Modality] | None:
-        """What the model takes as input; None where only the worker knows. May read the head of a file."""
+        """The model's input modalities; None: only the worker knows. May read the head of a file."""
         return frozenset(config.modalities) if "modalities" in config.model_fields_set else None
 
     def text_references(self, config: C) -> TextReferences | None:
-        """Which texts of a prompt its workers would load something by; None: they load by keys alone, as `image_url`."""
+        """Prompt texts that make a worker load something; None: only keys such as `image_url` do."""
         return None
 
     def capabilities(self, config: C) -> Capabilities:
-        """What the model can do. Blocks on reading its metadata."""
+        """The model's abilities. Blocks while it reads metadata."""
         return Capabilities(
             modalities=tuple(config.modalities),
             thinking=True if self.thinking(config) is not None else None,
@@ -366,7 +372,7 @@ class Adapter(abc.ABC, Generic[C]):
         return self.constraints(*self.overridable_keys)
 
     def context_settings(self, config: C, tokens: int) -> Mapping[str, JsonValue]:
-        """Overrides by which one request may have so many tokens; empty where none do that."""
+        """The overrides that give one request a context of this many tokens; empty: no override does."""
         return {}
 
     def constraints(self, *keys: str) -> dict[str, Mapping[str, JsonValue]]:
@@ -375,19 +381,19 @@ class Adapter(abc.ABC, Generic[C]):
         return {key: _constraint(properties[key]) for key in (*keys, "vram_mib")}
 
     def memory_definition(self, config: C) -> str:
-        """A stable text of what decides what memory the worker takes; equal texts share learned footprints."""
+        """A stable text of everything that determines the worker's memory. Models with equal texts share learned footprints."""
         return config.model_dump_json(exclude={*PLACEMENT, *PATIENCE})
 
 
 @cache
 def _properties(config: type[ModelConfig]) -> Mapping[str, Mapping[str, JsonValue]]:
-    """The JSON Schema of its keys. Making it takes milliseconds, and a thousand models may share a few of these."""
+    """The JSON Schema of the class's keys. Building it takes milliseconds, and a thousand models may share a few classes."""
     properties: Mapping[str, Mapping[str, JsonValue]] = config.model_json_schema()["properties"]
     return properties
 
 
 def _constraint(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    """The part of a field's schema that says what is valid; `null` stands for the default and is no choice."""
+    """The part of a field's schema that limits its values, without `null`, which stands for the default."""
     choices = [choice for choice in _list(schema.get("anyOf")) if choice != {"type": "null"}]
     if len(choices) == 1 and isinstance(choices[0], dict):
         schema = {**schema, **choices[0]}

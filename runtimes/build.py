@@ -1,6 +1,6 @@
-"""How a runtime's environment gets its program, where the package index has no build for a kind of device.
+"""How a runtime's environment gets its program when the package index has no build for a kind of device.
 
-It is compiled on this machine (`Build`), or is an archive of its project's own releases (`Archives`).
+llmux compiles the program on this machine (`Build`), or takes an archive of the project's releases (`Archives`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from runtimes.machine import Choice, Machine
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How the package in `requirements-build.lock` is compiled for one kind of device, on the machine that it is for.
+    """How to compile the package in `requirements-build.lock` for one kind of device, on the machine that will run it.
 
-    `module` is that package, imported once when it is there; `program`, if it has one, stands in its folder, and gets a link
-    in the environment's bin. `options` are CMake's. `needs`: programs that must be there, each with what it comes with.
-    `toolkit` is the one of them beside whose folder lie the libraries that are loaded later.
+    `module`: the package, imported once after the build as a check. `program`: a program in the package's folder, if it has
+    one; it gets a link in the environment's bin. `options`: CMake options. `needs`: required programs, each with the package
+    that contains it. `toolkit`: the one of them beside whose folder the libraries lie that the program loads later.
     """
 
     module: str
@@ -30,11 +30,11 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Archives:
-    """A project's releases for Linux. `pins` is a JSON file: the repository, the build that is taken, its files' digests.
+    """A project's releases for Linux. `pins`: a JSON file with the repository, the build to take, and the files' digests.
 
-    `choose` says which kinds suit a machine. `name` gives the file of a build and kind for a processor (as uname says it), and
-    that of the libraries that this kind needs beside it, None where it needs none. `program` is a file in it, `device` what
-    kinds compute on: cuda, vulkan, rocm.
+    `choose`: the kinds that suit a machine. `name`: the file of a build and kind for a processor (in uname's words), and the
+    file of the libraries that this kind needs besides; None: it needs none. `program`: a file in the archive. `device`: the
+    device of a kind: cuda, vulkan, rocm.
     """
 
     pins: Path

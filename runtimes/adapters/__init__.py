@@ -1,1 +1,1 @@
-"""What the adapters of several runtimes share. Imported by the supervisor, never by a worker."""
+"""Code that the adapters of several runtimes share. The supervisor imports it, a worker never does."""

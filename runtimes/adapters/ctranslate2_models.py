@@ -1,4 +1,4 @@
-"""Models of CTranslate2: what the runtimes that use it have in common.
+"""Models of CTranslate2: code shared by the runtimes that use the library.
 
 A model.bin is read without loading it: names, shapes, types and sizes of its variables.
 
@@ -56,7 +56,7 @@ class ModelFile:
     shapes: Mapping[str, tuple[int, ...]]
 
     def bytes_as(self, value_bytes: int) -> int:
-        """Its weights once each value takes this many bytes."""
+        """The size of the weights in bytes, with this many bytes for each value."""
         return value_bytes * sum(self.values.values())
 
     @property
@@ -65,7 +65,7 @@ class ModelFile:
         return VALUE_BYTES[max(self.values, key=lambda kind: self.values[kind])]
 
     def layers(self, part: str) -> int:
-        """Layers of `encoder` or `decoder`."""
+        """The number of layers in `encoder` or `decoder`."""
         numbers = {name.split("/")[1] for name in self.shapes if name.startswith(f"{part}/layer_") and "/" in name}
         return sum(number.removeprefix("layer_").isdigit() for number in numbers)
 
@@ -102,7 +102,7 @@ def value_bytes(kind: ComputeType, model: ModelFile, devices: Collection[str]) -
 
 
 def with_cuda(spec: LaunchSpec, context: LaunchContext, runtime: str) -> LaunchSpec:
-    """The same start, which finds the CUDA libraries of the runtime's environment where it gets a GPU."""
+    """The launch, extended so that a worker with a GPU finds the CUDA libraries in the runtime's environment."""
     if not context.device.kind.accelerates:
         return spec
     packages = (context.environment(runtime) / "lib").glob("python3*/site-packages/nvidia")

@@ -1,4 +1,4 @@
-"""What a language model needs beside its weights, from its configuration: the cache of each layer, and activations.
+"""The memory of a language model beside its weights: the cache of each layer, and activations. Computed from config.json.
 
 A *layer cache* is what one layer keeps for a sequence: bytes for each token (perhaps only within a window), or a fixed
 state. The formulas follow transformers' configuration classes and vLLM's KV cache specifications: grouped-query attention,
@@ -48,14 +48,16 @@ def layer_caches(config: Config, *, value_bytes: float = 2, latent: bool = True)
 
 
 def cache_bytes(layers: Sequence[LayerCache], tokens: int, sequences: int = 1) -> int:
-    """Of all layers together, for `sequences` of `tokens` each."""
+    """Bytes of the cache of all layers together, for `sequences` of `tokens` each."""
     return sequences * sum(
         layer.token * (tokens if layer.window is None else min(tokens, layer.window)) + layer.state for layer in layers
     )
 
 
 def activation_bytes(config: Config, *, tokens: int, value_bytes: float = 2, outputs: int = 1) -> int:
-    """What a pass over `tokens` needs beside weights and cache: the larger half of a layer, and `outputs` rows of logits.
+    """Bytes that one pass over `tokens` needs beside weights and cache.
+
+    The sum of the larger half of a layer, and `outputs` rows of logits.
 
     A layer holds the residual stream twice, beside either its attention (queries, keys, values, result) or its
     feed-forward part (both halves of the gate, and their product). Logits are in float32, and copied for sampling.
@@ -91,7 +93,7 @@ def _token_bytes(config: Config, value_bytes: float, *, latent: bool) -> int:
 
 
 def _wide_token_bytes(config: Config, value_bytes: float) -> int | None:
-    """Of full-attention layers, where their heads differ from those with a window (Gemma 4)."""
+    """Bytes per token in a full-attention layer, if its heads differ from those of windowed layers (Gemma 4); else None."""
     width = config.number("global_head_dim")
     if not width:
         return None
@@ -100,7 +102,7 @@ def _wide_token_bytes(config: Config, value_bytes: float) -> int | None:
 
 
 def _kinds(config: Config) -> tuple[str, ...]:
-    """For each layer: full, sliding, linear, both, or none (no cache)."""
+    """The kind of each layer: full, sliding, linear, both, or none (no cache)."""
     if pattern := config.text.get("hybrid_override_pattern"):
         return tuple({"M": "linear", "*": "full"}.get(letter, "none") for letter in str(pattern))
     count = config.layers

@@ -12,23 +12,25 @@ Options = Mapping[str, str | tuple[str, str | None]]
 
 
 def of_key(key: str) -> str:
-    """The option that is called as its key is."""
+    """The option with the same name as its key."""
     return f"--{key.replace('_', '-')}"
 
 
 def of_keys(keys: Iterable[str]) -> dict[str, str]:
-    """The options that are called as their keys are."""
+    """The options of keys that have the same name as their option."""
     return {key: of_key(key) for key in keys}
 
 
 def keys_of(options: Options) -> dict[str, str]:
-    """Each option's key."""
+    """The reverse of `options`: each option → its key."""
     pairs = {key: found if isinstance(found, tuple) else (found,) for key, found in options.items()}
     return {option: key for key, found in pairs.items() for option in found if option is not None}
 
 
 def command_line(options: Options, values: Mapping[str, JsonValue]) -> list[str]:
-    """These values of keys as words of a command line: null as none, true as a switch, a list as several, an object as JSON.
+    """The values of these keys as words of a command line.
+
+    Null gives no word, true a switch, a list several words, an object its JSON.
 
     A key that isn't among the options stands for the option of its name.
     """
@@ -48,16 +50,16 @@ def command_line(options: Options, values: Mapping[str, JsonValue]) -> list[str]
 
 
 def extra_args(former: Options, given: Mapping[str, JsonValue]) -> list[JsonValue]:
-    """`extra_args` for these keys of a model: its own, then the options of former keys, as far as they say anything."""
+    """`extra_args` of a model with these keys: its own words, then the options of former keys that have a value."""
     own = given.get("extra_args")
     said = {key: given[key] for key in given if key in former and given[key] != "auto"}
     return [*(own if isinstance(own, list) else ()), *command_line(former, said)]
 
 
 def refused_options(words: Iterable[str], own: Collection[str], keys: Mapping[str, str]) -> Iterator[str]:
-    """Which of these words are options that aren't the user's to set, each a sentence.
+    """A sentence for each of these words that is an option which users may not set.
 
-    `own` are those that llmux sets, `keys` those that have a key. argparse also takes abbreviated options, underscores and
+    `own`: options that only llmux sets. `keys`: options that have a configuration key. argparse also takes abbreviated options, underscores and
     `--option.key`, so these count too.
     """
     known = sorted({*own, *keys})

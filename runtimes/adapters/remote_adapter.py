@@ -1,4 +1,4 @@
-"""The adapter of models that others run."""
+"""The base adapter of models that somebody else runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def nothing_for_workers(config: ModelConfig, *, but: Collection[str] = ()) -> None:
-    """Raises ValueError for a key that is for models that run here, unless it is one of those in `but`."""
+    """Raises ValueError for a key that only makes sense for models on this machine, except the keys in `but`."""
     for key in _FOR_WORKERS:
         default = type(config).model_fields[key].get_default(call_default_factory=True)
         if key not in but and getattr(config, key) != default:
@@ -38,25 +38,28 @@ def nothing_for_workers(config: ModelConfig, *, but: Collection[str] = ()) -> No
 
 
 def checked_variable(name: str) -> str:
-    """A name of an environment variable. Raises ValueError, which doesn't repeat it: it may be the secret itself."""
+    """A valid name of an environment variable.
+
+    Raises ValueError for any other text. The message doesn't repeat the text: it may be the secret itself.
+    """
     if _VARIABLE.fullmatch(name) is None:
         raise ValueError("it is not the name of an environment variable; the key itself never stands in this file")
     return name
 
 
 class RemoteAdapter(Adapter[C]):
-    """A runtime whose models others run: they take no worker and no memory here, and are never loaded or evicted."""
+    """A runtime whose models somebody else runs: no worker, no memory here, no loading, no eviction."""
 
     remote = True
 
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
-        """Never called."""
+        """Never called: a remote model has no process to start."""
         raise AssertionError(f"{self.name} starts no process")
 
     @abc.abstractmethod
     def connect(self, config: C, environment: Mapping[str, str]) -> RemoteSpec:
-        """How to reach it. `environment` is the daemon's own, which holds the key. Raises ModelUnusableError."""
+        """How to reach the model. `environment` is the daemon's own; it holds the key. Raises ModelUnusableError."""
 
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Nothing: there is no load."""
+        """No key: a remote model is never loaded."""
         return {}

@@ -6,7 +6,7 @@ serves, which options follow from the launch. A method stands only where one ser
 a key go into `extra_args`.
 
 `FolderServerAdapter` is for servers that load a Hugging Face folder. Its footprint is that of its weights and of a cache for as
-many tokens as the server is told to keep, so that the server takes what was reserved for it, whoever else is on the device.
+many tokens as llmux lets the server keep, so that the server takes the reserved memory, whoever else is on the device.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ C = TypeVar("C", bound=ServerConfig)
 
 
 class ServerAdapter(Adapter[C]):
-    """One such server. The class attributes are its description."""
+    """The adapter of one server program. The class attributes describe the program."""
 
     program_key: ClassVar[str] = "binary"  # names the program
     places: ClassVar[tuple[str, ...]]  # where it is else, with {environment} and {config.…}; a bare name: on PATH
@@ -104,7 +104,7 @@ class ServerAdapter(Adapter[C]):
     served_name: ClassVar[str] = ""  # the model's name in requests; empty: any
 
     def words(self, config: C, program: Path) -> tuple[str, ...]:
-        """What starts it, up to its options. Raises ModelUnusableError."""
+        """The command line up to the options. Raises ModelUnusableError."""
         return (str(program), *(("-I", str(BOOTSTRAP), self.starter) if self.starter else ()))
 
     def settings(self, config: C, context: LaunchContext) -> dict[str, JsonValue]:
@@ -115,15 +115,15 @@ class ServerAdapter(Adapter[C]):
         return config.model_dump(mode="json", include={*config.flags()})
 
     def variables(self, config: C, context: LaunchContext) -> Mapping[str, str]:
-        """Those that `env` may set otherwise."""
+        """Environment variables of the worker, which the configured `env` may override."""
         return {"HF_HUB_OFFLINE": "1"}
 
     def problems(self, config: C) -> Iterator[str]:
-        """What `check` finds beside options and variables that llmux sets."""
+        """Problems of the configuration, beside options and variables that only llmux sets. Part of `check`."""
         yield from ()
 
     def find(self, config: C, environment: Path = NOWHERE) -> Path:
-        """The program, as configured, else found. Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """The path of the program: configured, or else found. Raises RuntimeNotInstalledError or ModelUnusableError."""
         configured: Path | None = getattr(config, self.program_key)
         if configured is not None:
             if not os.access(configured, os.X_OK) or configured.is_dir():
@@ -139,7 +139,7 @@ class ServerAdapter(Adapter[C]):
         raise RuntimeNotInstalledError(self.name, missing, self.remedy) if self.remedy else ModelUnusableError(missing)
 
     def program_problems(self, config: C) -> Iterator[str]:
-        """A configured program that can't be run, or a missing one that no command installs."""
+        """The problem of a configured program that can't be run, or of a missing program that no command installs."""
         try:
             self.find(config)
         except ModelUnusableError as error:
@@ -152,7 +152,7 @@ class ServerAdapter(Adapter[C]):
         return (*self.words(config, program), *command_line(config.flags(), values), *config.extra_args)
 
     def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Its problems, options and variables that llmux sets."""
+        """The server's own `problems`, then options and variables that only llmux sets."""
         variables = {self.key_variable, *self.refused_variables, *visibility_variables()} & config.env.keys()
         return (
             *self.problems(config),
@@ -164,7 +164,7 @@ class ServerAdapter(Adapter[C]):
         )
 
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, ModelUnusableError."""
+        """How to start the server. Raises RuntimeNotInstalledError or ModelUnusableError."""
         program = self.find(config, context.environment(self.name))
         if context.device.kind.takes_whole:
             config = config.model_copy(update={"gpus": 1})
@@ -187,7 +187,7 @@ class ServerAdapter(Adapter[C]):
         )
 
     def upstream_model(self, config: C) -> str | None:
-        """The same for every model."""
+        """The class's one name, for every model."""
         return self.served_name or None
 
 
@@ -212,7 +212,7 @@ class FolderServerAdapter(ServerAdapter[F]):
     program_mib: ClassVar[int] = 0  # what it takes beside the model: an estimate until the worker was measured
 
     def tokens(self, config: F) -> int | None:
-        """Tokens that its cache is made for, of all requests together; None: it doesn't follow from the configuration."""
+        """The cache size in tokens, for all requests together; None: the configuration doesn't determine it."""
         return None
 
     def cache_width(self, config: F, model: Config) -> float:
@@ -220,23 +220,23 @@ class FolderServerAdapter(ServerAdapter[F]):
         return VALUE_BYTES.get(model.dtype or "", 2)
 
     def cache_bytes(self, config: F, model: Config, tokens: int) -> int:
-        """What a cache of so many tokens takes."""
+        """The size in bytes of a cache for this many tokens."""
         return cache_bytes(layer_caches(model, value_bytes=self.cache_width(config, model)), tokens)
 
     def problems(self, config: F) -> Iterator[str]:
-        """A folder without a model."""
+        """The problem of a folder without a model."""
         try:
             _folder(config)
         except ModelUnusableError as error:
             yield str(error)
 
     def launch(self, config: F, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, ModelUnusableError."""
+        """How to start the server. Raises RuntimeNotInstalledError or ModelUnusableError."""
         _folder(config)
         return super().launch(config, context)
 
     def estimate(self, config: F) -> Estimate | None:
-        """Weights as they are stored, the cache, one step's activations, the program; None where that can't be told."""
+        """The stored weights, the cache, one step's activations and the program; None: unknown."""
         if (tokens := self.tokens(config)) is None:
             return None
         try:
@@ -252,30 +252,30 @@ class FolderServerAdapter(ServerAdapter[F]):
         return Estimate.of(parts, f"{tokens} tokens in the cache")
 
     def context(self, config: F) -> int:
-        """Tokens of one request: as configured, else as many as the model was made for, at most what is usual."""
+        """Tokens of one request: as configured, else the model's own limit, but at most USUAL_CONTEXT."""
         described = _described(config)
         trained = described.context if described is not None else None
         return getattr(config, self.context_key) or min(trained or USUAL_CONTEXT, USUAL_CONTEXT)
 
     def context_settings(self, config: F, tokens: int) -> Mapping[str, JsonValue]:
-        """It has a key of its own."""
+        """The key for the context."""
         return {self.context_key: tokens}
 
     def target_inflight(self, config: F) -> int:
-        """As many as it works on at once."""
+        """The number of requests that the server works on at once."""
         own: int = getattr(config, self.requests_key)
         return own if config.target_inflight is None else config.target_inflight
 
     def prompt_cache(self, config: F) -> PromptCache | None:
-        """Only the program knows."""
+        """None: only the program knows."""
         return None
 
     def thinking(self, config: F) -> Thinking | None:
-        """By a chat template argument, for models that chat."""
+        """By an argument of the chat template, for chat models."""
         return None if config.type == "embedding" else CHAT_TEMPLATE
 
     def chat_template(self, config: F) -> str | None:
-        """The folder's."""
+        """The chat template in the model's folder."""
         return checkpoints.template_in(config.path)
 
     def inputs(self, config: F) -> frozenset[Modality] | None:

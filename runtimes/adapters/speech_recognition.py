@@ -1,4 +1,4 @@
-"""What the adapters of speech recognition runtimes share: keys, endpoints, capabilities."""
+"""Shared by the adapters of speech recognition runtimes: keys, endpoints, capabilities."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ C = TypeVar("C", bound=WorkerConfig)
 
 
 class WhisperAdapter(WorkerAdapter[C]):
-    """A runtime of Whisper models, which a key `model` may choose by size."""
+    """A runtime of Whisper models. The key `model` may choose a model by its size."""
 
     all_endpoints = ENDPOINTS
 
     def inputs(self, config: C) -> frozenset[Modality]:
-        """Audio."""
+        """The model takes audio only."""
         return frozenset({"audio"})
 
     def capabilities(self, config: C) -> Capabilities:
-        """Those of speech recognition."""
+        """The capabilities of every speech recognition model."""
         return CAPABILITIES
 
     def known_as(self, config: C) -> tuple[str, ...]:
-        """By its size."""
+        """The names by which clients know a Whisper model of this size."""
         return whisper_sizes.names(getattr(config, "model", None))
 
 
@@ -58,6 +58,6 @@ def options(default_language: str | None, max_audio_s: float) -> Mapping[str, Js
 
 
 def problems(default_language: str | None) -> Iterator[str]:
-    """An unknown language."""
+    """The problem of an unknown default language."""
     if default_language is not None and code_of(default_language, NAMES) is None:
         yield Contradiction(f"default_language: {default_language!r} is no language code such as en, de, zh")

@@ -50,7 +50,7 @@ def ggml(size: str, quantization: str | None = None) -> Source:
 
 
 def names(size: str | None) -> tuple[str, ...]:
-    """What clients call a model of this size, beside the size itself."""
+    """Other names that clients use for a model of this size."""
     if size is None:
         return ()
     called = {size, ALIASES.get(size, size), *(short for short, full in ALIASES.items() if full == size)}

@@ -40,13 +40,13 @@ class WorkerAdapter(Adapter[C]):
 
     @abc.abstractmethod
     def problems(self, config: C) -> Iterator[str]:
-        """What keeps the model from being started, each a sentence naming the key."""
+        """Reasons why the model can't start, each a sentence that names the key."""
 
     @abc.abstractmethod
     def options(self, config: C, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """The settings of this worker beside the common ones, where there are no problems.
+        """The worker's own settings, beside those of every worker. Called only where `problems` finds nothing.
 
-        Raises ModelUnusableError for what this place lacks.
+        Raises ModelUnusableError for something that this device or environment lacks.
         """
 
     def module(self, config: C) -> str:
@@ -54,11 +54,11 @@ class WorkerAdapter(Adapter[C]):
         return self.program
 
     def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Its problems."""
+        """The problems of this configuration, as a tuple."""
         return tuple(self.problems(config))
 
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError for the first problem."""
+        """How to start the worker. Raises RuntimeNotInstalledError, or ModelUnusableError for the first problem."""
         python = interpreter(self.name, context)
         for problem in self.problems(config):
             raise ModelUnusableError(problem)
@@ -73,7 +73,7 @@ class WorkerAdapter(Adapter[C]):
         )
 
     def target_inflight(self, config: C) -> int:
-        """As many as it serves concurrently."""
+        """The key `parallel`: requests that the worker serves at once."""
         return config.parallel if config.target_inflight is None else config.target_inflight
 
 
@@ -97,7 +97,7 @@ def worker_spec(
     env: Mapping[str, str],
     offline: bool = True,
 ) -> LaunchSpec:
-    """How to start the worker program `module` with this `python`. `offline`: it may not ask the hub."""
+    """How to start the worker program `module` with this `python`. `offline`: the worker must not use the hub."""
     settings = {
         "model": context.model,
         "host": context.host,

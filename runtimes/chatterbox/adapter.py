@@ -80,11 +80,11 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     config = ChatterboxConfig
 
     def problems(self, config: ChatterboxConfig) -> Iterator[str]:
-        """Missing files and voices."""
+        """Problems of missing files and voices."""
         return _problems(config)
 
     def options(self, config: ChatterboxConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError for what `check` finds."""
+        """The worker's own settings. Raises ModelUnusableError where `check` finds a problem."""
         return {
             "path": str(config.path),
             "variant": config.variant,
@@ -96,15 +96,15 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
         }
 
     def target_inflight(self, config: ChatterboxConfig) -> int:
-        """Several: most of the time, a request waits for its client to play the audio."""
+        """More than one: most of the time, a request waits for its client to play the audio."""
         return LISTENERS if config.target_inflight is None else config.target_inflight
 
     def voices(self, config: ChatterboxConfig) -> tuple[str, ...]:
-        """Clips, the model's own voice, aliases."""
+        """The names of all clips, of the model's own voice, and the aliases."""
         return tuple(voices.names(config.path, config.voices, config.voice_aliases))
 
     def estimate(self, config: ChatterboxConfig) -> Estimate | None:
-        """Weights by the files' headers (or sizes), what a long sentence takes, and the program."""
+        """The weights by the files' headers (or sizes), the work on a long sentence, and the program."""
         try:
             size = sum(_bytes(config.path / name) for name in WEIGHTS[config.variant])
         except (ModelUnusableError, OSError):
@@ -112,7 +112,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
         return Estimate.of({"weights": size, "one sentence": WORK_MIB * MIB, "program": PROGRAM_MIB * MIB})
 
     def capabilities(self, config: ChatterboxConfig) -> Capabilities:
-        """Text input only."""
+        """The model takes text only."""
         return Capabilities(("text",), tools=False, thinking=False, multi_turn=False)
 
 

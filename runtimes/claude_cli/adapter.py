@@ -1,8 +1,8 @@
-"""A model that a command line program asks for, run once for each request: Claude's own CLI, or any that reads a prompt.
+"""A model behind a command line program that runs once for each request: Claude's CLI, or any program that reads a prompt.
 
-A worker of ours runs it. The prompt goes to its stdin, never into its arguments, which other users of the machine can see; no
-shell has a part in it. The program reaches a service of others, so requests must allow that as for every remote model, and the
-worker is on no device.
+Our own worker runs the program. The prompt goes to its stdin, never into its arguments, which other users of the machine
+can read; no shell is involved. The program sends prompts to somebody else's service, so requests must allow that, as for
+every remote model. The worker uses no device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLAUDE: Final = (
     *("--disable-slash-commands", "--tools", ""),
 )
 CLAUDE_ENV: Final = {"CLAUDE_CODE_DISABLE_ATTACHMENTS": "1"}
-"""Else it reads the files that a prompt mentions, as in `@/etc/passwd`, tools or not."""
+"""Without this variable the CLI reads files that a prompt mentions, such as `@/etc/passwd`, even without tools."""
 CLAUDE_SYSTEM: Final = ("--system-prompt-file", "${system_file}")
 
 _PLACEHOLDER: Final = re.compile(r"\$\{([^}]*)\}")
@@ -108,7 +108,7 @@ class ClaudeCliConfig(ModelConfig):
 
 
 class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
-    """Claude's CLI, or a program like it."""
+    """The adapter of Claude's CLI and of programs like it."""
 
     name = "claude_cli"
     summary = (
@@ -121,7 +121,7 @@ class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
     config = ClaudeCliConfig
 
     def check(self, config: ClaudeCliConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """A missing program. Variables are not looked for: it is the daemon's environment that counts."""
+        """The problem of a missing program. Variables aren't checked: only the daemon's environment counts."""
         try:
             _program(config)
         except ModelUnusableError as error:
@@ -129,7 +129,7 @@ class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
         return ()
 
     def launch(self, config: ClaudeCliConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises ModelUnusableError for a missing program, or a variable that isn't set."""
+        """How to start the worker. Raises ModelUnusableError for a missing program, or a variable that isn't set."""
         missing = [name for name in config.pass_env if name not in os.environ]
         if missing:
             raise ModelUnusableError(
@@ -156,35 +156,35 @@ class ClaudeCliAdapter(Adapter[ClaudeCliConfig]):
         return replace(spec, env={**env, KEY_VARIABLE: context.key}, patience_s=config.timeout_s + CLEANUP_S)
 
     def needs_permission(self, config: ClaudeCliConfig) -> bool:
-        """As configured."""
+        """The configured value."""
         return not config.allow_remote
 
     def target_inflight(self, config: ClaudeCliConfig) -> int:
-        """As many processes as there may be."""
+        """The configured number of processes at once."""
         return min(config.parallel, config.target_inflight or config.parallel)
 
     def prompt_cache(self, config: ClaudeCliConfig) -> None:
-        """Theirs."""
+        """None: the cache belongs to the remote service."""
 
     def inputs(self, config: ClaudeCliConfig) -> frozenset[Modality]:
-        """Text."""
+        """The model takes text only."""
         return frozenset(("text",))
 
     def upstream_model(self, config: ClaudeCliConfig) -> str:
-        """As configured."""
+        """The configured value."""
         return config.upstream_model
 
     def overridable(self, config: ClaudeCliConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Nothing."""
+        """No key: the worker has no load to change."""
         return {}
 
     def capabilities(self, config: ClaudeCliConfig) -> Capabilities:
-        """Conversations in text, without tools of the client's. Whether it thinks is the program's to know."""
+        """Conversations in text, without the client's tools. Only the program knows whether the model thinks."""
         return Capabilities(modalities=("text",), tools=False, multi_turn=True)
 
 
 def _program(config: ClaudeCliConfig) -> str:
-    """Its full path. Raises ModelUnusableError."""
+    """The program's full path. Raises ModelUnusableError."""
     name = config.command[0]
     found = shutil.which(name, path=config.env.get("PATH")) if "/" not in name else _executable(Path(name))
     if found is None:

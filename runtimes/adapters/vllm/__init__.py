@@ -1,1 +1,1 @@
-"""What the runtimes on vLLM share: configuration keys, the memory plan, and what a model's folder says."""
+"""Shared by the runtimes on vLLM: configuration keys, the memory plan, and facts from a model's folder."""

@@ -1,4 +1,4 @@
-"""What every adapter of vLLM says: what it takes, how large its context is, and what the model's folder says it can do."""
+"""The base adapter of vLLM: memory, context size, and the abilities that the model's folder shows."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from runtimes.sizing import Room, Sizing
 BLACKWELL: Final = frozenset({10, 11, 12})  # majors of their compute capabilities: data centres, Thor, workstations
 SAMPLER: Final = "VLLM_USE_FLASHINFER_SAMPLER"  # compiled on the spot, by a CUDA toolkit that must know the GPU
 HUB: Final = frozenset({"HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE"})
-"""By which a model's `env` may give its worker a hub, or another cache."""
+"""Variables by which a model's `env` may let its worker use the hub, or another cache of the hub."""
 OWN_VARIABLES: Final = {
     **dict.fromkeys(visibility_variables(), "is set by llmux"),
     "VLLM_CPU_KVCACHE_SPACE": "has a key of its own, kv_cache_memory_bytes",
 }
-"""Variables that aren't `env`'s to set, and why."""
+"""Variable that `env` may not set → the reason."""
 
 C = TypeVar("C", bound=VllmConfig)
 
 
 class VllmAdapter(Adapter[C]):
-    """vLLM's engine, whoever runs it."""
+    """The common part of both vLLM runtimes: vLLM's own server, and vLLM's engine in our worker."""
 
     spreads = True
     media: ClassVar[tuple[Literal["image", "audio"], ...]] = ("image",)  # what its worker takes beside text
@@ -51,12 +51,12 @@ class VllmAdapter(Adapter[C]):
     )
 
     def problems(self, config: C) -> Iterator[str]:
-        """Files that are missing or unreadable, keys that contradict each other or the model."""
+        """Missing or unreadable files, and keys that contradict each other or the model."""
         yield from _file_problems(config)
         yield from _key_problems(config)
 
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
-        """The draft model, too: one of those that the file lists, and no other name or path."""
+        """Also the draft model: one of the names that the configuration file lists, and no other name or path."""
         own = () if config.speculative_model is None else (config.speculative_model,)
         listed: list[JsonValue] = [*dict.fromkeys((*own, *config.speculative_models))]
         offered = dict(super().overridable(config))
@@ -69,34 +69,34 @@ class VllmAdapter(Adapter[C]):
         return memory.estimate(config)
 
     def sized(self, config: C, room: Room | None) -> tuple[C, Sizing | None]:
-        """`max_model_len`; the cache has room for one request of so many tokens."""
+        """Chooses `max_model_len`. The cache has room for one request of this many tokens."""
         return memory.sized(config, room)
 
     def context_settings(self, config: C, tokens: int) -> Mapping[str, JsonValue]:
-        """It has a key of its own."""
+        """The key `max_model_len`."""
         return {"max_model_len": tokens}
 
     def inputs(self, config: C) -> frozenset[Modality] | None:
-        """Text, and of `media` the kinds that the model takes; the configured modalities while its files are missing."""
+        """Text, and the kinds of `media` that the model takes; while its files are missing, the configured modalities."""
         if (found := description(config)) is None:
             return super().inputs(config)
         takes, limits = {"image": found.takes_images, "audio": found.takes_audio}, config.limit_mm_per_prompt or {}
         return frozenset({"text", *(kind for kind in self.media if takes[kind] and limits.get(kind) != 0)})
 
     def gpus(self, config: C) -> int:
-        """One for each process that shares the layers."""
+        """One GPU for each process that shares the layers."""
         return config.processes
 
     def target_inflight(self, config: C) -> int:
-        """As many as it generates concurrently."""
+        """The number of sequences that the engine generates at once."""
         return config.max_num_seqs if config.target_inflight is None else config.target_inflight
 
     def chat_template(self, config: C) -> str | None:
-        """As configured, else the folder's."""
+        """The configured chat template, else the one in the model's folder."""
         return None if description(config) is None else template_of(config) or ""
 
     def memory_definition(self, config: C) -> str:
-        """The configuration, and the plan that follows from the model's files and `vram_mib`."""
+        """The configuration, and the memory plan that follows from the model's files and `vram_mib`."""
         try:
             return f"{super().memory_definition(config)} {memory.plan(config)}"
         except ModelUnusableError:
@@ -104,7 +104,7 @@ class VllmAdapter(Adapter[C]):
 
 
 def engine_environment(config: VllmConfig, devices: Iterable[DeviceAssignment]) -> dict[str, str]:
-    """The variables that vLLM gets on these devices, unless `env` says otherwise. The daemon's own SAMPLER goes along."""
+    """The variables of vLLM on these devices; `env` may override them. Includes SAMPLER from the daemon's environment."""
     blackwell = any(device.capability is not None and device.capability[0] in BLACKWELL for device in devices)
     sampler = os.environ.get(SAMPLER) or ("0" if blackwell else None)
     return {
@@ -123,7 +123,7 @@ def description(config: VllmConfig) -> Config | None:
 
 
 def template_of(config: VllmConfig) -> str | None:
-    """The chat template that prompts are made with; None without one."""
+    """The chat template that renders the prompts; None: there is none."""
     if config.chat_template is not None:
         return config.chat_template.read_text(errors="replace") if config.chat_template.is_file() else None
     folder = memory.place(config)

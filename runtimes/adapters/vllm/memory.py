@@ -1,4 +1,4 @@
-"""What a vLLM worker takes, and how large its KV cache is made.
+"""The memory of a vLLM worker, and the size of its KV cache.
 
 vLLM takes its whole KV cache at the start: either a given number of bytes, or whatever is left of a share of the device.
 Here it is always given bytes, so that the size is known before anybody chose a device, and doesn't depend on who else
@@ -85,7 +85,7 @@ def hub() -> Path:
 
 
 def cached(name: str, revision: str | None = None, place: Path | None = None) -> Path | None:
-    """Where Hugging Face's cache, or another one at a `place`, has a model of this name, or the folder of this name."""
+    """The folder of a model by its name in Hugging Face's cache, or in another cache at `place`; or the folder of this path."""
     if name.startswith("/"):
         return Path(name)
     model = (hub() if place is None else place) / f"models--{name.replace('/', '--')}"
@@ -191,13 +191,13 @@ def cache_needed(config: VllmConfig, model: Config, context: int) -> int:
 
 
 def _layer_bytes(layer: LayerCache, context: int, config: VllmConfig) -> int:
-    """A sliding window is kept together with the tokens of the step that enter it."""
+    """Bytes of one layer's cache. A sliding window also holds the tokens of the current step."""
     tokens = context if layer.window is None else min(context, layer.window + config.max_num_batched_tokens)
     return layer.token * tokens + layer.state * config.max_num_seqs
 
 
 def _keeps_nothing(model: Config) -> bool:
-    """Encoders read a text in one pass and need no cache."""
+    """Does the model need no cache? Encoders read a text in one pass."""
     return model.model_type in _ENCODERS
 
 

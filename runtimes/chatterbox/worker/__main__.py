@@ -54,7 +54,7 @@ class Speech:
 
 @dataclass(slots=True)
 class Turn:
-    """One call of the library: its cancellation, the text tokens it read and the speech tokens it generated."""
+    """One call of the library, with its cancellation, the text tokens read and the speech tokens generated."""
 
     cancel: Cancel = field(default_factory=Cancel)
     read: int = 0
@@ -110,7 +110,7 @@ class Speaker(Worker):
         return Model
 
     def routes(self) -> Mapping[str, Endpoint]:
-        """Speech; the supervisor itself lists the voices."""
+        """The speech endpoint. The supervisor itself lists the voices."""
         return {"POST /v1/audio/speech": self.speech}
 
     async def speech(self, request: Request) -> Response:
@@ -126,7 +126,7 @@ class Speaker(Worker):
         return StreamingResponse(parts, media_type=FORMATS[speech.format].media_type)
 
     def _asked(self, body: Body) -> Speech:
-        """Raises WorkerError."""
+        """The parsed request. Raises WorkerError."""
         text = body.needed_text("input")
         if len(text) > MAX_CHARACTERS:
             raise WorkerError(f"input has {len(text)} characters; {MAX_CHARACTERS} are the most.", param="input")
@@ -182,7 +182,7 @@ class Speaker(Worker):
         return str(name)
 
     async def _file(self, speech: Speech, turns: list[Turn]) -> AsyncIterator[bytes]:
-        """Pieces of the file, each made after the one before was read. Appends the calls to `turns`."""
+        """The pieces of the file; each is made after the client has read the one before. Appends the calls to `turns`."""
         encoder = Encoder(speech.format, self.model.sr)
         tempo = Tempo(speech.speed, self.model.sr) if speech.speed != 1 else None
         for place in range(len(speech.texts)):
@@ -196,7 +196,7 @@ class Speaker(Worker):
     def _piece(
         self, speech: Speech, place: int, encoder: Encoder, tempo: Tempo | None, turns: list[Turn], cancel: Cancel
     ) -> bytes:
-        """Synthesise one of the texts; the bytes that it adds to the file. Runs in the model's thread."""
+        """Synthesise one of the texts. Returns the bytes that it adds to the file. Runs in the model's thread."""
         turn = Turn(cancel)
         with self._working(turn):
             self._voice(str(speech.voice), speech.preparation)
@@ -241,7 +241,7 @@ class Speaker(Worker):
             self.turn.cancel.check()
 
     def _counted(self, inference: Callable[..., Any]) -> Callable[..., Any]:
-        """The library's function, with its tokens counted."""
+        """Wraps the library's function so that its tokens are counted."""
 
         def counted(*, text_tokens: Any, **further: Any) -> Any:
             made = inference(text_tokens=text_tokens, **further)

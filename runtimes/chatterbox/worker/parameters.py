@@ -1,4 +1,4 @@
-"""What the worker does with each parameter of a speech request."""
+"""How the worker treats each parameter of a speech request: used, ignored or refused."""
 
 from __future__ import annotations
 

@@ -43,13 +43,13 @@ def _sentences(text: str) -> list[str]:
 
 
 def _last_words(text: str, start: int, end: int) -> str:
-    """As much as `_SHORT` needs. Searching the whole text would be quadratic in a list of abbreviations."""
+    """The text before `end` that `_SHORT` has to see. Searching the whole text would take quadratic time."""
     last = text.rfind(" ", start, end)
     return text[max(start, text.rfind(" ", start, max(last, start))) : end]
 
 
 def _parts(sentence: str) -> list[str]:
-    """A long sentence is cut at a comma, else at a space, else anywhere."""
+    """The parts of a long sentence, cut at commas, else at spaces, else anywhere."""
     found: list[str] = []
     while len(sentence) > MAX_CHARACTERS:
         head = sentence[:MAX_CHARACTERS]

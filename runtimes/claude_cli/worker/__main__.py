@@ -18,14 +18,14 @@ from runtimes.sdk.worker_pool import Cancel
 
 
 class ProgramWorker(Worker):
-    """One program, and the processes of it that answer now."""
+    """The worker of one program, and its running processes."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._options = Options(**settings.options)
 
     def load(self) -> None:
-        """There is nothing to load, and a trial would cost an answer."""
+        """Does nothing: there is no model to load, and a trial request would cost money."""
         self._program = Program(self._options)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a program said as a chat completion, whole or in chunks."""
+"""A program's output as a chat completion, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer in OpenAI's JSON, of pieces of its text and, at last, the result."""
+    """One answer in OpenAI's JSON, made from pieces of text followed by the result."""
 
     model: str
     include_usage: bool
@@ -23,7 +23,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, pieces: Iterable[str | Result]) -> Json:
-        """As one object."""
+        """The answer as one object."""
         *texts, result = pieces
         assert isinstance(result, Result)
         message = {"role": "assistant", "content": "".join(map(str, texts)), "refusal": None}
@@ -32,7 +32,7 @@ class Answer:
         return self._object("chat.completion", [choice], **usage)
 
     def chunks(self, pieces: Iterable[str | Result]) -> Iterator[Json]:
-        """As a stream, as the text comes."""
+        """The answer as a stream, one chunk for each piece of text."""
         role = {"role": "assistant"}
         for piece in pieces:
             if isinstance(piece, str):

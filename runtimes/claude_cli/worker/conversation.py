@@ -1,7 +1,7 @@
 """A chat completion as a prompt for a program: one text, and the system prompt apart.
 
-Each field is used, refused by its name, or named as ignored. A program can't be told how to sample, so what says that is
-ignored; tools, pictures and forms of the answer change what an answer is, so they are refused. What is null is absent.
+Each field is used, refused by name, or reported as ignored. The program has no sampling options, so sampling fields are
+ignored. Tools, pictures and response formats would change the answer, so they are refused. Null counts as absent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANGES_ANSWER: Final[Mapping[str, tuple[object, ...]]] = {
     "modalities": (["text"],),
     "web_search_options": (),
 }
-"""Fields that a program can't do → the values that ask for nothing."""
+"""Field that the program can't support → its values that ask for nothing."""
 _OF_MESSAGES: Final = ("tool_calls", "function_call", "audio")
 _OF_A_MESSAGE: Final = frozenset(("role", "content", *_OF_MESSAGES))
 
@@ -40,7 +40,7 @@ _HEAD: Final = "This is a conversation so far. Reply with the assistant's next m
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks of a program."""
+    """The parsed request: prompt, system prompt and options for the program."""
 
     prompt: str
     system: str
@@ -50,7 +50,7 @@ class Asked:
 
 
 def read(fields: Mapping[str, object]) -> Asked:
-    """Raises WorkerError."""
+    """The request with these fields. Raises WorkerError."""
     for name, harmless in _CHANGES_ANSWER.items():
         value = fields.get(name)
         if value not in _NOTHING and value not in harmless:
@@ -88,7 +88,7 @@ def _others(fields: Mapping[str, object], known: Collection[str], at: str) -> It
 
 
 def _message(message: object, at: str, ignored: list[str]) -> tuple[str, str]:
-    """Its role and text. What has no effect is added to `ignored`."""
+    """The message's role and text. Adds fields without effect to `ignored`."""
     if not isinstance(message, dict):
         raise WorkerError(f'"{at}" must be an object.', param=at)
     role = message.get("role")

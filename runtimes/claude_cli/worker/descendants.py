@@ -1,6 +1,7 @@
-"""What programs leave running, in sessions of its own: the worker inherits it, and kills it.
+"""Kills processes that a program leaves running in sessions of their own. The worker inherits them as their subreaper.
 
-Whose it is can't be seen any more. So it is killed once no program runs that was there when it was started.
+An inherited process no longer shows which program started it. So the worker kills it once every program has ended that
+was running when the process started.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Descendants:
-    """Those of this process. Make it before there are any."""
+    """The descendants of this process. Create it before the first of them starts."""
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -32,7 +33,7 @@ class Descendants:
 
     @contextlib.contextmanager
     def swept(self) -> Iterator[None]:
-        """A program is started, runs and ends within; in the end what it left goes."""
+        """The context in which a program starts, runs and ends. On exit, kills the processes that the program left behind."""
         with self._lock:
             began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
             self._began.append(began)
@@ -44,7 +45,7 @@ class Descendants:
                 self._sweep(min(self._began, default=sys.maxsize))
 
     def _sweep(self, oldest: int) -> None:
-        """Kill the children from before that; what is below them becomes a child when they end."""
+        """Kill the children that started before `oldest`. Their own children then become ours, and are killed as well."""
         until = time.monotonic() + KILL_WAIT_S
         while time.monotonic() < until and (left := [pid for pid, started in _children() if started < oldest]):
             for pid in left:
@@ -55,7 +56,7 @@ class Descendants:
 
 
 def _children() -> Iterator[tuple[int, int]]:
-    """Each child's pid and start; zombies too."""
+    """The pid and start time (in ticks since boot) of each child, zombies included."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(
             os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT

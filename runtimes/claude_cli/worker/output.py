@@ -1,4 +1,4 @@
-"""What a program prints, read as it comes: plain text, or the JSON of Claude's CLI.
+"""Parsers of a program's output, as it arrives: plain text, or the JSON of Claude's CLI.
 
 With `--output-format json` that is one object, the result. With `stream-json` it is one object a line: `assistant` messages
 and, with `--include-partial-messages`, the pieces of these as `stream_event`, in the form of the Messages API; the result is
@@ -18,12 +18,12 @@ _WORDS: Final = 500  # characters of a failure
 
 
 class OutputError(Exception):
-    """An output that is no answer. The words may be the program's own, for operators alone."""
+    """The output is no answer. The message may quote the program, so it is for operators only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as OpenAI counts them: those of the prompt include the cached ones."""
+    """Token counts in OpenAI's way: prompt tokens include the cached ones."""
 
     prompt: int
     cached: int
@@ -32,7 +32,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of an output."""
+    """The result at the end of an output."""
 
     text: str  # what was not given before
     finish_reason: str = "stop"
@@ -40,17 +40,17 @@ class Result:
 
 
 class Output(Protocol):
-    """One program's output."""
+    """A parser of one program's output."""
 
     def feed(self, data: bytes) -> str:
-        """The text of the answer in a further piece. Raises OutputError."""
+        """Parse a further piece. Returns its text of the answer. Raises OutputError."""
 
     def end(self) -> Result:
-        """Once there is no more. Raises OutputError for what is no answer, with the program's words."""
+        """Call at the end of the output. Returns the result. Raises OutputError, with the program's words, if there was no answer."""
 
 
 class Text:
-    """The answer is all that is printed, but for blanks at its end."""
+    """The format of plain text: the whole output is the answer, without blanks at its end."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -73,7 +73,7 @@ class Text:
 
 
 class ClaudeJson:
-    """One object, at the end."""
+    """The format with one JSON object, complete at the end."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -92,7 +92,7 @@ class ClaudeJson:
 
 
 class ClaudeStreamJson:
-    """One object a line."""
+    """The format with one JSON object a line."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -145,7 +145,7 @@ OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {
     "claude_json": ClaudeJson,
     "claude_stream_json": ClaudeStreamJson,
 }
-"""By the name in the configuration."""
+"""Name in the configuration → parser."""
 
 
 def _object(data: bytes) -> dict[str, object] | None:

@@ -1,7 +1,7 @@
-"""A program that is run once for each request: its prompt on stdin, its output as it comes, its end with all that it started.
+"""Runs the program once for each request: writes the prompt to stdin, reads the output, ends the whole process group.
 
-It runs in a session of its own and in an empty folder, which is removed after it. What it wrote to stderr can hold somebody's
-prompt. So clients learn that it failed, and the worker's log says how.
+The program runs in its own session and in an empty folder, removed afterwards. Its stderr may quote somebody's prompt. So
+clients only learn that it failed, and the worker's log says how.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Options:
     output_bytes: int  # stdout and stderr together
 
     def words(self, asked: Asked, system_file: Path) -> list[str]:
-        """Its arguments: the prompt is in none of them."""
+        """The program's command line, which never contains the prompt."""
         values = {"model": self.upstream_model, "system_file": str(system_file)}
         words = [*self.command, *(self.system_args if asked.system else ())]
         return [_PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words]
 
     def prompt(self, asked: Asked) -> str:
-        """What it reads."""
+        """The program's standard input."""
         return f"{asked.system}\n\n{asked.prompt}" if asked.system and not self.system_args else asked.prompt
 
 
@@ -68,11 +68,11 @@ class Program:
         self._descendants = Descendants()
 
     def close(self) -> None:
-        """Nothing of it runs any more, or will not for long."""
+        """Delete the temporary folder. Call this only when no run is left, or the last ones are about to end."""
         self._folder.close()
 
     def run(self, asked: Asked, cancel: Cancel) -> Iterator[str | Result]:
-        """The text of its answer as it comes, then the result. Blocks. Raises WorkerError and CancelledWorkError."""
+        """The text of the answer in pieces, then the result. Blocks. Raises WorkerError and CancelledWorkError."""
         output, last_words = OUTPUTS[self._options.output](), bytearray()
         try:
             with self._running(asked) as process:
@@ -95,7 +95,7 @@ class Program:
 
     @contextlib.contextmanager
     def _running(self, asked: Asked) -> Iterator[subprocess.Popen[bytes]]:
-        """Its process, of which nothing is left in the end. Raises OutputError where it can't be started."""
+        """A running process of the program; none of its processes is left on exit. Raises OutputError if it can't start."""
         with TemporaryDirectory(dir=self._folder.path, ignore_cleanup_errors=True) as folder, self._descendants.swept():
             try:
                 process = self._start(asked, Path(folder))
@@ -107,7 +107,7 @@ class Program:
                 _end(process)
 
     def _start(self, asked: Asked, folder: Path) -> subprocess.Popen[bytes]:
-        """Raises OSError."""
+        """Start the process. Raises OSError."""
         (work := folder / "work").mkdir()
         (system_file := folder / "system.txt").write_bytes(asked.system.encode())
         with os.fdopen(os.memfd_create("prompt"), "w+b") as prompt:
@@ -152,7 +152,7 @@ class Program:
 
 
 def _check(code: int) -> None:
-    """Raises OutputError unless it has exited with 0."""
+    """Raises OutputError for an exit code other than 0."""
     if code != 0:
         raise OutputError(f"it exited with {code}" if code > 0 else f"signal {-code} ended it")
 
@@ -181,7 +181,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _printable(text: str) -> str:
-    """Halves of characters can't be sent."""
+    """The text with lone surrogates replaced, because they can't be encoded."""
     return text.encode(errors="replace").decode()
 
 
