@@ -1,4 +1,5 @@
-"""The kinds of devices that models run on. All that differs between kinds is told here; how one is read, in supervisor/io/devices.py.
+"""The kinds of devices that models run on. All differences between kinds are here, except how to read a device's memory,
+which is in supervisor/io/devices.py.
 
 A new kind is an entry of `KINDS` and a driver for it there.
 """
@@ -12,7 +13,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """One kind. `name` is what configuration files and the API call it."""
+    """One kind of device. `name` is its name in configuration files and in the API."""
 
     name: str
     accelerator: str  # what libraries call it: cpu, cuda
@@ -28,16 +29,16 @@ class DeviceKind:
 
     @property
     def accelerates(self) -> bool:
-        """Is it anything but the processor with its memory?"""
+        """Is it an accelerator, anything but the processor with its memory?"""
         return self != HOST
 
     @property
     def build(self) -> str:
-        """What builds of libraries for it are called: cpu, cuda, rocm."""
+        """The name of library builds for this kind: cpu, cuda, rocm."""
         return self.name if self.accelerates else self.accelerator
 
     def device_id(self, index: int | None = None) -> str:
-        """What models and the API call this device."""
+        """The device's name in models and in the API."""
         return f"{self.prefix}{index}" if self.accelerates else self.name
 
 
@@ -68,7 +69,7 @@ KINDS: Final[dict[str, DeviceKind]] = {kind.name: kind for kind in (HOST, CUDA, 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWanted:
-    """A device that the configuration lists, by `uuid` (a unique beginning is enough) or by `index`; host memory by neither."""
+    """A device that the configuration lists by `uuid` (a unique prefix is enough) or by `index`; host memory has neither."""
 
     kind: DeviceKind
     index: int | None = None
@@ -79,9 +80,9 @@ class DeviceWanted:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAssignment:
-    """A device that a worker runs on. `index` and `uuid` are None where there is only one of its kind.
+    """A device that a worker runs on. `index` and `uuid` are None if there is only one device of its kind.
 
-    `capability` is CUDA's compute capability, `pci` the address on the PCI bus; None: not told, or not of that kind.
+    `capability` is CUDA's compute capability, `pci` the address on the PCI bus; None: unknown, or meaningless for the kind.
     """
 
     id: str
@@ -93,7 +94,7 @@ class DeviceAssignment:
 
 
 def visibility(devices: Iterable[DeviceAssignment]) -> dict[str, str]:
-    """Environment for a worker that may see these devices, and of every kind no others."""
+    """Environment variables that limit a worker to these devices, for every kind."""
     given = tuple(devices)
     env: dict[str, str] = {}
     for kind in KINDS.values():

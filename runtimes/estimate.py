@@ -1,4 +1,4 @@
-"""A model's footprint as it is known before its first load: the sum of parts that an adapter computes from files.
+"""A model's footprint before its first load: the sum of parts that an adapter computes from files.
 
 Parts are named: the words are shown to people, and their endings tell which of them are weights, and which caches of prompts.
 """
@@ -28,7 +28,7 @@ class Estimate:
 
     @classmethod
     def of(cls, parts: Mapping[str, int], note: str = "", *, each: int = 0) -> Estimate:
-        """The sum of these parts, in bytes. The detail names them in MiB, but for those that take nothing."""
+        """The sum of these parts, in bytes. The detail lists the parts in MiB, without empty ones."""
         words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items() if size)
         said = f"{words} MiB{f' ({note})' if note else ''}"
         weights = sum(size for name, size in parts.items() if name.endswith(_WEIGHT_PARTS))

@@ -1,4 +1,4 @@
-"""What an environment's record says of the program in it: which build it is, and on what it computes."""
+"""The record in a runtime's environment: the build of its program, and the devices that the program computes on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final
 
 RECORD: Final = "llmux.json"
-"""In an environment's folder; written last."""
+"""A file in the environment's folder, written at the end of an installation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`device` is what it was made for: cpu, cuda, rocm, vulkan; None where that makes no difference.
+    """The installed program. `device`: the kind that it was built for (cpu, cuda, rocm, vulkan); None: no difference.
 
-    The rest is of an archive of its project's release: `build` (b11146), `kind` (cuda-13.4), where its libraries lie, what
-    variables it needs here, and what it calls each GPU, by the address on the PCI bus.
+    The rest describes an archive of a project's release: `build` (b11146), `kind` (cuda-13.4), the folders of its libraries,
+    the variables that it needs on this machine, and its name for each GPU, by address on the PCI bus.
     """
 
     device: str | None = None
@@ -30,7 +30,7 @@ class Program:
 
 
 def program(environment: Path) -> Program | None:
-    """Of the environment in this folder; None: there is none. Blocks on a small file, once for each of its versions."""
+    """The program of the environment in this folder; None: no record. Blocks on a small file, once for each of its versions."""
     path = environment / RECORD
     try:
         return _read(path, path.stat().st_mtime_ns)

@@ -32,7 +32,7 @@ def known() -> dict[str, Licence]:
 def copyleft(folder: Path, *, built: bool = True) -> dict[str, str]:
     """Packages under strong copyleft that any lock in a runtime's folder pins for this machine, with their licences.
 
-    `built`: with what is only there where it was compiled.
+    `built`: include the lock of packages that are compiled on the machine.
     """
     locks = (lock for lock in folder.glob("requirements*.lock") if built or lock.stem != "requirements-build")
     pinned = pins(locks, machine=platform.machine())
@@ -41,7 +41,7 @@ def copyleft(folder: Path, *, built: bool = True) -> dict[str, str]:
 
 
 def notice(name: str, folder: Path, *, built: bool = False) -> str | None:
-    """What a user should know before installing the runtime's environment; None: nothing. `built`: as `copyleft`'s."""
+    """The licence notice before an installation of the runtime's environment; None: no notice. `built`: see `copyleft`."""
     found = [f"{package} ({licence})" for package, licence in copyleft(folder, built=built).items()]
     if not found:
         return None

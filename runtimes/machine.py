@@ -1,4 +1,4 @@
-"""What this machine has, as far as it decides which build of a program can compute on its GPU."""
+"""Facts about this machine that decide which build of a program can compute on its GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Vulkan:
-    """What Vulkan needs besides a GPU."""
+    """The requirements of Vulkan besides a GPU."""
 
     loader: bool = False  # libvulkan.so.1 is found
     drivers: tuple[str, ...] = ()  # the files that describe its drivers (ICDs), by name
@@ -32,7 +32,7 @@ class Vulkan:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The facts. `cuda` is the newest CUDA whose programs NVIDIA's driver runs; None: there is no such driver."""
+    """One machine. `cuda` is the newest CUDA version that NVIDIA's driver supports; None: there is no such driver."""
 
     processor: str = "x86_64"  # as uname says it
     glibc: Version | None = None
@@ -47,7 +47,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kinds of builds to try, the best first; empty: the processor computes. `reasons` are sentences for people."""
+    """The kinds of builds to try, the best first; empty: only the processor computes. `reasons` are sentences for people."""
 
     kinds: tuple[str, ...]
     reasons: tuple[str, ...] = ()

@@ -27,10 +27,10 @@ PLACEMENT = (
     *("max_queue", "replicas", "replica_max"),
     *("public", "enabled", "source", "prompt_format", "keep_bodies"),
 )
-"""Keys of every model that say when and where its worker runs, who finds it, and how; they don't change what it takes."""
+"""Keys of every model for scheduling, placement and visibility. They don't change the worker's memory."""
 
 PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s", "probe")
-"""Keys of every model that say how its worker is watched, and how long it gets; they don't change what it takes."""
+"""Keys of every model for timeouts and probes. They don't change the worker's memory."""
 
 
 Gpus = Annotated[int, Field(ge=1, le=16)] | Literal["auto"]
@@ -70,7 +70,7 @@ class ModelConfig(BaseModel):
 
     @classmethod
     def source_of(cls, values: Mapping[str, object]) -> Source | None:  # noqa: ARG003  # for those that have names
-        """The source that a short name among these keys stands for, such as `model: small`; None: none does."""
+        """The source for a short name among these keys, such as `model: small`; None: no key is a short name."""
         return None
 
     runtime: str = Field(description="The runtime that serves this model.", examples=["llama_server"])
@@ -176,12 +176,12 @@ class ModelConfig(BaseModel):
 
     @property
     def equal_gpus(self) -> int:
-        """GPUs that share it equally; 1 where it takes as many as it needs."""
+        """The number of GPUs that share the model equally; 1 if the model takes as many GPUs as it needs."""
         return 1 if self.gpus == "auto" else self.gpus
 
     @property
     def most_replicas(self) -> int:
-        """Workers at most."""
+        """The highest number of workers."""
         return self.replica_max or self.replicas
 
     @model_validator(mode="after")
@@ -197,7 +197,7 @@ class DividedConfig(ModelConfig):
     gpus: Gpus = Field(default="auto", description=ModelConfig.model_fields["gpus"].description)
 
     def says_where(self) -> bool:
-        """Do other keys decide what goes on which GPU, or can only one be used with them?"""
+        """Do other keys divide the model among GPUs, or limit it to one GPU?"""
         return False
 
     @model_validator(mode="after")

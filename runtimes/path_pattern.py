@@ -1,6 +1,6 @@
-"""Paths of a model's own that stand for several: `/files/*`, `/userdata/{file}`.
+"""Patterns among a model's own paths: `/files/*`, `/userdata/{file}`.
 
-They are compared with a request's path as it came, so that an escaped slash (`%2F`) is part of a name.
+A pattern is compared with the request's raw path, so an escaped slash (`%2F`) is part of a name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _WILD: Final = re.compile(r"(\{[^{}/]*\}|[*{}])")
 
 
 def pattern_of(path: str) -> re.Pattern[bytes] | None:
-    """What a request's path must be for it; None where that is the path itself. Raises ValueError for what is no pattern."""
+    """The regular expression for a pattern; None for a plain path. Raises ValueError for an invalid pattern."""
     if not _WILD.search(path) and "%" not in path:
         return None
     found = b""
@@ -30,5 +30,5 @@ def pattern_of(path: str) -> re.Pattern[bytes] | None:
 
 
 def leaves_its_folder(raw_path: bytes) -> bool:
-    """Does it have parts that a server may take for another folder?"""
+    """Does the path have parts, such as `..`, that a server may resolve to another folder?"""
     return not {".", ".."}.isdisjoint(re.split(r"[/\\]", unquote(raw_path.decode("latin-1"))))

@@ -14,7 +14,7 @@ _MACHINE: Final = re.compile(r"platform_machine == '(\w+)'")
 def pins(locks: Iterable[Path], *, machine: str | None = None) -> set[str]:
     """Every pinned package as `name==version`, also where a lock pins one build with `===`.
 
-    `machine`: without those that are for others alone, such as aarch64.
+    `machine`: leave out packages that are only for other machines, such as aarch64.
     """
     found = (entry for lock in locks for entry in _PIN.findall(lock.read_text(encoding="utf-8")))
     return {f"{name}=={version}" for name, version, marker in found if _is_for(marker, machine)}

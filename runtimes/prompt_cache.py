@@ -1,4 +1,4 @@
-"""How the cache of prompts in a runtime's workers is controlled: by fields of requests, and by paths of the worker."""
+"""The controls of the prompt cache in a runtime's workers: fields of requests, and paths of the worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PromptCache:
-    """What a runtime's worker keeps of earlier prompts. By itself: nothing that outlives a request."""
+    """The prompt cache of a runtime's workers. The defaults describe a worker whose cache never outlives a request."""
 
     is_kept: bool = False  # beginnings of prompts are used again by later requests
     paths: frozenset[str] = frozenset()  # the worker's paths whose requests take these fields:

@@ -1,6 +1,6 @@
 """The table of runtimes: name → adapter class, imported when a model first needs it.
 
-A daemon with one kind of model doesn't pay for importing the others. Adding a runtime is one line here.
+A daemon with one kind of model doesn't import the other adapters. A new runtime is one line here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AnyAdapter = Adapter[Any]
 
 
 class Registry:
-    """Names → adapters. An entry is `module:Class`, imported once, or a ready instance."""
+    """Name → adapter. An entry is `module:Class`, imported once, or a ready instance."""
 
     def __init__(self, entries: Mapping[str, str | AnyAdapter]) -> None:
         self._entries = dict(entries)
@@ -35,7 +35,7 @@ class Registry:
         return entry
 
     def infer(self, model: Mapping[str, object]) -> str | None:
-        """The runtime of a model that doesn't name one, inferred from its keys; None if they don't show it."""
+        """The runtime of a model that doesn't name one, inferred from its keys; None: the keys don't determine it."""
         path = model.get("path")
         if isinstance(path, str) and path.lower().endswith(".gguf"):
             return "llama_server"

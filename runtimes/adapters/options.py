@@ -59,8 +59,8 @@ def extra_args(former: Options, given: Mapping[str, JsonValue]) -> list[JsonValu
 def refused_options(words: Iterable[str], own: Collection[str], keys: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each of these words that is an option which users may not set.
 
-    `own`: options that only llmux sets. `keys`: options that have a configuration key. argparse also takes abbreviated options, underscores and
-    `--option.key`, so these count too.
+    `own`: options that only llmux sets. `keys`: options that have a configuration key. argparse also takes abbreviated options,
+    underscores and `--option.key`, so these count too.
     """
     known = sorted({*own, *keys})
     for word in words:

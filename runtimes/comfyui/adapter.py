@@ -1,7 +1,7 @@
-"""Pictures on ComfyUI, by a workflow: a worker of ours runs ComfyUI below it, and speaks OpenAI's images API.
+"""Pictures from a ComfyUI workflow. Our own worker runs ComfyUI as its child, and serves OpenAI's images API.
 
-No registry has ComfyUI: `folder` is its checkout, with the environment that its users make in `venv` or `.venv`, or another
-`python`. ComfyUI keeps its models in memory as it sees fit, so the estimate is that of the files which the workflow names.
+No package registry has ComfyUI: `folder` is a checkout, with its environment in `venv` or `.venv`, or another `python`.
+ComfyUI itself decides which models stay in memory, so the estimate counts the files that the workflow names.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
     )
 
     def problems(self, config: ComfyConfig) -> Iterator[str]:
-        """No checkout or interpreter, a file that is no workflow, places that it doesn't have."""
+        """Problems: no checkout or interpreter, a file that is no workflow, places that the workflow doesn't have."""
         if not (config.folder / "main.py").is_file():
             yield f"folder: there is no main.py in {config.folder}; is it ComfyUI's checkout?"
         yield from self.program_problems(config)
@@ -102,15 +102,15 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
         yield from option_problems(config)
 
     def launch(self, config: ComfyConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """How to start the worker. Raises RuntimeNotInstalledError or ModelUnusableError."""
         return replace(super().launch(config, context), progress="/progress")
 
     def words(self, config: ComfyConfig, program: Path) -> tuple[str, ...]:
-        """Its interpreter, and the checkout's main.py."""
+        """ComfyUI's interpreter, and the checkout's main.py."""
         return (str(program), str(config.folder.absolute() / "main.py"))
 
     def options(self, config: ComfyConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError for what `check` finds."""
+        """The worker's own settings. Raises ModelUnusableError where `check` finds a problem."""
         values: dict[str, JsonValue] = {
             "base_directory": None if config.base_directory is None else str(config.base_directory.absolute()),
             "cpu": not context.device.kind.accelerates,
@@ -131,7 +131,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
         return frozenset({_EDITS if found.takes_picture else _GENERATIONS})
 
     def estimate(self, config: ComfyConfig) -> Estimate | None:
-        """The files below `models` that the workflow names, and a fifth; None where none is found."""
+        """The size of the files below `models` that the workflow names, plus a fifth; None if no file is found."""
         sizes = [path.stat().st_size for path in self.weights(config)]
         if not sizes:
             return None
@@ -155,7 +155,7 @@ class ComfyAdapter(WorkerAdapter[ComfyConfig], ServerAdapter[ComfyConfig]):
         return frozenset({"text", "image"} if found is not None and found.takes_picture else {"text"})
 
     def capabilities(self, config: ComfyConfig) -> Capabilities:
-        """Those of a workflow."""
+        """Single turns of text, with a picture where the workflow takes one."""
         pictures: tuple[Modality, ...] = ("text", "image") if "image" in self.inputs(config) else ("text",)
         return Capabilities(modalities=pictures, tools=False, thinking=False, multi_turn=False)
 

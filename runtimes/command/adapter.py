@@ -1,8 +1,8 @@
 """Any program that speaks HTTP as a model: a command line with placeholders, a health path, a list of endpoints.
 
 The command is a list of words, or one string that is split as a shell would split it, without running a shell. `${port}`,
-`${host}`, `${model}` and `${parts}` are replaced within single words, so a value never becomes two words; `$${` stands for
-`${`. `${parts}` is what the worker may take of each of its devices, in MiB, as in 9000,5000.
+`${host}`, `${model}` and `${parts}` are replaced within single words, so a value never becomes two words; `$${` stands for `${`.
+`${parts}` is the worker's memory on each of its devices in MiB, such as 9000,5000.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _ENDPOINT = re.compile(r"(?:(?P<method>[A-Z]+) +)?(?P<path>/[^\s?#]*)")
 
 
 def _endpoint(text: str, loads: bool | None = None) -> Endpoint:
-    """Raises ValueError, saying what is expected."""
+    """The endpoint that this text describes. Raises ValueError with the expected form."""
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not 'METHOD /path' or '/path'")
@@ -95,7 +95,7 @@ def _unknown(word: str) -> Iterator[str]:
 
 
 def _split(command: list[str] | str) -> list[str]:
-    """Its words; of a text those that a shell reads. Raises ValueError for an open quote."""
+    """The command's words; a text is split as a shell would split it. Raises ValueError for an open quote."""
     if not isinstance(command, str):
         return command
     return shlex.split(_NO_WORD.sub(lambda found: found["kept"] or "", command))
@@ -116,7 +116,7 @@ def _checked_words(value: list[str] | str | None) -> list[str] | str | None:
 
 
 def _mistyped(word: str) -> str | None:
-    """What a word processor or a web page made of the command."""
+    """The problem of a word with typographic characters, which a word processor or web page put in; None: no problem."""
     if "\u00a0" in word:
         return "a non-breaking space (U+00A0) joins what should be two words: type a plain space"
     if word[:1] in _DASHES:
@@ -180,7 +180,7 @@ class CommandConfig(ModelConfig):
 
 
 class CommandAdapter(Adapter[CommandConfig]):
-    """Any HTTP program."""
+    """The adapter of any program that speaks HTTP."""
 
     name = "command"
     summary = "Any program that speaks HTTP: a command line with ${port}."
@@ -197,11 +197,11 @@ class CommandAdapter(Adapter[CommandConfig]):
     divides = True
 
     def check(self, config: CommandConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """A missing program or folder, a variable that llmux sets."""
+        """Problems: a missing program or folder, a variable that only llmux sets."""
         return tuple(_problems(config))
 
     def launch(self, config: CommandConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises ModelUnusableError for a missing program."""
+        """How to start the program. Raises ModelUnusableError if it is missing."""
         values = {
             "port": str(context.port),
             "host": context.host,
@@ -231,11 +231,11 @@ class CommandAdapter(Adapter[CommandConfig]):
         )
 
     def endpoints(self, config: CommandConfig) -> frozenset[Endpoint]:
-        """What the configuration lists."""
+        """The endpoints that the configuration lists."""
         return frozenset(_endpoint(text, config.loads) for text in config.endpoints)
 
     def estimate(self, config: CommandConfig) -> Estimate | None:
-        """The size of `files` and a third; None without any."""
+        """The size of `files` plus a third; None without `files`."""
         sizes = [path.stat().st_size for path in config.files if path.is_file()]
         if not sizes:
             return None
@@ -244,23 +244,23 @@ class CommandAdapter(Adapter[CommandConfig]):
         return Estimate(mib=-(-size_mib * 13 // 10), source="file_size", detail=f"{files} of {size_mib} MiB, times 1.3")
 
     def weights(self, config: CommandConfig) -> tuple[Path, ...]:
-        """`files`."""
+        """The configured `files`."""
         return tuple(config.files)
 
     def needs_set_uid(self, config: CommandConfig) -> bool:
-        """A container of podman without root does, for its users."""
+        """Rootless podman needs set-UID programs, to map users in a container."""
         words = _filled(config.cmd, _SAMPLE)
         return containers.is_container(words) and PurePath(words[0]).name == "podman" and os.geteuid() != 0
 
     def prompt_cache(self, config: CommandConfig) -> None:
-        """Only the program knows."""
+        """None: only the program knows."""
 
     def thinking(self, config: CommandConfig) -> Thinking | None:
-        """By a chat template argument, if the configuration says that the program knows it."""
+        """By an argument of the chat template, if the configuration says that the program supports it."""
         return CHAT_TEMPLATE if config.thinking else None
 
     def upstream_model(self, config: CommandConfig) -> str | None:
-        """As configured."""
+        """The configured name."""
         return config.upstream_model
 
 

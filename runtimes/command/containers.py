@@ -1,8 +1,8 @@
-"""Commands that run a container: `docker run …`, and the same of podman and nerdctl.
+"""Commands that run a container: `docker run …`, and the same with podman or nerdctl.
 
-What starts is only the engine's client. Killing it does not end the container, so the container gets a name, by which it can
-be removed. A port that is published without an address would be open to the whole network: it is published on the worker's
-own address. An address that was written stays, and nothing can be done about all ports of an image at once (`-P`).
+Such a command only starts the container engine's client. Killing the client does not end the container, so the container
+gets a name for its removal. A port published without an address would be open to the whole network, so it gets the worker's
+own address. A configured address stays. `-P` publishes all ports of an image, which llmux can't change.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _GLOBAL_SWITCHES: Final = frozenset(
 )
 _SHORT_SWITCHES: Final = re.compile(r"-[ditPq]+")
 _ON: Final = frozenset({"", "1", "t", "T", "true", "True", "TRUE"})
-"""The values by which a switch is on."""
+"""The values that turn a switch on."""
 _DETACHED: Final = ("-d", "--detach")
 _PUBLISH: Final = ("-p", "--publish")
 _PUBLISH_ALL: Final = ("-P", "--publish-all")
@@ -101,7 +101,7 @@ def _is_on(words: Sequence[str], switch: Sequence[str]) -> bool:
 
 
 def problems(words: Sequence[str], port: str) -> Iterator[str]:
-    """What keeps llmux from looking after this container, or from reaching it at `port`, and what to write instead."""
+    """Reasons why llmux can't supervise this container or reach it at `port`, each with the words to write instead."""
     if _is_on(words, _DETACHED):
         yield "a container that is detached looks as if it had ended: remove -d"
     if _is_on(words, _PUBLISH_ALL):
@@ -116,15 +116,15 @@ def problems(words: Sequence[str], port: str) -> Iterator[str]:
 
 
 def _published(value: str, host: str) -> str:
-    """`[[address:][port]:]container port`, with this address where it has none, or an empty one."""
+    """`[[address:][port]:]container port`, with this address if the value has none or an empty one."""
     *address, port, inner = ["", *value.rsplit(":", 2)][-3:]
     return value if any(address) else f"{host}:{port}:{inner}"
 
 
 def prepared(words: Sequence[str], name: str, host: str) -> tuple[list[str], list[str]]:
-    """The command, its container named and its ports published on `host`, and the command that removes the container.
+    """The command with its container named and its ports published on `host`, and the command that removes the container.
 
-    `name`: for a container that has none. The parts that were written stay as they are.
+    `name`: for a container without a name. Everything else stays as configured.
     """
     run = words.index("run", 1)
     command = list(words)

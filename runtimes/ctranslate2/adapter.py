@@ -1,7 +1,7 @@
 """Language models (generators) and translation models (with an encoder) on CTranslate2, on CPUs and NVIDIA GPUs.
 
-Single turns of text. Which of the two a folder has is in its model.bin. Its own config.json says nothing of the context, so
-that is a key.
+Single turns of text. model.bin shows which of the two a folder has. config.json doesn't contain the context, so the context
+is a key.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class CTranslate2Adapter(WorkerAdapter[CTranslate2Config]):
     program = "runtimes.ctranslate2.worker"
 
     def problems(self, config: CTranslate2Config) -> Iterator[str]:
-        """A folder without such a model, or without a tokenizer."""
+        """Problems: a folder without such a model, or without a tokenizer."""
         return _problems(config)
 
     def options(self, config: CTranslate2Config, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError without a model."""
+        """The worker's own settings. Raises ModelUnusableError without a model."""
         model = ctranslate2_models.read(config.path)
         return {
             "path": str(config.path),
@@ -91,7 +91,7 @@ class CTranslate2Adapter(WorkerAdapter[CTranslate2Config]):
         }
 
     def launch(self, config: CTranslate2Config, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """How to start the worker. Raises RuntimeNotInstalledError or ModelUnusableError."""
         return ctranslate2_models.with_cuda(super().launch(config, context), context, self.name)
 
     def estimate(self, config: CTranslate2Config) -> Estimate | None:
@@ -103,11 +103,11 @@ class CTranslate2Adapter(WorkerAdapter[CTranslate2Config]):
         return _footprint(config, model) if model.specification in KINDS else None
 
     def weights(self, config: CTranslate2Config) -> tuple[Path, ...]:
-        """model.bin."""
+        """The one weight file, model.bin."""
         return (config.path / ctranslate2_models.NAME,)
 
     def inputs(self, config: CTranslate2Config) -> frozenset[Modality]:
-        """Text."""
+        """The model takes text only."""
         return frozenset({"text"})
 
     def capabilities(self, config: CTranslate2Config) -> Capabilities:
@@ -127,11 +127,11 @@ class CTranslate2Adapter(WorkerAdapter[CTranslate2Config]):
         )
 
     def chat_template(self, config: CTranslate2Config) -> str | None:
-        """The folder's."""
+        """The chat template in the model's folder."""
         return checkpoints.template_in(config.path)
 
     def thinking(self, config: CTranslate2Config) -> Thinking | None:
-        """By an argument of the chat template, where it has it."""
+        """Thinking is switched by an argument of the chat template, if the template has it."""
         return chat_workers.thinking(self.chat_template(config))
 
 
@@ -167,7 +167,7 @@ def _names_languages(folder: Path) -> bool:
 
 
 def _positions(model: ModelFile) -> int | None:
-    """The size of its table of positions; None: it computes them."""
+    """The length of the model's position table; None: the model computes positions."""
     tables = (shape for name, shape in model.shapes.items() if name.endswith("position_encodings/encodings"))
     return min((shape[0] for shape in tables), default=None)
 
@@ -179,7 +179,7 @@ def _context(config: CTranslate2Config, model: ModelFile) -> int:
 
 
 def _footprint(config: CTranslate2Config, model: ModelFile) -> Estimate:
-    """Memory a worker takes: weights + caches of `parallel` requests + the work on one of its prompts + the program.
+    """The memory of a worker: weights + caches of `parallel` requests + the work on one prompt + the program.
 
     - weights: the width of a value depends on `compute_type`; quantised ones keep their scales.
     - cache: keys and values of each layer of the decoder for the context and each beam, in the type that isn't quantised; a
@@ -209,7 +209,7 @@ _HEAD: Final = 64  # values of a head, as in nearly all models; the file doesn't
 
 
 def _heads(model: ModelFile) -> tuple[int, int]:
-    """Values of all queries, and of all keys, of a token in one layer."""
+    """For one token in one layer: the number of values in all queries, and in all keys."""
     place = "decoder/layer_0/self_attention"
     queries = model.shapes.get(f"{place}/linear_1/weight", (0, 0))[-1]
     whole = model.shapes.get(f"{place}/linear_0/weight", (3 * queries,))[0]

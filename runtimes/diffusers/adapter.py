@@ -2,7 +2,7 @@
 
 `model_index.json` names the parts of a pipeline, each a class of diffusers or transformers with a folder of its own. Only that
 file, the parts' config.json and the headers of their weights are read here. Memory is the weights of all parts, the decoder's
-layers at the size of the largest picture, one step of the network that is asked in each step, and the program.
+layers at the size of the largest picture, one step of the denoising network, and the program.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class DiffusersConfig(WorkerConfig):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a folder's index says. `parts`: library and class by the name of the part's folder."""
+    """The content of a folder's index. `parts`: name of a part's folder → its library and class."""
 
     path: Path
     name: str  # of its class
@@ -106,12 +106,12 @@ class Pipeline:
 
     @property
     def denoiser(self) -> Mapping[str, JsonValue]:
-        """The configuration of the network that is asked in each step."""
+        """The configuration of the denoising network, which runs in each step."""
         return self.described("transformer") or self.described("unet")
 
     @property
     def follows_flow(self) -> bool:
-        """Does its scheduler follow a flow, as those of SD 3.5 and FLUX?"""
+        """Does the scheduler match a flow, as with SD 3.5 and FLUX?"""
         return FLOW in self.parts.get("scheduler", ("", ""))[1]
 
     def described(self, part: str) -> Mapping[str, JsonValue]:
@@ -119,14 +119,14 @@ class Pipeline:
         return checkpoints.json_object(self.path / part / "config.json") if part in self.parts else {}
 
     def native_pixels(self) -> int:
-        """Of the pictures that it was made for. FLUX says nothing of it."""
+        """Pixels of a picture in the size that the model was trained for. FLUX's files don't contain it."""
         latents = self.denoiser.get("sample_size")
         side = latents if isinstance(latents, int) else 128
         return (side * self.scale) ** 2
 
     @property
     def scale(self) -> int:
-        """Pixels of a latent's side."""
+        """The side in pixels of one latent point."""
         return 1 << (len(_numbers(self.described("vae"), "block_out_channels", 4)) - 1)
 
 
@@ -153,15 +153,15 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
     config = DiffusersConfig
 
     def problems(self, config: DiffusersConfig) -> Iterator[str]:
-        """No pipeline, one that needs code of its own, or that lacks weights."""
+        """Problems: no pipeline, or a pipeline that needs its own code or lacks weights."""
         return _problems(config)
 
     def launch(self, config: DiffusersConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """How to start the worker. Raises RuntimeNotInstalledError or ModelUnusableError."""
         return replace(super().launch(config, context), progress="/progress")
 
     def options(self, config: DiffusersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError for what `check` finds, and for what this device doesn't support."""
+        """The worker's own settings. Raises ModelUnusableError where `check` finds a problem, or the device lacks support."""
         kind, pipeline = context.device.kind, _read(config.path)
         if config.offload != "none" and not kind.accelerates:
             raise ModelUnusableError(f"offload: {config.offload} moves parts off a GPU, and this worker has none")
@@ -185,7 +185,7 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
         }
 
     def weights(self, config: DiffusersConfig) -> tuple[Path, ...]:
-        """Those of all parts that are loaded."""
+        """The weight files of all parts that the worker loads."""
         try:
             pipeline = _read(config.path)
         except ModelUnusableError:
@@ -193,7 +193,7 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
         return tuple(file for part in _loaded(config, pipeline) for file in _files(config, pipeline, part))
 
     def estimate(self, config: DiffusersConfig) -> Estimate | None:
-        """By the files' headers and the configurations of the decoder and the network; None if they don't suffice."""
+        """From the files' headers and the configurations of decoder and network; None: these don't suffice."""
         try:
             pipeline = _read(config.path)
             parts = {part: _weight_bytes(config, pipeline, part) for part in _loaded(config, pipeline)}
@@ -212,7 +212,7 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
         return Estimate.of(sizes, f"{pipeline.name}, pictures of {pixels} pixels", each=each)
 
     def capabilities(self, config: DiffusersConfig) -> Capabilities:
-        """Text, and pictures to change."""
+        """The model takes text, and pictures to change."""
         try:
             architecture = _read(config.path).name
         except ModelUnusableError:
@@ -221,7 +221,7 @@ class DiffusersAdapter(WorkerAdapter[DiffusersConfig]):
 
 
 def _read(path: Path) -> Pipeline:
-    """Raises ModelUnusableError."""
+    """Read the pipeline in this folder. Raises ModelUnusableError."""
     if path.is_file():
         raise ModelUnusableError(
             f"{path} is a single file; give the pipeline's folder, which DiffusionPipeline.save_pretrained writes"
@@ -255,7 +255,7 @@ def _loaded(config: DiffusersConfig, pipeline: Pipeline) -> list[str]:
 
 
 def _files(config: DiffusersConfig, pipeline: Pipeline, part: str) -> list[Path]:
-    """The part's weights: those of the variant, else those that have none."""
+    """The part's weight files: those of the configured variant, else those without a variant."""
     found = sorted((pipeline.path / part).glob("*.safetensors"))
     plain = [file for file in found if re.fullmatch(r"[^.]+\.safetensors", file.name)]
     if config.variant is None:
@@ -265,7 +265,7 @@ def _files(config: DiffusersConfig, pipeline: Pipeline, part: str) -> list[Path]
 
 
 def _weight_bytes(config: DiffusersConfig, pipeline: Pipeline, part: str) -> int:
-    """Bytes once loaded. Raises ModelUnusableError."""
+    """The part's weights in bytes, once loaded. Raises ModelUnusableError."""
     by_type: dict[str, int] = {}
     for file in _files(config, pipeline, part):
         for kind, size in checkpoints.tensor_sizes(file):
@@ -274,7 +274,7 @@ def _weight_bytes(config: DiffusersConfig, pipeline: Pipeline, part: str) -> int
 
 
 def _stored_dtype(config: DiffusersConfig, pipeline: Pipeline) -> Stored | None:
-    """The type of most values of the network that is asked in each step; None: as computed with, if it is no plain type."""
+    """The stored type of most values in the denoising network; None: no plain type, so the type of the computation counts."""
     sizes: dict[str, int] = {}
     for part in ("transformer", "unet"):
         for file in _files(config, pipeline, part) if part in pipeline.parts else ():
@@ -284,7 +284,7 @@ def _stored_dtype(config: DiffusersConfig, pipeline: Pipeline) -> Stored | None:
 
 
 def _value_bytes(config: DiffusersConfig, pipeline: Pipeline) -> int:
-    """Bytes of a value while a picture is made."""
+    """Bytes of a value during the computation."""
     dtype = _stored_dtype(config, pipeline) if config.dtype == "auto" else config.dtype
     return checkpoints.VALUE_BYTES[dtype or "float32"]
 
@@ -314,7 +314,7 @@ def _max_pixels(config: DiffusersConfig, pipeline: Pipeline) -> int:
 
 
 def _numbers(values: Mapping[str, JsonValue], name: str, count: int) -> list[int]:
-    """A list of integers; without one, as Stable Diffusion's."""
+    """A list of integers in a configuration; if missing, the list of Stable Diffusion."""
     found = values.get(name)
     numbers = [value for value in found if isinstance(value, int)] if isinstance(found, list) else []
     return numbers or [128, 256, 512, 512][:count]

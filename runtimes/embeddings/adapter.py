@@ -1,6 +1,6 @@
 """Embeddings and reranking with sentence-transformers: a model folder becomes `/v1/embeddings`, or `/v1/rerank`.
 
-Models that turn pictures and texts into vectors of one space (type `vision`) are transformers' own.
+Models of type `vision`, which turn pictures and texts into vectors of one space, run on transformers itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EmbeddingsConfig(WorkerConfig):
 
 
 class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
-    """sentence-transformers."""
+    """The adapter of sentence-transformers."""
 
     name = "embeddings"
     summary = "Embedding models, also for pictures (CLIP, SigLIP), and cross-encoders for reranking, on sentence-transformers."
@@ -69,11 +69,11 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
     config = EmbeddingsConfig
 
     def problems(self, config: EmbeddingsConfig) -> Iterator[str]:
-        """A missing folder, or one whose model can't be used for this task."""
+        """Problems: a missing folder, or a model that can't do the task."""
         return _problems(config)
 
     def options(self, config: EmbeddingsConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError for what `check` finds."""
+        """The worker's own settings. Raises ModelUnusableError where `check` finds a problem."""
         return {
             "path": str(config.path),
             "task": "vision" if config.type == "vision" else task(config),
@@ -84,11 +84,11 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
         }
 
     def endpoints(self, config: EmbeddingsConfig) -> frozenset[Endpoint]:
-        """By task."""
+        """The endpoint of the model's task."""
         return _RERANK if task(config) == "rerank" else _EMBED
 
     def estimate(self, config: EmbeddingsConfig) -> Estimate | None:
-        """Weights by the files' headers, activations of a full batch, and the program."""
+        """The weights by the files' headers, the activations of a full batch, and the program."""
         try:
             folder = checkpoints.read(config.path)
         except ModelUnusableError:
@@ -103,13 +103,13 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
         return Estimate.of(parts, f"{config.max_batch_tokens} tokens at once")
 
     def capabilities(self, config: EmbeddingsConfig) -> Capabilities:
-        """Text input, and pictures for a model that sees; the context of the model."""
+        """Text input, and pictures for a vision model; the model's context."""
         modalities: tuple[Modality, ...] = ("text", "image") if config.type == "vision" else ("text",)
         return Capabilities(modalities, tools=False, thinking=False, multi_turn=False, context=_context(config.path))
 
 
 def task(config: EmbeddingsConfig) -> Task:
-    """As configured, else by the architecture: a sequence classifier reranks, anything else embeds."""
+    """The configured task, else the architecture's: a sequence classifier reranks, any other model embeds."""
     if config.type == "vision":
         return "embed"
     if config.task is not None:
@@ -122,7 +122,7 @@ def task(config: EmbeddingsConfig) -> Task:
 
 
 def _encoders(config: checkpoints.Config) -> Iterator[checkpoints.Config]:
-    """The model itself, or its encoders for texts and for pictures."""
+    """The configuration of the model, or of its encoders for texts and for pictures."""
     yield checkpoints.Config(config.values, config.text)
     if isinstance(sees := config.values.get("vision_config"), dict):
         yield checkpoints.Config(config.values, sees)
@@ -135,7 +135,7 @@ def _token_values(config: checkpoints.Config) -> int:
 
 
 def _context(path: Path) -> int | None:
-    """The least of the limits of the model, its tokenizer and sentence-transformers, as in the worker."""
+    """The smallest limit among the model, its tokenizer and sentence-transformers, as in the worker."""
     try:
         found = [checkpoints.config(path).context]
     except ModelUnusableError:

@@ -30,7 +30,7 @@ class ExLlamaV3Config(DividedConfig, WorkerConfig):
     """An EXL3 model run by ExLlamaV3. `threads` has hardly any effect."""
 
     def says_where(self) -> bool:
-        """By its own keys."""
+        """Do ExLlamaV3's own keys divide the model among GPUs?"""
         return self.gpu_split is not None or self.tensor_parallel
 
     type: Literal["llm"] = Field(default="llm", description="What the model is for: texts.")
@@ -94,11 +94,11 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
     program = "runtimes.exllamav3.worker"
 
     def problems(self, config: ExLlamaV3Config) -> Iterator[str]:
-        """A folder without such a model, keys that contradict each other."""
+        """Problems: a folder without such a model, keys that contradict each other."""
         return _problems(config)
 
     def options(self, config: ExLlamaV3Config, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError without a model, or without an NVIDIA GPU."""
+        """The worker's own settings. Raises ModelUnusableError without a model, or without an NVIDIA GPU."""
         if context.device.kind.accelerator != "cuda":
             raise ModelUnusableError(
                 "ExLlamaV3 runs on NVIDIA GPUs alone. Set devices to one, or take the model's GGUF, with runtime llama_server"
@@ -125,7 +125,7 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
         }
 
     def estimate(self, config: ExLlamaV3Config) -> Estimate | None:
-        """Weights as they are stored, the cache, one chunk's activations, the program; None if the files don't suffice."""
+        """The stored weights, the cache, one chunk's activations and the program; None if the files don't suffice."""
         try:
             folder = checkpoints.read(config.path)
         except ModelUnusableError:
@@ -145,11 +145,11 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
         return found if folder.weights.exact else dataclasses.replace(found, source="file_size")
 
     def context_settings(self, config: ExLlamaV3Config, tokens: int) -> Mapping[str, JsonValue]:
-        """The cache, in whole pages."""
+        """The cache size, in whole pages."""
         return {"cache_size": -(-tokens // PAGE) * PAGE}
 
     def inputs(self, config: ExLlamaV3Config) -> frozenset[Modality]:
-        """Text."""
+        """The model takes text only."""
         return frozenset({"text"})
 
     def capabilities(self, config: ExLlamaV3Config) -> Capabilities:
@@ -168,16 +168,16 @@ class ExLlamaV3Adapter(WorkerAdapter[ExLlamaV3Config]):
         )
 
     def chat_template(self, config: ExLlamaV3Config) -> str | None:
-        """The folder's."""
+        """The chat template in the model's folder."""
         return checkpoints.template_in(config.path)
 
     def thinking(self, config: ExLlamaV3Config) -> Thinking | None:
-        """By an argument of the chat template, where it has it."""
+        """Thinking is switched by an argument of the chat template, if the template has it."""
         return chat_workers.thinking(self.chat_template(config))
 
 
 def _pair(bits: int | list[int]) -> tuple[float, float]:
-    """Of keys, and of values."""
+    """The bits of a cached key, and of a cached value."""
     return (bits, bits) if isinstance(bits, int) else (bits[0], bits[-1])
 
 

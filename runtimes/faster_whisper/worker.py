@@ -28,7 +28,7 @@ class FasterWhisperWorker(TranscriptionWorker):
     """Options: `path`, `device`, `compute_type`, `threads`, `beam_size`, `vad`."""
 
     def load(self) -> None:
-        """Load it and transcribe a trial."""
+        """Load the model, and transcribe a trial."""
         options = self.settings.options
         self._model = WhisperModel(
             options["path"],
@@ -42,11 +42,11 @@ class FasterWhisperWorker(TranscriptionWorker):
         self.try_out()
 
     def languages(self) -> frozenset[str]:
-        """All of Whisper's, or English."""
+        """All languages of Whisper, or English alone for an English model."""
         return frozenset(self._model.supported_languages)
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """Without a language, it is detected in the first piece that isn't silent."""
+        """Transcribe piece by piece. An unnamed language is detected in the first piece that isn't silent."""
         pieces = windows(samples, PIECE_S, SEARCH_S)
         first = next(pieces, None)
         if first is None:

@@ -1,1 +1,1 @@
-"""GGUF models on llama-cpp-python, within the worker's own process. `adapter` is the supervisor's side, `worker` the other."""
+"""GGUF models on llama-cpp-python, within the worker's own process. `adapter` runs in the supervisor, `worker` in the worker."""

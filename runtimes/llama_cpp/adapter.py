@@ -1,6 +1,6 @@
 """GGUF models on llama-cpp-python: llama.cpp as a library in the worker's own process, one request at a time, text only.
 
-What a file says, which context is chosen for it, and what it takes are as for llama_server with one slot.
+Metadata, context and memory are computed as for llama_server with one slot.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
     program = "runtimes.llama_cpp.worker"
 
     def problems(self, config: LlamaCppConfig) -> Iterator[str]:
-        """A file that is missing or not GGUF, keys that contradict each other."""
+        """Problems: a file that is missing or not GGUF, keys that contradict each other."""
         return _problems(config)
 
     def options(self, config: LlamaCppConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError without a model."""
+        """The worker's own settings. Raises ModelUnusableError without a model."""
         on_gpu = context.device.kind.accelerates
         parts = context.parts_mib if config.gpus == "auto" else (1,) * len(context.devices)
         split: list[JsonValue] = [*map(float, parts)]
@@ -127,7 +127,7 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
         }
 
     def estimate(self, config: LlamaCppConfig) -> Estimate | None:
-        """As llama_server's with one slot, and Python; None if the file is missing or not GGUF."""
+        """The footprint of llama_server with one slot, plus Python; None if the file is missing or not GGUF."""
         try:
             found = estimate.footprint(_as_server(config))
         except ModelUnusableError:
@@ -137,25 +137,25 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
         )
 
     def sized(self, config: LlamaCppConfig, room: Room | None) -> tuple[LlamaCppConfig, Sizing | None]:
-        """The context, by the file's metadata."""
+        """Chooses the context by the file's metadata."""
         left = None if room is None else dataclasses.replace(room, mib=max(0, room.mib - PYTHON_MIB))
         filled, why = size.sized(_server_config(config), left)
         return config.model_copy(update={"n_ctx": filled.n_ctx}), why
 
     def context_settings(self, config: LlamaCppConfig, tokens: int) -> Mapping[str, JsonValue]:
-        """Its key."""
+        """The key for the context."""
         return {"n_ctx": tokens}
 
     def weights(self, config: LlamaCppConfig) -> tuple[Path, ...]:
-        """All parts of the file."""
+        """All files of the model, which may be split."""
         return gguf_meta.parts(config.path)
 
     def prompt_cache(self, config: LlamaCppConfig) -> PromptCache:
-        """Of the last prompt, in the library's one context."""
+        """The library's one context holds the last prompt."""
         return PromptCache(is_kept=True, paths=chat_workers.ANSWERS, reuse_field="cache_prompt")
 
     def inputs(self, config: LlamaCppConfig) -> frozenset[Modality]:
-        """Text."""
+        """The model takes text only."""
         return frozenset({"text"})
 
     def capabilities(self, config: LlamaCppConfig) -> Capabilities:
@@ -175,18 +175,18 @@ class LlamaCppAdapter(WorkerAdapter[LlamaCppConfig]):
         )
 
     def chat_template(self, config: LlamaCppConfig) -> str | None:
-        """The file's, unless a chat format is used instead."""
+        """The chat template in the file, unless a chat format replaces it."""
         try:
             return "" if config.chat_format is not None else gguf_meta.chat_template(config.path) or ""
         except ModelUnusableError:
             return None
 
     def thinking(self, config: LlamaCppConfig) -> Thinking | None:
-        """By an argument of the chat template, where it has it."""
+        """Thinking is switched by an argument of the chat template, if the template has it."""
         return chat_workers.thinking(self.chat_template(config))
 
     def memory_definition(self, config: LlamaCppConfig) -> str:
-        """The configuration and the sizes of the files, since a replaced file takes other memory."""
+        """The configuration and the sizes of the files, because a replaced file needs different memory."""
         sizes = [part.stat().st_size for part in self.weights(config) if part.is_file()]
         return f"{super().memory_definition(config)} {sizes}"
 
@@ -203,7 +203,7 @@ def _problems(config: LlamaCppConfig) -> Iterator[str]:
 
 
 def _as_server(config: LlamaCppConfig) -> LlamaServerConfig:
-    """The llama_server model that takes the same, with nothing left open."""
+    """The llama_server configuration with the same footprint, without open values."""
     return size.complete(_server_config(config))
 
 

@@ -43,7 +43,7 @@ SWITCHES: Final[Mapping[ThinkingField, Thinking]] = {
     "reasoning": Thinking({"reasoning": {"enabled": True}}, {"reasoning": {"enabled": False}}),
     "reasoning_effort": Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"}),
 }
-"""How reasoning is switched, by the name of the field."""
+"""Name of a field → how the field switches reasoning."""
 
 
 def _checked_base(text: str) -> str:
@@ -134,7 +134,7 @@ class OpenAIRemoteConfig(ModelConfig):
 
 
 class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
-    """OpenAI-compatible APIs of others."""
+    """The adapter of somebody else's OpenAI-compatible APIs."""
 
     name = "openai_remote"
     summary = "A model that another OpenAI-compatible API runs; requests must allow it."
@@ -143,13 +143,13 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
     config = OpenAIRemoteConfig
 
     def check(self, config: OpenAIRemoteConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """A file of certificates that isn't there. The key is not looked for: it is the daemon's environment that counts."""
+        """The problem of a missing certificate file. The key isn't checked: only the daemon's environment counts."""
         if config.ca_file is not None and not config.ca_file.is_file():
             return (f"ca_file: {config.ca_file}: there is no such file",)
         return ()
 
     def connect(self, config: OpenAIRemoteConfig, environment: Mapping[str, str]) -> RemoteSpec:
-        """Raises ModelUnusableError when the key's variable isn't set, or holds what can't be a key."""
+        """How to reach the API. Raises ModelUnusableError if the key's variable isn't set or its value can't be a key."""
         return RemoteSpec(
             base_url=config.base_url,
             key=_key(config.api_key_env, environment),
@@ -164,18 +164,18 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
         )
 
     def needs_permission(self, config: OpenAIRemoteConfig) -> bool:
-        """As configured."""
+        """The configured value."""
         return not config.allow_remote
 
     def endpoints(self, config: OpenAIRemoteConfig) -> frozenset[Endpoint]:
-        """What the configuration lists."""
+        """The endpoints that the configuration lists."""
         return frozenset(map(Endpoint, config.endpoints))
 
     def prompt_cache(self, config: OpenAIRemoteConfig) -> None:
-        """Theirs."""
+        """None: the cache belongs to the remote API."""
 
     def thinking(self, config: OpenAIRemoteConfig) -> Thinking | None:
-        """By the field that the configuration names."""
+        """The field that the configuration names switches thinking."""
         return SWITCHES[config.thinking_field] if config.thinking_field is not None else None
 
     def fields(self, config: OpenAIRemoteConfig) -> Mapping[str, JsonValue]:
@@ -186,7 +186,7 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
         return switch.enabled if config.thinking == "enabled" else switch.disabled
 
     def upstream_model(self, config: OpenAIRemoteConfig) -> str:
-        """As configured."""
+        """The configured value."""
         return config.upstream_model
 
 

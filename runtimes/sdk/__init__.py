@@ -1,4 +1,4 @@
-"""The worker SDK: what the worker programs of this package are built on. It runs in a runtime's environment only.
+"""The worker SDK, the base of this package's worker programs. It runs in a runtime's environment only.
 
 A worker program subclasses `Worker` and calls `serve`; the SDK provides HTTP, health, metrics, queueing, cancellation and
 errors. It imports only what every worker environment has: starlette, uvicorn with httptools and uvloop,

@@ -20,7 +20,7 @@ MAX_JSON_BYTES = 256 << 20
 
 
 async def limited(request: Request, most: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. Raises WorkerError beyond `most` bytes."""
+    """The body in chunks, as it arrives. Raises WorkerError beyond `most` bytes."""
     size = 0
     async for piece in request.stream():
         size += len(piece)
@@ -38,7 +38,7 @@ class Body:
 
     @classmethod
     async def of(cls, request: Request) -> Body:
-        """From a request's JSON. Raises WorkerError unless it is an object."""
+        """Parse a request's JSON. Raises WorkerError unless it is an object."""
         data = bytearray()
         async for piece in limited(request, MAX_JSON_BYTES):
             data += piece
@@ -147,5 +147,5 @@ class Body:
 
 
 def _written(bound: float) -> str:
-    """Whole numbers with all of their digits."""
+    """The bound as text. Whole numbers keep all of their digits."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"

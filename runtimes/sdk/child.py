@@ -1,8 +1,8 @@
-"""A server program of others that a worker of ours starts, asks and ends: the worker says in our API what it says in its own.
+"""Runs another project's server as a child of our worker, which translates between our API and the server's own.
 
-It listens on loopback without a key: such programs know none. So other users of the machine can reach it while it runs, if they
-find its port. They can't pass for it: whoever listens there must be the program itself, before anything is sent to it.
-Its output goes into the worker's log. Where it ends by itself, the worker ends too, so that the supervisor sees the crash.
+The server listens on loopback without a key, because such programs have none. So other users of the machine can reach it if
+they find its port. They can't impersonate it: before the worker sends anything, it checks that the child itself listens.
+The child's output goes into the worker's log. If the child ends, the worker ends too, so that the supervisor sees the crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LISTEN = "0A"  # of a socket's states
 
 
 class Child:
-    """One such program. `argv` gets the port it has to listen on; it is there once `health` responds with 200."""
+    """A child process with a server. `argv` builds its command line for a port. It is ready once `health` responds with 200."""
 
     def __init__(
         self, argv: Callable[[int], Sequence[str]], health: str, *, env: Mapping[str, str] | None = None
@@ -41,7 +41,7 @@ class Child:
         self._process = subprocess.Popen(argv(self.port), stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
 
     def wait_ready(self) -> None:
-        """Blocks until it responds. Raises RuntimeError where it ends first, as it does where its port is taken."""
+        """Blocks until the server responds. Raises RuntimeError if it ends first, for example because its port is taken."""
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 if self._listens() and self.request("GET", self._health)[0] == http.client.OK:
@@ -53,9 +53,9 @@ class Child:
     def request(
         self, method: str, path: str, body: bytes = b"", kind: str = "", cancel: Cancel | None = None
     ) -> tuple[int, bytes]:
-        """Status and body of its response. Blocks.
+        """Send a request. Returns status and body of the response. Blocks.
 
-        Raises OSError, http.client.HTTPException, and CancelledWorkError, having closed the connection.
+        Raises OSError, http.client.HTTPException, and CancelledWorkError; then the connection is closed.
         """
         connection = http.client.HTTPConnection(HOST, self.port)
         try:
@@ -68,7 +68,7 @@ class Child:
             connection.close()
 
     def close(self) -> None:
-        """End it, with all its threads; blocks for `GRACE_S` at most."""
+        """End the child with all its threads. Blocks for at most `GRACE_S`."""
         self._closing = True
         self._process.terminate()
         try:
@@ -78,7 +78,7 @@ class Child:
             self._process.wait()
 
     def _listens(self) -> bool:
-        """Is it the one that listens on its port, alone? Raises OSError."""
+        """Is the child the only process that listens on its port? Raises OSError."""
         rows = [line.split() for line in SOCKETS.read_text().splitlines()[1:]]
         listening = {row[9] for row in rows if row[3] == LISTEN and row[1].endswith(f":{self.port:04X}")}
         own = {str(link.readlink()) for link in Path(f"/proc/{self._process.pid}/fd").iterdir()}

@@ -35,7 +35,7 @@ class FilesForm:
     files: Mapping[str, Sequence[BinaryIO]]
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for files in self.files.values():
             for file in files:
                 file.close()
@@ -82,7 +82,7 @@ async def read_files(
 
 
 def _sorted(parsed: FormData, file_fields: Mapping[str, int], lists: frozenset[str]) -> FilesForm:
-    """Raises WorkerError for what is in the wrong field."""
+    """The form's texts and files by field. Raises WorkerError for a file or text in the wrong field."""
     values: dict[str, object] = {}
     files: dict[str, list[BinaryIO]] = {}
     for name, value in parsed.multi_items():

@@ -1,9 +1,8 @@
-"""Start another project's server within its own interpreter, with what must not stand in its command line.
+"""Starts another project's server within its own interpreter, with a key that must not be in the command line.
 
-Every user of the machine can read a process's arguments, but only its own user its environment: the key comes in a variable,
-and is added to `sys.argv` once the program runs. Such servers log what they were told, key included, so it is taken out of
-what this process prints. Imports nothing but the standard library, since the environment is the
-server's own.
+Every user of the machine can read a process's arguments, but only its own user can read its environment. So the key comes in
+a variable, and is added to `sys.argv` once the program runs. Such servers log their arguments, key included, so this process
+removes the key from all its output. Imports only the standard library, because the environment is the server's own.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ KEY_VARIABLE = "LLMUX_WORKER_KEY"
 
 
 def take_key() -> str:
-    """The worker's key, which is then in no variable that the server could tell or hand on, and in nothing it prints."""
+    """Take the worker's key out of the environment, so that the server can't hand it on, and hide it in all output."""
     key = os.environ.pop(KEY_VARIABLE)
     hide(key)
     return key
 
 
 def hide(secret: str) -> None:
-    """From now on this process prints `***` in its place."""
+    """From now on this process prints `***` in place of the secret."""
     sys.stdout, sys.stderr = (cast("TextIO", _Discreet(stream, secret)) for stream in (sys.stdout, sys.stderr))
 
 
 class _Discreet:
-    """A stream that never shows the secret. All else is the stream's own."""
+    """A stream that never shows the secret; otherwise the wrapped stream."""
 
     def __init__(self, stream: TextIO, secret: str) -> None:
         self._stream, self._secret = stream, secret
@@ -55,7 +54,7 @@ def option(name: str) -> str:
 
 
 def check_port(host: str, port: int) -> None:
-    """Exits with 1 where somebody else listens: some servers take another port then, where nobody would find them."""
+    """Exits with 1 if another process listens there: some servers would take another port, where llmux can't find them."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -66,7 +65,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def run(module: str, words: Sequence[str]) -> None:
-    """The module as `python -m` runs it, with these arguments. What it forks or spawns finds it under its own name."""
+    """Run the module like `python -m`, with these arguments. Its child processes find it under its own name."""
     gc.enable()  # `bootstrap` disabled it
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
-"""A worker's own temporary folder, which doesn't stay where the worker was killed.
+"""A worker's own temporary folder, which is cleaned up even if the worker is killed.
 
-A killed process removes nothing. So each holds a lock on its folder, which the kernel takes back when it ends, and the next
-worker of its kind removes folders that nobody holds. Imports nothing but the standard library.
+A killed process removes nothing. So each worker locks its folder. The kernel releases the lock when the worker ends, and the
+next worker of its kind removes folders without a lock. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class OwnFolder:
-    """A new folder whose name begins with `prefix`, held until it is closed, at the latest with the process."""
+    """A new folder whose name begins with `prefix`, locked until it is closed or the process ends."""
 
     def __init__(self, prefix: str) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
@@ -28,17 +28,17 @@ class OwnFolder:
         self._lock = own
 
     def hold_through_exec(self) -> None:
-        """From now on hold it until the program that this process becomes has ended, with all that it starts."""
+        """Keep the lock through `exec`: until the new program and all its children have ended."""
         os.set_inheritable(self._lock, True)
 
     def close(self) -> None:
-        """Delete it."""
+        """Delete the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def _locked(folder: Path) -> int | None:
-    """A descriptor that holds it; None where another one does, or it has gone, or is another user's."""
+    """A descriptor that holds the folder's lock; None: another process holds it, or the folder is gone or another user's."""
     try:
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

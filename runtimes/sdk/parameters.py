@@ -3,7 +3,7 @@
 A parameter is *used*, *ignored* (it has no effect, and doesn't make the answer wrong), or *refused*: an error, except with
 values that ask for the default behaviour. Names that aren't in the table are ignored, too, because clients send new ones all
 the time, and a request must not fail for them. Nothing is ignored in silence: the response's header `x-llmux-ignored` names
-each parameter without effect that isn't null, and the worker's log tells once of each unknown one. docs/runtimes.md shows the
+each parameter without effect that isn't null, and the worker's log names each unknown one once. docs/runtimes.md shows the
 tables.
 """
 
@@ -26,7 +26,7 @@ Fate = Literal["used", "ignored", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What happens to a parameter. `note` is for people; `harmless` are the values that a refused one accepts."""
+    """The treatment of a parameter. `note` is for people; `harmless` are the values that a refused parameter accepts."""
 
     fate: Fate
     note: str = ""
@@ -38,7 +38,7 @@ ignored = partial(Parameter, "ignored")  # it is accepted and has no effect
 
 
 def refused(note: str, *harmless: Value) -> Parameter:
-    """It isn't supported; a request that needs it is an error."""
+    """A parameter that isn't supported: a request that needs it is an error."""
     return Parameter("refused", note, (None, *harmless))
 
 
@@ -54,14 +54,14 @@ _without_effect: Final = ContextVar[dict[str, None]]("_without_effect")
 
 
 def begin() -> Mapping[str, None]:
-    """What will hold the names of this request's parameters without effect, in order, once they were checked."""
+    """Start to collect, for this request, the names of parameters without effect. `check` adds them in order."""
     names: dict[str, None] = {}
     _without_effect.set(names)
     return names
 
 
 def header(names: Iterable[str]) -> bytes:
-    """The value of `HEADER`. Clients choose the names: only their plain characters are repeated."""
+    """The value of `HEADER`. Clients choose the names, so only plain characters are repeated."""
     return ", ".join(
         "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])
         for name in islice(names, _MOST_NAMED)
@@ -82,7 +82,7 @@ def check(table: Table, given: Mapping[str, object]) -> None:
 
 
 def without_effect(name: str) -> None:
-    """Note a part of a parameter that `check` can't tell of."""
+    """Report a part of a parameter, which `check` doesn't see, as without effect."""
     _without_effect.get({})[name] = None
 
 
@@ -96,5 +96,5 @@ def _tell_unknown(name: str, table: Table) -> None:
 
 
 def _same(value: object, allowed: Value) -> bool:
-    """Equal, where a bool is not a number."""
+    """Are the values equal? A bool never equals a number."""
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)

@@ -40,5 +40,5 @@ def picture(url: object, pixels: int = MAX_PIXELS, *, field: str = "messages", p
 
 
 def unusable(field: str, message: str, place: str = "") -> WorkerError:
-    """The error for a picture in this field. `place`: where, in a field of several."""
+    """The error for a picture in this field. `place`: the picture's place in a field with several."""
     return WorkerError(f"{place or field}: {message}.", code="invalid_image", param=field)

@@ -48,7 +48,7 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the supervisor decided, and the runtime's own `options`."""
+    """The supervisor's decisions, and the runtime's own `options`."""
 
     model: str  # the name that answers carry
     host: str
@@ -59,7 +59,7 @@ class Settings:
 
     @classmethod
     def parse(cls, text: str) -> Settings:
-        """From the program's argument. Raises KeyError for one that is missing."""
+        """Parse the program's argument. Raises KeyError for a missing setting."""
         values = json.loads(text)
         common = {name: values.pop(name) for name in ("model", "host", "port", "parallel", "queue")}
         return cls(**common, options=values)
@@ -80,7 +80,7 @@ class Meters:
 
 
 class Worker(abc.ABC):
-    """A model and the endpoints it serves. `pool` and `meters` exist before `load` is called; it is `ready` after it."""
+    """A model and its endpoints. `pool` and `meters` exist before `load` is called. The worker is `ready` after `load`."""
 
     ready = False
 
@@ -91,14 +91,14 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def load(self) -> None:
-        """Load the model and let it answer once. Runs in a thread and blocks. Raises whatever prevents serving."""
+        """Load the model, and answer one trial request. Runs in a thread, and blocks. Any exception ends the program."""
 
     @abc.abstractmethod
     def routes(self) -> Mapping[str, Endpoint]:
         """Endpoint by `METHOD /path`."""
 
     def close(self) -> None:  # noqa: B027  # few have anything
-        """End what `load` started outside this process, also where that failed."""
+        """End the processes that `load` started. Called even if `load` failed."""
 
 
 def serve(make: Callable[[Settings], Worker]) -> None:
@@ -162,7 +162,7 @@ class _Server(uvicorn.Server):
     when_started: Callable[[], None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Only once it listens, loading begins: beside the imports of that, it would come to listen seconds later."""
+        """Loading begins once the port is open: beside the imports for loading, opening it would take seconds longer."""
         await super().startup(sockets)
         self.when_started()
 
@@ -202,7 +202,7 @@ def application(worker: Worker, key: str) -> ASGIApp:
 
 
 class _Middleware:
-    """Authentication, readiness, metrics of each request, and what of it had no effect."""
+    """Authentication, readiness, metrics of each request, and the header for parameters without effect."""
 
     def __init__(self, app: ASGIApp, worker: Worker, key: str) -> None:
         self._app, self._worker = app, worker
@@ -269,7 +269,7 @@ def _cancellable(endpoint: Endpoint) -> Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """A line of a stream that clients skip: it shows that the work goes on."""
+    """A comment line of a stream, which clients skip. It shows that the work goes on."""
 
     text: str  # without line breaks
 
@@ -277,7 +277,7 @@ class Comment:
 def events(items: AsyncIterator[object], *, are_named: bool = False) -> StreamingResponse:
     """Server-sent events: each item as JSON, `[DONE]` at the end; an error ends the stream with an error event.
 
-    `are_named`: each is an object whose `type` is the event's name as well. A `Comment` is no event.
+    `are_named`: each item is an object whose `type` is also the event's name. A `Comment` is no event.
     """
 
     def head(item: object) -> bytes:
@@ -304,7 +304,7 @@ def events(items: AsyncIterator[object], *, are_named: bool = False) -> Streamin
 
 
 async def started(items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """The same items, once the first is there: a failure before it can still become an error response."""
+    """Waits for the first item, then returns all items. A failure before the first can still become an error response."""
     nothing = object()
     first = await anext(items, nothing)
 

@@ -1,6 +1,6 @@
-"""How far requests are that are worked on in steps: `GET /progress` tells it by their `x-request-id`.
+"""The progress of requests that are processed in steps. `GET /progress` shows it by `x-request-id`.
 
-The model's thread writes it down after each step, the server's reads it.
+The model's thread records each step; the server's thread reads the records.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from starlette.responses import JSONResponse, Response
 
 
 class Steps:
-    """The requests that the model works on, and a count of all steps. `tell` is the endpoint."""
+    """The progress of running requests, and a count of all steps. `tell` is the endpoint."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests: dict[str, tuple[int, int]] = {}  # steps made, of how many
         self._made = Counter("llmux_worker_steps", "Steps made.", registry=registry)
 
     def begin(self, request: str, steps: int) -> None:
-        """It is worked on now, in so many steps."""
+        """The model begins with this request, which has this many steps."""
         self._requests[request] = (0, steps)
 
     def made(self, request: str, step: int, steps: int) -> None:
-        """One more: its `step`th of now so many."""
+        """The model finished this step, of now this many."""
         self._made.inc()
         self._requests[request] = (step, steps)
 
     def end(self, request: str) -> None:
-        """Nothing more is told of it."""
+        """Remove the request."""
         self._requests.pop(request, None)
 
     async def tell(self, _request: Request) -> Response:
-        """Of each request that has begun."""
+        """The endpoint: the progress of each running request."""
         told = {name: {"step": step, "steps": steps} for name, (step, steps) in self._requests.copy().items()}
         return JSONResponse({"requests": told})

@@ -1,4 +1,4 @@
-"""OpenAI's speech recognition endpoints for any model: all of it but the model itself.
+"""OpenAI's speech recognition endpoints for any model: everything except the model itself.
 
 A runtime's worker subclasses `TranscriptionWorker` and implements `transcribe`, which yields segments. Parsing the form,
 decoding, silence, languages, formats and streaming are here, so that every engine behaves alike.
@@ -37,7 +37,7 @@ _LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionOptions:
-    """What a request asks of the model. `language` is a code that the model knows; None: detect it."""
+    """A request's options for the model. `language` is a code that the model knows; None: detect the language."""
 
     task: Task = "transcribe"
     language: str | None = None
@@ -50,7 +50,7 @@ class TranscriptionOptions:
 class SegmentStream:
     """The segments as the model finds them. `language` is a code; None: unknown.
 
-    `probability`: how sure the model is of a language that it detected; None where it can't tell, or detected none.
+    `probability`: the probability of a detected language; None: unknown, or not detected.
     """
 
     language: str | None
@@ -88,14 +88,14 @@ class TranscriptionWorker(Worker):
 
     @abc.abstractmethod
     def languages(self) -> frozenset[str]:
-        """Codes of the languages it knows."""
+        """The codes of the languages that the model knows."""
 
     @abc.abstractmethod
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """Begin. Blocks, as each step of the segments does; checks `cancel` as often as it can."""
+        """Begin a transcription. Blocks, as does each step of the segments. Checks `cancel` as often as possible."""
 
     def routes(self) -> Mapping[str, Endpoint]:
-        """OpenAI's two endpoints."""
+        """OpenAI's endpoints for transcriptions and translations."""
         return {"POST /v1/audio/transcriptions": self._transcription, "POST /v1/audio/translations": self._translation}
 
     def try_out(self) -> None:
@@ -126,7 +126,7 @@ class TranscriptionWorker(Worker):
         return await asyncio.to_thread(transcript.response, parsed.format, parsed.granularities)
 
     async def _events(self, parsed: _Request) -> AsyncIterator[object]:
-        """OpenAI's events: a delta for each segment, then the whole text."""
+        """The events of a stream: a delta for each segment, then the whole text."""
         whole = ""
         done: dict[str, object] = {}
         async for item in self.pool.stream(lambda cancel: self._pieces(parsed, cancel)):
@@ -145,7 +145,7 @@ class TranscriptionWorker(Worker):
         return transcript
 
     def _pieces(self, parsed: _Request, cancel: Cancel) -> Iterator[Transcript | Segment]:
-        """The segments, then the transcript without them, which tells its language and metrics."""
+        """The segments, then a transcript without segments, which has the language and the metrics."""
         began = time.monotonic()
         with parsed.file as file:
             samples = decode(file, longest_s=float(self.settings.options["max_audio_s"]), cancel=cancel)

@@ -1,8 +1,8 @@
 """Threads for blocking model work: a fixed number, a bounded queue, and cancellation when a client disconnects.
 
 The work gets a `Cancel` that it checks between its steps. A slot is free again when the work has really ended, not when its
-client disconnected: a model that can't be interrupted keeps its slot until it is done. A pool that has rested for a moment
-gives unused memory back: the C library keeps what large pictures and tensors took, for each thread.
+client disconnected: a model that can't be interrupted keeps its slot until it is done. An idle pool soon returns unused
+memory: otherwise the C library keeps the memory of large pictures and tensors, for each thread.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Cancel:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """Ask the work to end."""
+        """Tell the work to end."""
         self._event.set()
 
     @property
     def is_set(self) -> bool:
-        """Whether the work should end."""
+        """Should the work end?"""
         return self._event.is_set()
 
     def check(self) -> None:
@@ -59,10 +59,10 @@ class WorkerPool:
         self._rest: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[Cancel], T], *, again: bool = False) -> T:
-        """Run it and return its result. Cancelling sets the work's `Cancel` and doesn't wait for it.
+        """Run the work and return its result. Cancelling sets the work's `Cancel`, and doesn't wait for the work.
 
-        `again`: for a request that has had a slot before; it is never refused. Raises WorkerError `queue_full`, and
-        whatever the work raises.
+        `again`: the request has had a slot before, so it is never refused. Raises WorkerError `queue_full`, and whatever the
+        work raises.
         """
         cancel = Cancel()
         await self._turn(again=again)
@@ -74,7 +74,7 @@ class WorkerPool:
             raise
 
     def stream(self, work: Callable[[Cancel], Iterator[T]]) -> AsyncGenerator[T]:
-        """What it yields, as in `told`."""
+        """Run the work, and yield its items. See `told`."""
 
         def produce(cancel: Cancel, put: Callable[[T], None]) -> None:
             for item in work(cancel):
@@ -83,11 +83,13 @@ class WorkerPool:
         return self.told(produce)
 
     async def told(self, work: Callable[[Cancel, Callable[[T], None]], None]) -> AsyncGenerator[T]:
-        """What it tells by the function it is given, as it comes. Closing the iterator sets the work's `Cancel`, after which
-        that function raises CancelledWorkError, and doesn't wait for it.
+        """Run the work, and yield each item that it passes to the function it gets.
 
-        There is no back pressure, so all items together must be small: text, or a few pictures. For large ones call `run`
-        for each piece. Raises WorkerError `queue_full` before the first item, and whatever the work raises.
+        Closing the iterator sets the work's `Cancel`, and doesn't wait for the work. From then on the function raises
+        CancelledWorkError.
+
+        There is no back pressure, so all items together must be small: text, or a few pictures. For large items call `run`
+        for each one. Raises WorkerError `queue_full` before the first item, and whatever the work raises.
         """
         loop, cancel = asyncio.get_running_loop(), Cancel()
         items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()

@@ -46,7 +46,7 @@ class Output(Protocol):
         """Parse a further piece. Returns its text of the answer. Raises OutputError."""
 
     def end(self) -> Result:
-        """Call at the end of the output. Returns the result. Raises OutputError, with the program's words, if there was no answer."""
+        """Call at the end of the output. Returns the result. Raises OutputError if there was no answer."""
 
 
 class Text:

@@ -20,7 +20,7 @@ NAMES: Final = (
     *("prompt", "negative_prompt", "seed", "steps", "guidance", "width", "height", "n"),
     *("checkpoint", "image", "mask", "strength"),
 )
-"""What a request may set."""
+"""The names of values that a request may set."""
 
 Node = Mapping[str, Any]
 Place = tuple[str, str]  # a node's id, and the name of its input
@@ -32,30 +32,30 @@ _LOADERS: Final = {"ckpt_name": "checkpoint", "image": "image"}
 
 
 class WorkflowError(Exception):
-    """The file is no such workflow, or a place is not in it; says what to do."""
+    """The file is no workflow in this format, or lacks a place. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """Its nodes, and the places of the names that requests may set."""
+    """A workflow: its nodes, and the place of each value that requests may set."""
 
     nodes: Mapping[str, Node]
     places: Mapping[str, Place]
 
     @property
     def takes_picture(self) -> bool:
-        """Does it change a picture that the request brings?"""
+        """Does the workflow take a picture from the request?"""
         return "image" in self.places
 
     @property
     def saves(self) -> bool:
-        """Does it save a picture?"""
+        """Does the workflow save a picture?"""
         return any(_PREFIX in node["inputs"] for node in self.nodes.values())
 
     def filled(self, values: Mapping[str, object], prefix: str) -> dict[str, Any]:
-        """The workflow with these values, by name, in their places; its files' names begin with `prefix`.
+        """A copy of the workflow with these values, by name, in their places. Names of saved files begin with `prefix`.
 
-        ComfyUI doesn't run a node again whose inputs are those of the last time: with a prefix of its own, each run saves files.
+        ComfyUI doesn't run a node again with unchanged inputs. A new prefix for each run makes every run save files.
         """
         nodes = copy.deepcopy(dict(self.nodes))
         for name, value in values.items():
@@ -68,7 +68,7 @@ class Workflow:
 
 
 def read(path: Path, inputs: Mapping[str, str]) -> Workflow:
-    """The workflow in this file, with these places or those that are found. Blocks. Raises WorkflowError."""
+    """Read the workflow in this file, with the given places, or else the usual ones. Blocks. Raises WorkflowError."""
     try:
         nodes = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -111,7 +111,7 @@ def _title(node: Node) -> str | None:
 
 
 def _found(nodes: Mapping[str, Node]) -> Iterator[tuple[str, Place]]:
-    """The first of each."""
+    """The usual place of each name, found from the samplers and loaders."""
     for number, node in reversed([*nodes.items()]):  # of several, the first one wins: it comes last
         for key, name in _LOADERS.items():
             if isinstance(node["inputs"].get(key), str) and "Load" in node["class_type"]:
@@ -134,7 +134,7 @@ def _found(nodes: Mapping[str, Node]) -> Iterator[tuple[str, Place]]:
 
 
 def _upstream(nodes: Mapping[str, Node], link: object, key: str) -> Place | None:
-    """The nearest node with this input, from a link on against the flow."""
+    """The place of the nearest node upstream of a link that has this input."""
     seen: set[str] = set()
     waiting = [link]
     while waiting:

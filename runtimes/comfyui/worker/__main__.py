@@ -1,7 +1,7 @@
-"""The worker program for ComfyUI: OpenAI's images API before ComfyUI's own server, which runs below it.
+"""The worker program for ComfyUI: OpenAI's images API in front of ComfyUI's own server, which is a child process.
 
-A request's values go into their places in the workflow, which is queued; one at a time, so whatever runs is the request's.
-What clients send and get lies in a folder of the worker's own, only while their request runs.
+A request's values go into their places in the workflow, which goes into ComfyUI's queue. One workflow runs at a time, so a
+running one belongs to the current request. Clients' pictures lie in the worker's own folder only while their request runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SWITCHES: Final = ("--disable-auto-launch", "--disable-metadata", "--disable-api
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One request. `values` go into the workflow by their names, `pictures` as well, once they are uploaded."""
+    """A parsed request. `values` and, once uploaded, `pictures` go into the workflow by name."""
 
     values: Mapping[str, object]
     pictures: Mapping[str, bytes]
@@ -58,7 +58,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A picture, or, while it is drawn, what is there of it. `partial` counts these."""
+    """A finished picture, or a preview of an unfinished one. `partial` numbers the previews."""
 
     picture: bytes
     format: str
@@ -66,7 +66,7 @@ class Made:
     partial: int | None = None
 
     def told(self) -> dict[str, object]:
-        """As answers and events have it."""
+        """The picture's fields in answers and events."""
         said = {"seed": self.seed} if self.partial is None else {"partial_image_index": self.partial}
         return {"b64_json": base64.b64encode(self.picture).decode(), **said}
 
@@ -83,7 +83,7 @@ class ComfyWorker(Worker):
         self._drawn = Counter("llmux_worker_pictures", "Pictures made.", registry=self.meters.registry)
 
     def load(self) -> None:
-        """Start ComfyUI, and see that it has what the workflow needs. Models are loaded with the first request."""
+        """Start ComfyUI, and check that it has the workflow's nodes. ComfyUI loads models with the first request."""
         self.workflow = workflow.read(Path(self.settings.options["workflow"]), self.settings.options["inputs"])
         self._folder = Folder()
         words = [*self.settings.options["argv"], *SWITCHES, "--listen", HOST]
@@ -99,14 +99,14 @@ class ComfyWorker(Worker):
             )
 
     def close(self) -> None:
-        """End ComfyUI, and remove what lies in its folders."""
+        """End ComfyUI, and delete its folders."""
         if self._child is not None:
             self._child.close()
         if self._folder is not None:
             self._folder.close()
 
     def routes(self) -> Mapping[str, Endpoint]:
-        """Making pictures, or changing them: which, the workflow says."""
+        """The endpoint that makes pictures, or the one that changes them, depending on the workflow."""
         return {
             "POST /v1/images/generations": self._generations,
             "POST /v1/images/edits": self._edits,
@@ -205,7 +205,7 @@ class ComfyWorker(Worker):
     # ---------------------------------------------------------------------------------------------------------- drawing
 
     def _draw(self, name: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]) -> None:
-        """All pictures of a request. Blocks. Raises WorkerError, CancelledWorkError."""
+        """Draw all pictures of a request. Blocks. Raises WorkerError, CancelledWorkError."""
         try:
             values = {**wanted.values, **{key: self._uploaded(key, data) for key, data in wanted.pictures.items()}}
             turns = wanted.count

@@ -1,4 +1,4 @@
-"""The worker's own folder, for what clients send and get."""
+"""The worker's own folder for clients' pictures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS: Final = ("input", "output", "temp")
 
 
 class Folder(OwnFolder):
-    """Made at once, with a folder for each kind in it."""
+    """A new folder with a subfolder for each kind of ComfyUI's files."""
 
     def __init__(self) -> None:
         super().__init__(PREFIX)
@@ -19,7 +19,7 @@ class Folder(OwnFolder):
             (self.path / kind).mkdir()
 
     def clear(self) -> None:
-        """Delete all files in it."""
+        """Delete all files in the folder."""
         for path in self.path.rglob("*"):
             if path.is_file():
                 path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""ComfyUI's own server, as the worker asks it: a workflow into its queue, what it tells of it, and its pictures.
+"""A client of ComfyUI's own server: queues a workflow, follows its progress, fetches its pictures.
 
-Its answers follow ComfyUI's server.py and execution.py: `/prompt` takes a workflow and answers at once; a websocket tells how far
-it is, and what its sampler shows after a step; `/history/{id}` names its pictures, and `/view` gives them.
+The API follows ComfyUI's server.py and execution.py. `/prompt` takes a workflow and answers at once. A websocket reports
+progress and the sampler's previews. `/history/{id}` names the pictures, and `/view` returns them.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ HEAD: Final = 8  # bytes of a binary message before the picture: two numbers, of
 PREVIEWS: Final = {b"\0\0\0\1\0\0\0\1": "jpeg", b"\0\0\0\1\0\0\0\2": "png"}
 
 OnStep = Callable[[int, int], None]
-"""Told after each step: how many were made, of how many."""
+"""Called after each step with the number of steps done and the total."""
 OnPreview = Callable[[bytes, str], None]
-"""Told what there is after the step that was told last: a picture, and its format."""
+"""Called with a preview after the last reported step: a picture and its format."""
 
 
 class Comfy:
-    """The server that runs as this child."""
+    """A client of the server in this child process."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
 
     def nodes(self) -> Mapping[str, Any]:
-        """Everything that its nodes take, by their class."""
+        """Node class → the inputs of such a node."""
         found: Mapping[str, Any] = self._json("GET", "/object_info")
         return found
 
     def upload(self, name: str, picture: bytes) -> str:
-        """The name by which a workflow loads this picture."""
+        """Upload this picture. Returns the name by which a workflow loads it."""
         boundary = secrets.token_hex(16)
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="{name}"\r\n'
         body = head.encode() + b"Content-Type: application/octet-stream\r\n\r\n" + picture
@@ -59,11 +59,11 @@ class Comfy:
         on_step: OnStep,
         on_preview: OnPreview,
     ) -> list[Mapping[str, str]]:
-        """Where its pictures are, once they are made; temporary ones only where there are no others. Blocks.
+        """Run a workflow. Returns the places of its pictures; temporary ones only if there are no others. Blocks.
 
-        `loaders`: the nodes that load the client's pictures, each with the request's field that has it.
-        Raises WorkerError for a workflow that it refuses or fails on, and CancelledWorkError, which `on_step` and
-        `on_preview` may raise as well, having taken it back.
+        `loaders`: node that loads a picture of the client → the request's field with that picture.
+        Raises WorkerError for a workflow that ComfyUI refuses or fails to run. Raises CancelledWorkError, also when `on_step` or
+        `on_preview` raises it, after taking the workflow out of the queue.
         """
         client, number = secrets.token_hex(16), secrets.token_hex(16)
         try:
@@ -102,7 +102,7 @@ class Comfy:
     def _is_done(
         self, socket: Any, number: str, loaders: Mapping[str, str], on_step: OnStep, on_preview: OnPreview
     ) -> bool:
-        """Look at the next message, if one comes in time. Raises WorkerError where it tells of a failure."""
+        """Handle the next message, if one comes in time. True once the workflow is done. Raises WorkerError for its failure."""
         try:
             message = socket.recv(timeout=POLL_S)
         except TimeoutError:
@@ -152,7 +152,7 @@ def _short(text: str) -> str:
 
 
 def _refusal(body: bytes) -> str:
-    """What ComfyUI has against a workflow, for people."""
+    """ComfyUI's reasons for refusing a workflow, for people."""
     try:
         found = json.loads(body)
         errors = [

@@ -1,1 +1,1 @@
-"""The worker. `model` loads a folder, `tokenizer` reads its text, `languages` finds a translation's, `__main__` serves it."""
+"""The worker. `model` loads a folder, `tokenizer` makes tokens of text, `languages` finds language tokens, `__main__` serves."""

@@ -1,7 +1,7 @@
 """The worker program for CTranslate2's language and translation models.
 
-A conversation with a translation model is its text, to be translated: what goes in is the source, what comes out the target.
-Tokens come one by one, and between any two the request can be cancelled; a beam search gives all of them at its end.
+A conversation with a translation model is one text to translate: the prompt is the source, the answer is the target. Tokens
+come one by one, and a request can be cancelled between any two; a beam search returns all tokens at its end.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _CODES: Final = ("source_lang_code", "target_lang_code")
 
 @dataclass(frozen=True, slots=True)
 class Prompt(TextPrompt):
-    """`prefix`: tokens that a translation begins with. `beams`: those of the search; 1: none."""
+    """`prefix`: tokens that a translation begins with. `beams`: beams of the search; 1: no beam search."""
 
     prefix: tuple[str, ...] = ()
     beams: int = 1
 
 
 class CTranslate2Worker(TextWorker[Prompt]):
-    """One model, in CTranslate2's own threads."""
+    """One model, which computes in CTranslate2's own threads."""
 
     chat_parameters = CHAT
     completion_parameters = COMPLETIONS
@@ -71,7 +71,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
         return Prompt(tokens, ends_thinking(self.language, rendered), beams=beams)
 
     def continued(self, tokens: list[int], body: Body) -> Prompt:
-        """A text to translate gets its languages."""
+        """The prompt for these tokens. A text to translate gets its language tokens."""
         beams, given = self._beams(body), body.values.get("prompt")
         text = given[0] if isinstance(given, list) and given else given
         if self.options.kind == "translator" and isinstance(text, str):
@@ -79,7 +79,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
         return Prompt(tokens, beams=beams)
 
     def room(self, asked: int | None, prompt: Prompt, param: str) -> int:
-        """A translation has a context of its own, apart from its source's."""
+        """The tokens that may be generated. A translation has its own context, separate from its source's."""
         left = super().room(asked, prompt, param)
         if self.options.kind == "generator":
             return left
@@ -87,7 +87,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
         return most if asked is None else min(asked, most)
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
-        """In CTranslate2's threads."""
+        """Generate in CTranslate2's threads."""
         if run.prompt.beams == 1:
             return self._stepped(run)
         if run.request.sampling.logprobs is not None:
@@ -172,7 +172,7 @@ class CTranslate2Worker(TextWorker[Prompt]):
 
 
 def _codes(conversation: Conversation) -> dict[str, str | None]:
-    """The languages: fields of the request, or of the message's part, as translation models' templates have them."""
+    """The source and target language: fields of the request or of the message part, with the names in models' templates."""
     found: dict[str, str | None] = {name: conversation.body.text(name) for name in _CODES}
     given = conversation.messages
     content = given[-1].get("content") if isinstance(given, list) and isinstance(given[-1], dict) else None

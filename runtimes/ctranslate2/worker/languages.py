@@ -1,4 +1,4 @@
-"""How a translation model is told its languages: by tokens of its vocabulary, in one of the ways of its family.
+"""The language tokens of a translation model. Each family of models puts them in different places.
 
 NLLB, M2M-100 and mBART begin source and target each with its language. MADLAD-400 and Opus-MT's models for many languages
 begin the source with the target's. Other models have one pair of languages, and no such tokens.
@@ -17,7 +17,7 @@ _MOST_SHOWN: Final = 8
 
 
 class Languages:
-    """Those of a vocabulary."""
+    """The language tokens of a vocabulary."""
 
     def __init__(self, vocabulary: Collection[str]) -> None:
         self._both = {token for token in vocabulary if BEGINNING.fullmatch(token)}
@@ -25,11 +25,11 @@ class Languages:
 
     @property
     def tokens(self) -> frozenset[str]:
-        """All of them."""
+        """All language tokens."""
         return frozenset(self._both | self._targets)
 
     def around(self, source: str | None, target: str | None) -> tuple[list[str], list[str]]:
-        """Tokens ahead of the source text, and ahead of the target's. Raises WorkerError for what the model doesn't know."""
+        """The tokens before the source text, and before the target text. Raises WorkerError for an unknown language."""
         if not self.tokens:
             for name, code in (("source_lang_code", source), ("target_lang_code", target)):
                 if code is not None:

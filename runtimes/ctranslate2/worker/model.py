@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loaded model: a `Language`. Token ids are places in its vocabularies; prompts are of the source's."""
+    """A loaded model: a `Language`. Token ids are indices into its vocabularies; prompts use the source vocabulary."""
 
     engine: Any
     tokenizer: Tokenizer
@@ -72,7 +72,7 @@ class Loaded:
         return [self.source[token] for token in tokens]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, special tokens included."""
+        """The text of these tokens, special tokens included."""
         return self.tokenizer.decode([self.target[token] for token in tokens])
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -81,7 +81,7 @@ class Loaded:
 
 
 def load(options: Options, parallel: int) -> Loaded:
-    """Load the model. Blocks. Raises whatever CTranslate2 raises, and SystemExit for what a folder lacks."""
+    """Load the model. Blocks. Raises whatever CTranslate2 raises, and SystemExit for an incomplete folder."""
     folder = Path(options.path)
     described = _json(folder / "config.json")
     translates = options.kind == "translator"
@@ -125,7 +125,7 @@ def load(options: Options, parallel: int) -> Loaded:
 
 
 def _ends(generation: Mapping[str, Any], read: Tokenizer) -> list[str]:
-    """What generation_config.json says ends an answer, by numbers of the tokenizer."""
+    """The tokens that end an answer, according to generation_config.json, which has the tokenizer's ids."""
     ids = generation.get("eos_token_id")
     numbers = ids if isinstance(ids, list) else [ids]
     if not isinstance(read, JsonTokenizer):
@@ -134,7 +134,7 @@ def _ends(generation: Mapping[str, Any], read: Tokenizer) -> list[str]:
 
 
 def _vocabulary(folder: Path, side: str) -> list[str]:
-    """The vocabulary of a side, as JSON or, in older folders, a token a line."""
+    """The vocabulary of one side, source or target: JSON or, in older folders, one token a line."""
     for name in _VOCABULARIES[side]:
         if (folder / f"{name}.json").is_file():
             return [str(token) for token in json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))]

@@ -1,4 +1,4 @@
-"""A model's tokens as CTranslate2 wants them, as texts: by its tokenizer.json, or by its SentencePiece models."""
+"""Tokenizers for CTranslate2, which takes tokens as texts: from a tokenizer.json, or from SentencePiece models."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ JSON: Final = "tokenizer.json"
 
 
 class Tokenizer(Protocol):
-    """Between texts and tokens. `special` tokens belong to no text."""
+    """Turns text into tokens and back. `special` tokens belong to no text."""
 
     special: frozenset[str]
 
     def encode(self, text: str) -> list[str]:
-        """A text's tokens, special ones among them where it spells them. Nothing is added."""
+        """The tokens of a text. Special tokens that the text spells out are recognised; none are added."""
 
     def encode_prompt(self, text: str) -> list[str]:
-        """The same, with the special tokens that the model wants around it."""
+        """The tokens of a prompt, with the special tokens that the model expects around it."""
 
     def decode(self, tokens: Sequence[str]) -> str:
-        """Their text, special tokens included."""
+        """The text of these tokens, special tokens included."""
 
 
 class JsonTokenizer:
-    """By a tokenizer.json."""
+    """A tokenizer from a tokenizer.json."""
 
     def __init__(self, file: Path) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
@@ -46,7 +46,7 @@ class JsonTokenizer:
         return list(self._tokenizer.encode(text).tokens)
 
     def decode(self, tokens: Sequence[str]) -> str:
-        """See Tokenizer. Tokens that only the model has, to fill its tables, have no text."""
+        """See Tokenizer. Padding tokens that only the model has are left out."""
         ids = [number for token in tokens if (number := self._tokenizer.token_to_id(token)) is not None]
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
@@ -58,7 +58,7 @@ class JsonTokenizer:
 
 
 class SentencePieces:
-    """By SentencePiece models, which may differ for source and target. `before` and `after` go around a prompt."""
+    """A tokenizer from SentencePiece models, which may differ for source and target. `before` and `after` surround a prompt."""
 
     special = frozenset({"<s>", "</s>", "<unk>", "<pad>"})
 

@@ -20,4 +20,4 @@ SCHEDULERS: Final[Mapping[Scheduler, tuple[str, Mapping[str, bool]]]] = MappingP
         "unipc": ("UniPCMultistepScheduler", {}),
     }
 )
-"""Its class in diffusers, and what differs from the folder's settings."""
+"""Scheduler → its class in diffusers, and the settings that differ from the folder's."""

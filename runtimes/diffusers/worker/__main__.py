@@ -1,7 +1,6 @@
 """The worker that draws: a pipeline of diffusers behind OpenAI's images API.
 
-One picture is made at a time, each in its steps. After each step the request's progress is written down, and the client's
-cancellation is looked at.
+The worker makes one picture at a time. After each step it records the request's progress and checks for cancellation.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ PREFIXES: Final[Mapping[Task, str]] = {
     "edit": "image_edit",
     "variation": "image_edit",
 }
-"""Of the names of a stream's events."""
+"""Task → the prefix of event names in a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A picture, or, while it is drawn, what is there of it. `partial` counts these."""
+    """A finished picture, or a preview of an unfinished one. `partial` numbers the previews."""
 
     data: str  # base64
     seed: int
@@ -51,7 +50,7 @@ class Made:
 
 
 class Painter(Worker):
-    """Pictures of prompts, and of other pictures."""
+    """The worker that makes pictures from prompts and from other pictures."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -119,7 +118,7 @@ class Painter(Worker):
         return JSONResponse({"data": data, **_about(wanted, found[0], len(found))}, headers=headers)
 
     async def _events(self, wanted: Drawing, made: AsyncIterator[Made | Comment]) -> AsyncIterator[object]:
-        """OpenAI's: so many partial ones of each picture, then the picture. Between them a comment for each step."""
+        """OpenAI's events: the partial pictures, then the picture, for each one. Between them a comment for each step."""
         prefix = PREFIXES[wanted.task]
         async for each in made:
             if isinstance(each, Comment):
@@ -136,7 +135,7 @@ class Painter(Worker):
     # ---------------------------------------------------------------------------------------------------------- drawing
 
     def _draw(self, request_id: str, wanted: Drawing, cancel: Cancel, put: Callable[[Made | Comment], None]) -> None:
-        """All pictures of a request. Blocks. Raises CancelledWorkError after the step in which nobody waits any more."""
+        """Draw all pictures of a request. Blocks. Raises CancelledWorkError after the step in which the client disconnected."""
         steps_each = max(1, int(wanted.steps * wanted.strength))
         self.steps.begin(request_id, steps_each * wanted.count)
         try:
@@ -166,13 +165,13 @@ class Painter(Worker):
 
 
 def _revised(made: Made, wanted: Drawing) -> dict[str, str]:
-    """What the model read of the prompt, where that isn't all of it."""
+    """The part of the prompt that the model read, if it didn't read all of it; else nothing."""
     _, read = made.read
     return {} if read == wanted.prompt else {"revised_prompt": read}
 
 
 def _about(wanted: Drawing, made: Made, count: int) -> dict[str, Any]:
-    """What holds for so many pictures of a request; the usage comes last, where the supervisor looks for it."""
+    """The fields of an answer with this many pictures. The usage comes last, where the supervisor looks for it."""
     width, height = wanted.size
     read, _ = made.read
     shown = _tokens(wanted.size) if wanted.image is not None else 0

@@ -1,4 +1,4 @@
-"""What the worker does with each parameter of a request for pictures."""
+"""How the worker treats each parameter of an image request: used, ignored or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures as files: what clients send, and what they get."""
+"""Picture files: reading those of clients, and writing the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ: Final = ("PNG", "JPEG", "WEBP")
 
 
 def read(file: BinaryIO, name: str) -> Image.Image:
-    """The picture in a file, as it is meant to be seen. Raises WorkerError for what is none, or too large."""
+    """The picture in a file, turned upright. Raises WorkerError for a file that is no picture or too large."""
     try:
         picture = Image.open(file, formats=_READ)
         is_readable = picture.width * picture.height <= MOST_PIXELS
@@ -37,12 +37,12 @@ def read(file: BinaryIO, name: str) -> Image.Image:
 
 
 def _of_bytes(picture: Image.Image) -> Image.Image:
-    """The same with a byte for each value: Pillow makes white of any grey of 16 bits that is above 255."""
+    """The picture with one byte for each value. Pillow's own conversion turns any 16-bit grey above 255 into white."""
     return picture.point(lambda value: value / 256).convert("L") if picture.mode.startswith("I") else picture
 
 
 def flat(picture: Image.Image) -> Image.Image:
-    """In colours alone: what is transparent is white."""
+    """The picture without transparency: transparent parts become white."""
     if not picture.has_transparency_data:
         return picture.convert("RGB")
     whole = picture.convert("RGBA")
@@ -50,14 +50,14 @@ def flat(picture: Image.Image) -> Image.Image:
 
 
 def mask(picture: Image.Image) -> Image.Image:
-    """White where something is to be drawn: what is transparent, or, where all is opaque, what is white."""
+    """The mask, white where the model shall draw: the transparent part or, in an opaque picture, the white part."""
     opacity = picture.convert("RGBA").getchannel("A")
     least, _ = opacity.getextrema()
     return picture.convert("L") if least == OPAQUE else ImageOps.invert(opacity)
 
 
 def written(picture: Image.Image, kind: Format, compression: int) -> bytes:
-    """As a file. `compression`: see `output_compression`."""
+    """The picture as a file of this format. `compression`: see the parameter `output_compression`."""
     file = io.BytesIO()
     if kind == "png":
         picture.save(file, "PNG", compress_level=6)

@@ -1,4 +1,4 @@
-"""The model: one pipeline of diffusers, and the two of the same parts that change pictures.
+"""The model: one pipeline of diffusers, and two pipelines of the same parts that change pictures.
 
 Everything here blocks, and runs in the one thread that draws. diffusers and torch are imported when the model is loaded,
 which takes seconds: the port is open before.
@@ -25,14 +25,14 @@ MOST_TOKENS: Final = 512  # of a tokenizer that names no limit
 SAMPLE_SIDE: Final = 128  # of the picture that is drawn to see whether the model can
 
 OnStep = Callable[[int, int, Callable[[], Image.Image]], None]
-"""Told after each step: how many were made, of how many, and what gives the picture so far. What it raises ends the drawing."""
+"""Called after each step with the steps done, the total, and a function that returns a preview. An exception ends the drawing."""
 
 
 class Pipelines:
-    """What draws, changes and fills in."""
+    """The pipelines that draw, change and fill in pictures."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Load it. Raises whatever prevents that."""
+        """Load the model. Raises whatever diffusers raises."""
         import diffusers  # noqa: PLC0415  # seconds: not before the port is open
 
         diffusers.utils.logging.disable_progress_bar()
@@ -71,7 +71,7 @@ class Pipelines:
         )
 
     def draw(self, wanted: Drawing, seed: int, on_step: OnStep) -> Image.Image:
-        """One picture. Raises WorkerError, and what `on_step` raises."""
+        """Draw one picture. Raises WorkerError, and whatever `on_step` raises."""
         import torch  # noqa: PLC0415  # it is loaded
 
         pipe = self._pipe(wanted)
@@ -100,7 +100,7 @@ class Pipelines:
         return picture
 
     def read(self, prompt: str) -> tuple[int, str]:
-        """How many of its tokens the model reads, and that part of the prompt."""
+        """The number of the prompt's tokens that the model reads, and the text of that part."""
         tokenizers = [getattr(self._draw, f"tokenizer{end}", None) for end in ("", "_2", "_3")]
         read = [_read(tokenizer, prompt) for tokenizer in tokenizers if tokenizer is not None]
         return max(read, key=lambda found: len(found[1]), default=(0, prompt))  # what one of them reads counts
@@ -162,7 +162,7 @@ class Pipelines:
         return {name: value for name, value in keys.items() if value is not None and name in taken}
 
     def _sequence_length(self, taken: Mapping[str, inspect.Parameter]) -> int | None:
-        """FLUX.1-schnell reads half as much as dev."""
+        """The longest prompt in tokens, where a pipeline has a choice. FLUX.1-schnell reads half as much as dev."""
         if type(self._draw).__name__.startswith("Flux") and self.able.guidance is None:
             return 256
         found = taken.get("max_sequence_length")
@@ -229,7 +229,7 @@ def _loaded(options: Mapping[str, Any]) -> Any:
 
 
 def _dtype(options: Mapping[str, Any], torch: Any) -> Any:
-    """As configured, else as the weights of most values are stored."""
+    """The type to load: the configured one, else the stored type of most values."""
     if options["dtype"] != "auto":
         return getattr(torch, options["dtype"])
     stored = torch.float32 if options["stored_dtype"] is None else getattr(torch, options["stored_dtype"])
@@ -246,7 +246,7 @@ def _variant(auto: Any, pipe: Any) -> Any:
 
 
 def _native_side(pipe: Any) -> int:
-    """Latents of a side of the pictures that it was made for."""
+    """The side, in latent points, of pictures in the size that the model was trained for."""
     found = getattr(pipe, "default_sample_size", None)
     network = getattr(pipe, "transformer", None) or getattr(pipe, "unet", None)
     if found is None and network is not None:

@@ -1,4 +1,4 @@
-"""What a request asks for, checked against what the model can draw."""
+"""Parses an image request, and checks it against the abilities of the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_SIDE: Final = 64
 SEEDS: Final = 1 << 32
 COMPRESSION: Final = 95
 SHARES: Final[Mapping[str, float]] = {"low": 0.5, "auto": 1, "standard": 1, "medium": 1, "high": 1.5, "hd": 1.5}
-"""Of the steps, by quality."""
+"""Quality → the share of the usual number of steps."""
 
 Task = Literal["generation", "edit", "variation"]
 STRENGTHS: Final[Mapping[Task, float]] = {"generation": 1.0, "edit": 0.8, "variation": 0.6}
@@ -32,7 +32,7 @@ STRENGTHS: Final[Mapping[Task, float]] = {"generation": 1.0, "edit": 0.8, "varia
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What the model draws, and how unless it is told otherwise."""
+    """The abilities and defaults of the model."""
 
     multiple: int  # of which each side must be one
     native: tuple[int, int]
@@ -46,7 +46,7 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One request."""
+    """A parsed request."""
 
     task: Task
     prompt: str
@@ -68,14 +68,14 @@ class Drawing:
     wants_links: bool
 
     def seed_of(self, place: int) -> int:
-        """Of the picture at this place."""
+        """The seed of the picture with this index."""
         return (self.seed + place) % SEEDS
 
 
 def drawing(
     body: Body, task: Task, able: Abilities, image: Image.Image | None = None, mask: Image.Image | None = None
 ) -> Drawing:
-    """The request of these fields and pictures. Raises WorkerError."""
+    """Parse the request with these fields and pictures. Raises WorkerError."""
     count = body.whole("n", 1, 1, MOST_PICTURES)
     wants_links = body.choice("response_format", ("b64_json", "url"), "b64_json") == "url"
     if wants_links and body.flag("stream"):
@@ -166,7 +166,7 @@ def _size(body: Body, able: Abilities, image: Image.Image | None) -> tuple[int, 
 
 
 def _fitting(size: tuple[int, int], able: Abilities) -> tuple[int, int]:
-    """The size nearest to a picture's own that can be drawn."""
+    """The size nearest to a picture's own that the model can draw."""
     shrunk = min(1.0, math.sqrt(able.max_pixels / (size[0] * size[1])))
     width, height = (max(LEAST_SIDE, int(side * shrunk) // able.multiple * able.multiple) for side in size)
     if width * height > able.max_pixels:

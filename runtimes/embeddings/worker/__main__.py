@@ -22,7 +22,7 @@ from runtimes.sdk.server import Endpoint, Settings, Worker, serve
 
 
 class Embedder(Model):
-    """Texts become vectors."""
+    """The worker that turns texts into vectors."""
 
     def load(self) -> None:
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  # seconds: not before the port is open
@@ -94,7 +94,7 @@ class Embedder(Model):
 
 
 class Reranker(Model):
-    """Pairs of a query and a document become scores."""
+    """The worker that scores pairs of a query and a document."""
 
     def load(self) -> None:
         from sentence_transformers import CrossEncoder  # noqa: PLC0415  # seconds: not before the port is open
@@ -114,7 +114,7 @@ class Reranker(Model):
         return {"POST /v1/rerank": self.rerank}
 
     async def begun(self, texts: Sequence[str], most: int) -> list[str]:
-        """The beginning of each text, of so many tokens."""
+        """The beginning of each text, at most `most` tokens."""
         if not self.tokenizer.is_fast:
             raise unsupported("max_tokens_per_doc", "this model's tokenizer doesn't tell where its tokens are")
 
@@ -171,7 +171,7 @@ def _is_id(item: object) -> bool:
 
 
 def make(settings: Settings) -> Worker:
-    """The worker for what the model is made for."""
+    """The worker for the model's task."""
     kinds: dict[str, type[Model]] = {"embed": Embedder, "rerank": Reranker, "vision": DualEncoder}
     return kinds[settings.options["task"]](settings)
 

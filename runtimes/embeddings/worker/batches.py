@@ -30,7 +30,7 @@ class Batches(Generic[In, Out]):
         self._working: asyncio.Task[None] | None = None
 
     async def of(self, items: Sequence[In]) -> list[Out]:
-        """The results, in the items' order. Cancelling drops the items that are in no batch yet.
+        """The results in the order of the items. Cancelling drops the items that are in no batch yet.
 
         Raises WorkerError `queue_full`, and whatever the computation raises.
         """
@@ -68,7 +68,7 @@ class Batches(Generic[In, Out]):
             self._working = None
 
     def _next(self) -> list[tuple[In, asyncio.Future[Out]]]:
-        """One item of each request in turn, until the batch is full."""
+        """The next batch: one item of each request in turn, until the batch is full."""
         batch: list[tuple[In, asyncio.Future[Out]]] = []
         largest = 0
         while self._waiting:

@@ -1,4 +1,4 @@
-"""What the embedding worker's models have in common: a tokenizer, batches of inputs, one thread for the model."""
+"""The base of the embedding worker's models: a tokenizer, batches of inputs, one thread for the model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Model(Worker):
         return await self.counting.run(lambda _cancel: counted())
 
     def fit(self, counts: Sequence[int], body: Body, name: str) -> list[int]:
-        """Their sizes in the model. Raises WorkerError for one that is too long, unless it may be truncated."""
+        """The items' token counts in the model. Raises WorkerError for an item that is too long and may not be truncated."""
         cut = body.flag("truncate", self.options["truncate"])
         for place, count in enumerate(counts):
             if count > self.limit and not cut:
@@ -74,7 +74,7 @@ class Model(Worker):
 
 
 def shortened(vector: Vector, width: int | None) -> Vector:
-    """Its leading `width` values, of length 1 again; None: as it is."""
+    """The vector's leading `width` values, scaled to length 1 again; None: the whole vector, unchanged."""
     if width is None or width >= len(vector):
         return vector
     part = vector[:width]
@@ -82,7 +82,7 @@ def shortened(vector: Vector, width: int | None) -> Vector:
 
 
 def written(vector: Vector, encoding: str) -> object:
-    """As JSON has it: numbers, or base64 of little-endian float32."""
+    """The vector in JSON: numbers, or base64 of little-endian float32."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return [float(value) for value in vector]

@@ -1,4 +1,4 @@
-"""What the embedding worker does with each parameter of a request."""
+"""How the embedding worker treats each parameter of a request: used, ignored or refused."""
 
 from __future__ import annotations
 

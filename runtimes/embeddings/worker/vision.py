@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An input as the model takes it. `tensors` have no batch dimension; `size` is its tokens or patches."""
+    """An input in the model's form. `tensors` have no batch dimension; `size` counts its tokens or patches."""
 
     kind: Kind
     tensors: Mapping[str, Any]
@@ -125,7 +125,7 @@ class DualEncoder(Model):
         return JSONResponse({"object": "list", "data": data, "model": self.settings.model, "usage": usage})
 
     async def count_texts(self, inputs: Sequence[Input], body: Body, name: str) -> list[int]:
-        """The tokens of its texts. Raises WorkerError for one that is too long, unless it may be cut."""
+        """The token counts of the texts. Raises WorkerError for a text that is too long and may not be cut."""
         places = [place for place, item in enumerate(inputs) if item.kind == "text"]
         if not places:
             return []
@@ -142,7 +142,7 @@ class DualEncoder(Model):
         return vectors
 
     def _prepared(self, inputs: Sequence[Input], begin: int, cancel: Cancel) -> list[Prepared]:
-        """Those of a request from its `begin`th on."""
+        """Prepare the next inputs of a request, from index `begin` on."""
         texts = iter(self._texts([item.content for item in inputs if item.kind == "text"]))
         prepared = []
         for number, item in enumerate(inputs, begin):
@@ -151,7 +151,7 @@ class DualEncoder(Model):
         return prepared
 
     def _texts(self, texts: Sequence[str]) -> list[Prepared]:
-        """Padded to the model's length, as it was trained; that is more than some tokenizers do by themselves."""
+        """The texts as tensors, padded to the length that the model was trained with. Some tokenizers pad less by themselves."""
         if not texts:
             return []
         rows = self.tokenizer(
@@ -182,9 +182,9 @@ class DualEncoder(Model):
         return tensor.to(device, self.model.dtype) if tensor.is_floating_point() else tensor.to(device)
 
     def _scores(self, vectors: Sequence[Vector], labels: Sequence[Vector]) -> list[list[float]]:
-        """Of each label for each vector.
+        """For each vector, the score of each label.
 
-        CLIP's labels exclude each other, so their scores sum to one. SigLIP judges each one by itself.
+        CLIP's labels exclude each other, so their scores sum to one. SigLIP scores each label by itself.
         """
         logits = np.stack(vectors).astype("f8") @ np.stack(labels).astype("f8").T * self.scale
         if self.bias is not None:
@@ -205,7 +205,7 @@ def _inputs(body: Body) -> list[Input]:
 
 
 def _input(place: int, item: object) -> Input:
-    """A text, a picture's data URL, or an object with either."""
+    """Parse the item with this index: a text, a picture's data URL, or an object with either."""
     if isinstance(item, str) and item:
         return Input("picture" if item[: len(PICTURE)].lower() == PICTURE else "text", item)
     if isinstance(item, dict):

@@ -44,7 +44,7 @@ class ExLlamaV3Worker(TextWorker[Prompt]):
         list(self.generate(trial))
 
     def prompt(self, conversation: Conversation) -> Prompt:
-        """One turn, by the chat template."""
+        """The prompt of one turn, rendered by the chat template."""
         turns = messages.read(self.language, conversation.messages)
         messages.single(turns)
         if self.template is None:
@@ -53,11 +53,11 @@ class ExLlamaV3Worker(TextWorker[Prompt]):
         return Prompt(self.language.encode(rendered), ends_thinking(self.language, rendered))
 
     def continued(self, tokens: list[int], body: Body) -> Prompt:
-        """As it is."""
+        """The prompt is these tokens, unchanged."""
         return Prompt(tokens)
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
-        """Submit it to the runner."""
+        """Submit the run to the runner."""
         sampling = run.request.sampling
         job = Job(
             input_ids=prompt_ids(run.prompt.tokens),

@@ -1,4 +1,4 @@
-"""The one thread that runs the library's generator, which batches all jobs. Between two of its steps jobs come and go.
+"""The one thread that runs the library's generator, which batches all jobs. Jobs start and end between two of its steps.
 
 A `Task` is submitted from any thread and gets its tokens through a queue.
 """
@@ -20,7 +20,7 @@ from runtimes.sdk.errors import WorkerError
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A job, `unwanted` once nobody waits for more of its tokens."""
+    """A job. It is `unwanted` once nobody waits for more of its tokens."""
 
     job: Job
     unwanted: Callable[[], bool]
@@ -100,7 +100,7 @@ class Runner:
 
 
 def _reported(error: Exception) -> WorkerError:
-    """What a client hears; the log has the rest."""
+    """The error for the client. The details go to the log."""
     traceback.print_exception(error)
     if "out of memory" in str(error).lower():
         return WorkerError("The model ran out of memory on this request.", code="out_of_memory", status=503)

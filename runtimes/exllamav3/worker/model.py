@@ -14,7 +14,7 @@ from runtimes.sdk.chat.language import Format, defaults_of, format_of, markers_o
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The worker's options (adapter.py). `use_per_device`: GiB of each GPU; None: as the library divides it."""
+    """The worker's options (adapter.py). `use_per_device`: GiB of each GPU; None: the library divides the model."""
 
     path: str
     context: int
@@ -54,17 +54,17 @@ class Loaded:
         return size
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, special tokens included."""
+        """The text of these tokens, special tokens included."""
         text: str = self.tokenizer.decode(torch.tensor(list(tokens), dtype=torch.long), decode_special_tokens=True)
         return text
 
     def encode(self, text: str) -> list[int]:
-        """A rendered prompt's tokens, special ones among them where it spells them."""
+        """The tokens of a rendered prompt. Special tokens that the text spells out are recognised."""
         tokens: list[int] = self.tokenizer.encode(text, encode_special_tokens=True)[0].tolist()
         return tokens
 
     def encode_prompt(self, text: str) -> list[int]:
-        """A text's tokens, after the first one that the model wants."""
+        """The tokens of a text, after the first token that the model expects."""
         tokens: list[int] = self.tokenizer.encode(text, add_bos=self.adds_bos, encode_special_tokens=True)[0].tolist()
         return tokens
 
@@ -118,5 +118,5 @@ def load(options: Options) -> Loaded:
 
 
 def prompt_ids(tokens: Sequence[int]) -> Any:
-    """Tokens as a job takes them."""
+    """The tokens in the form that a job of the library takes."""
     return torch.tensor([list(tokens)], dtype=torch.long)

@@ -44,7 +44,7 @@ class FasterWhisperConfig(WorkerConfig):
 
     @classmethod
     def source_of(cls, values: Mapping[str, object]) -> Source | None:
-        """The repository of a size."""
+        """The repository with the model of this size."""
         size = values.get("model")
         return whisper_sizes.converted(size) if isinstance(size, str) and size in whisper_sizes.SIZES else None
 
@@ -60,12 +60,12 @@ class FasterWhisperAdapter(WhisperAdapter[FasterWhisperConfig]):
     program = "runtimes.faster_whisper.worker"
 
     def problems(self, config: FasterWhisperConfig) -> Iterator[str]:
-        """A folder without a Whisper model, an unknown language."""
+        """Problems: a folder without a Whisper model, an unknown language."""
         yield from _path_problems(config.path)
         yield from speech_recognition.problems(config.default_language)
 
     def options(self, config: FasterWhisperConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError without a model."""
+        """The worker's own settings. Raises ModelUnusableError without a model."""
         return {
             "path": str(config.path),
             "device": context.device.kind.accelerator,
@@ -77,7 +77,7 @@ class FasterWhisperAdapter(WhisperAdapter[FasterWhisperConfig]):
         }
 
     def launch(self, config: FasterWhisperConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """How to start the worker. Raises RuntimeNotInstalledError or ModelUnusableError."""
         return ctranslate2_models.with_cuda(super().launch(config, context), context, self.name)
 
     def estimate(self, config: FasterWhisperConfig) -> Estimate | None:
@@ -102,7 +102,7 @@ def _path_problems(path: Path) -> Iterator[str]:
 
 
 def _footprint(config: FasterWhisperConfig, model: ModelFile) -> Estimate:
-    """Memory a faster-whisper worker takes: weights + activations of one window of 30 s + the program.
+    """The memory of a faster-whisper worker: weights + activations of one window of 30 s + the program.
 
     - weights: the width of a value depends on `compute_type`; quantised ones keep their scales.
     - encoder: 1500 positions of the widest layer's activations, and the scores of its attention (64 values a head).
@@ -121,7 +121,7 @@ def _footprint(config: FasterWhisperConfig, model: ModelFile) -> Estimate:
 
 
 def _widths(model: ModelFile) -> tuple[int, int]:
-    """Of the residual stream, and of the widest layer."""
+    """The width of the residual stream, and of the widest layer."""
     size = next((shape[0] for name, shape in model.shapes.items() if name == "encoder/conv1/weight"), 0)
     inner = max((shape[0] for name, shape in model.shapes.items() if "/ffn/linear_0/weight" in name), default=4 * size)
     return size, inner

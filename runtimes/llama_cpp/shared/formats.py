@@ -1,4 +1,4 @@
-"""What llama-cpp-python calls things: its chat formats, and the types of a KV cache."""
+"""Names in llama-cpp-python: chat formats, and the types of a KV cache."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CHAT_FORMATS: Final = MappingProxyType(
         "zephyr": "format_zephyr",
     }
 )
-"""Its functions by the names of formats, in llama_cpp.llama_chat_format."""
+"""Chat format → its function in llama_cpp.llama_chat_format."""
 
 CACHE_TYPES: Final = MappingProxyType(
     {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 )
-"""ggml's numbers of types."""
+"""Cache type → ggml's number of the type."""

@@ -1,6 +1,6 @@
 """The worker program for GGUF models on llama-cpp-python: one request at a time, cancelled between two tokens or batches.
 
-The library keeps what it has read: of the next prompt it reads on from where the two differ.
+The library keeps the last prompt. It reads the next prompt only from the first difference on.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SEEDS: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Prompt(TextPrompt):
-    """`reuse`: may what was read for an earlier prompt be used?"""
+    """`reuse`: may the cache of an earlier prompt be used?"""
 
     reuse: bool = True
 
 
 class LlamaCppWorker(TextWorker[Prompt]):
-    """One model, and one request that it works on."""
+    """One model, which works on one request at a time."""
 
     chat_parameters = CHAT
     completion_parameters = COMPLETIONS
@@ -57,7 +57,7 @@ class LlamaCppWorker(TextWorker[Prompt]):
         engine.reset()
 
     def prompt(self, conversation: Conversation) -> Prompt:
-        """By the chosen chat format, else by the file's template."""
+        """The prompt, rendered by the configured chat format, or else by the file's template."""
         turns = messages.read(self.language, conversation.messages)
         reuse = conversation.body.flag("cache_prompt", default=True)
         if self.language.formatter is not None:
@@ -70,11 +70,11 @@ class LlamaCppWorker(TextWorker[Prompt]):
         return Prompt(self.language.encode(rendered), ends_thinking(self.language, rendered), reuse=reuse)
 
     def continued(self, tokens: list[int], body: Body) -> Prompt:
-        """As it is."""
+        """The prompt is these tokens, unchanged."""
         return Prompt(tokens, reuse=body.flag("cache_prompt", default=True))
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
-        """On the thread that reads it."""
+        """Generate on the thread that reads the tokens."""
         return self._tokens(run)
 
     def _tokens(self, run: Run[Prompt]) -> Iterator[Token | Ending]:
@@ -101,7 +101,7 @@ class LlamaCppWorker(TextWorker[Prompt]):
             raise WorkerError(f"llama.cpp can't read this prompt: {error}", code="worker_failed", status=500) from error
 
     def _described(self, token: int, sampling: Sampling) -> Token:
-        """With log probabilities where they are wanted: the scores are those that it was chosen by, until the next is read."""
+        """The token, with log probabilities if requested. Call it before the next token is read, which changes the scores."""
         if sampling.logprobs is None:
             return Token(token)
         engine = self.language.engine

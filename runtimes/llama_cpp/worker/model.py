@@ -35,12 +35,12 @@ class Options:
 
 
 class Engine(Llama):  # type: ignore[misc]  # the library has no types here
-    """The library's model. Between two batches of a prompt it calls `check`, which raises where nobody waits any more."""
+    """The library's model. It calls `check` between two batches of a prompt; `check` raises if nobody waits any more."""
 
     check: Callable[[], None] = staticmethod(lambda: None)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Read tokens."""
+        """Compute the cache and scores of these tokens, batch by batch."""
         for begin in range(0, len(tokens), self.n_batch):
             self.check()
             super().eval(tokens[begin : begin + self.n_batch])
@@ -48,7 +48,7 @@ class Engine(Llama):  # type: ignore[misc]  # the library has no types here
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loaded model: a `Language`. `formatter`: the chat format that was chosen instead of the file's template."""
+    """A loaded model: a `Language`. `formatter`: a configured chat format, which replaces the file's template."""
 
     engine: Engine
     template: str
@@ -68,11 +68,11 @@ class Loaded:
         return size
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, special tokens included."""
+        """The text of these tokens, special tokens included."""
         return b"".join(piece(self.engine, token) for token in tokens).decode("utf-8", errors="replace")
 
     def encode(self, text: str) -> list[int]:
-        """A rendered prompt's tokens. The first one is added where the model wants it and the template doesn't write it."""
+        """The tokens of a rendered prompt. Adds the model's first token, unless the template wrote it."""
         begins = bool(self.special["bos_token"]) and text.startswith(self.special["bos_token"])
         tokens: list[int] = self.engine.tokenize(text.encode(), add_bos=not begins, special=True)
         return tokens

@@ -1,4 +1,4 @@
-"""What the worker does with each parameter, where it differs from other workers for language models."""
+"""The parameters that this worker treats differently from the other language model workers."""
 
 from __future__ import annotations
 

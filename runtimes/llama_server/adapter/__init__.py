@@ -1,8 +1,9 @@
 """GGUF models on llama.cpp's own HTTP server: a `llama-server` binary, or the one inside the `xllamacpp` wheel.
 
-Which program: the configured `binary`, else the one in the runtime's own environment that is for a GPU (a build of llama.cpp's
-releases, or compiled there), else `llama-server` on PATH, else the embedded server in that environment. With `build`, that build. Both kinds get the same settings (config.py). The worker's key is in LLAMA_API_KEY. llama.cpp's automatic fitting to free memory is
-off: the worker must take exactly the memory that the supervisor has reserved for it.
+The program is the configured `binary`; else the GPU program in the runtime's own environment (a release of llama.cpp, or
+compiled there); else `llama-server` on PATH; else the embedded server in that environment. A configured `build` names the
+release. Binary and embedded server get the same settings (config.py). The worker's key is in LLAMA_API_KEY. llama.cpp's
+automatic fitting to free memory is off: the worker must take exactly the memory that the supervisor has reserved for it.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     )
 
     def check(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Files that are missing or not GGUF, contradicting keys, options that llmux sets."""
+        """Problems: files that are missing or not GGUF, contradicting keys, options that only llmux sets."""
         return (
             *_file_problems(config),
             *_key_problems(config),
@@ -185,7 +186,10 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         )
 
     def launch(self, config: LlamaServerConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
+        """How to start the worker.
+
+        Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing configured program or model.
+        """
         config = size.complete(config)
         on_gpu = context.device.kind.accelerates and config.n_gpu_layers != 0
         values: dict[str, JsonValue] = {
@@ -227,7 +231,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         )
 
     def kinds(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> frozenset[str] | None:
-        """Nobody knows what a program computes on that llmux didn't install."""
+        """Known only for a program that llmux installed, from the record in its environment."""
         environment = (runtimes_dir / _place(config)).resolve()
         if config.n_gpu_layers == 0:
             return frozenset()
@@ -241,7 +245,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         return None if made is None else MADE_FOR[made.device or "cpu"]
 
     def hint(self, line: str, argv: Sequence[str]) -> str:
-        """A model that is newer than the program."""
+        """The hint for a model that is newer than the program."""
         if "unknown model architecture" not in line:
             return ""
         made = installed.program(Path(argv[0]).parents[1])
@@ -253,7 +257,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         )
 
     def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """One kind of drafts of 1 to 6 tokens: an override has a narrower range than the file."""
+        """Adds the keys of speculative decoding, with a narrower range than in the file: one kind, 1 to 6 tokens."""
         return {
             **super().overridable(config),
             "spec_draft_n_max": {"type": "integer", "minimum": 1, "maximum": 6},
@@ -261,12 +265,12 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         }
 
     def context_settings(self, config: LlamaServerConfig, tokens: int) -> Mapping[str, JsonValue]:
-        """The context of all slots together, unless they share it."""
+        """The key for the context: this many tokens if the slots share a context, else this many for each slot."""
         config = size.complete(config)
         return {"n_ctx": tokens * (1 if config.kv_unified else config.parallel or SLOTS)}
 
     def endpoints(self, config: LlamaServerConfig) -> frozenset[Endpoint]:
-        """What llama.cpp serves in this mode, except its model management and what changes the worker for all clients."""
+        """llama.cpp's endpoints in this mode, except model management and changes of the worker for all clients."""
         kind = serves(config)
         if kind == "embeddings":
             return _ALWAYS | _EMBEDDINGS
@@ -282,39 +286,39 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             return None
 
     def target_inflight(self, config: LlamaServerConfig) -> int:
-        """One request per slot."""
+        """The number of slots: each serves one request."""
         return config.target_inflight if config.target_inflight is not None else size.complete(config).parallel or SLOTS
 
     def shared_context(self, config: LlamaServerConfig) -> int:
-        """What all slots have. A text that is only read holds its part no longer than that takes."""
+        """The context that all slots of a text model share; 0 for other models, which need it only while they read a text."""
         config = size.complete(config)
         is_shared = config.kv_unified and config.parallel != 1 and serves(config) == "text"
         return config.n_ctx or 0 if is_shared else 0
 
     def sized(self, config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConfig, Sizing | None]:
-        """Context, slots and batches by the file's metadata."""
+        """Chooses context, slots and batches by the file's metadata."""
         return size.sized(config, room)
 
     def prompt_cache(self, config: LlamaServerConfig) -> PromptCache:
-        """Of text: in the slots, and in `cache_ram_mib`, which no request of ours can erase."""
+        """For text models: the cache in the slots, and the one of `cache_ram_mib`, which no request can erase."""
         if serves(config) != "text":
             return NO_CACHE
         slots = None if config.cache_ram_mib else "/slots"
         return PromptCache(is_kept=True, paths=_CACHED, reuse_field="cache_prompt", slots_path=slots)
 
     def thinking(self, config: LlamaServerConfig) -> Thinking | None:
-        """By a chat template argument, for models that generate text."""
+        """By an argument of the chat template, for models that generate text."""
         return CHAT_TEMPLATE if serves(config) == "text" else None
 
     def chat_template(self, config: LlamaServerConfig) -> str | None:
-        """As configured, else the file's."""
+        """The configured chat template, else the one in the file."""
         try:
             return _chat_template(config) or ""
         except ModelUnusableError:
             return None
 
     def answers_as(self, config: LlamaServerConfig, model: str) -> str:
-        """Its alias, which it writes into most answers, whatever it was asked for."""
+        """The worker's alias: most answers have it as their model name, whatever the request says."""
         return config.alias or model
 
     def inputs(self, config: LlamaServerConfig) -> frozenset[Modality]:
@@ -354,11 +358,11 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         )
 
     def weights(self, config: LlamaServerConfig) -> tuple[Path, ...]:
-        """All parts of all of its models."""
+        """All files of the model, its projector and its draft model."""
         return tuple(part for path in _models(config) for part in gguf_meta.parts(path))
 
     def memory_definition(self, config: LlamaServerConfig) -> str:
-        """The configuration and the sizes of the files, since a replaced file takes other memory."""
+        """The configuration and the sizes of the files, because a replaced file needs different memory."""
         sizes = [part.stat().st_size for part in self.weights(config) if part.is_file()]
         return f"{super().memory_definition(config)} {sizes}"
 
@@ -371,9 +375,10 @@ def _place(config: LlamaServerConfig) -> str:
 def _devices(
     config: LlamaServerConfig, context: LaunchContext, made: installed.Program, *, on_gpu: bool
 ) -> tuple[str, ...]:
-    """The devices by their names in this program: where a library is missing, it then fails instead of using the processor.
+    """The names of the devices in this program. With explicit names it fails if a library is missing, instead of falling back to
+    the processor.
 
-    Of CUDA and ROCm it sees its own alone, and numbers them from 0. Vulkan shows all, in an order of its own.
+    With CUDA and ROCm the program sees only its own devices, numbered from 0. Vulkan shows all, in an order of its own.
     """
     if made.device in (None, "cpu") or config.says_where():
         return ()
@@ -444,7 +449,7 @@ def _pooling(config: LlamaServerConfig) -> str | None:
 
 
 def _chat_template(config: LlamaServerConfig) -> str | None:
-    """The model's chat template; None without one. Raises ModelUnusableError."""
+    """The model's chat template, configured or from the file; None: there is none. Raises ModelUnusableError."""
     if config.chat_template is not None:
         return config.chat_template
     if config.chat_template_file is not None and config.chat_template_file.is_file():

@@ -1,4 +1,4 @@
-"""How llama.cpp is compiled for each kind of GPU, on the machine that it is for: as a server, or as a library for Python."""
+"""How to compile llama.cpp for each kind of GPU, on the machine that will run it: as a server, or as a library for Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEFT_OUT: Final = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
 
 
 def gpu_builds(module: str, program: str | None = None, *, options: str = "") -> Mapping[str, Build]:
-    """By device: how a package that holds llama.cpp is compiled. `options` are CMake's beside those of the device."""
+    """Device → how to compile a package that contains llama.cpp. `options`: CMake options, beside those of the device."""
     return {
         device: Build(
             module, program, " ".join(filter(None, (option, _LEFT_OUT, options))), {**needs, **_COMPILERS}, toolkit

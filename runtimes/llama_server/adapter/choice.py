@@ -1,4 +1,4 @@
-"""Which of llama.cpp's own builds computes on this machine's GPU: by what the machine has, never by a vendor's tool.
+"""Chooses the release build of llama.cpp for this machine's GPU, from facts of the machine, never with a vendor's tool.
 
 | Machine | Build |
 | --- | --- |
@@ -7,9 +7,9 @@
 | other NVIDIA, AMD, Intel, where Vulkan has its loader and a driver | vulkan |
 | none of these | none: the processor's |
 
-A program that was compiled for a newer CUDA than the driver's may start, list the card, and die at its first kernel: so 13.0 is
-not enough for 13.4. On NVIDIA's cards Vulkan reads prompts at about half of CUDA's speed, so it comes last. ROCm's build is taken
-only where somebody asks for it: it wants ROCm's libraries, and which of the two is faster differs from chip to chip.
+A program compiled for a newer CUDA than the driver's may start, list the card, and die at its first kernel: so 13.0 is not
+enough for 13.4. On NVIDIA cards Vulkan reads prompts at about half of CUDA's speed, so it comes last. ROCm's build is used
+only on request: it needs ROCm's libraries, and whether it is faster than Vulkan differs from chip to chip.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ CUDA_BUILDS: Final[dict[str, tuple[Version, Version]]] = {
     "cuda-13.4": ((13, 4), (7, 5)),
     "cuda-12.8": ((12, 8), (5, 0)),
 }
-"""By kind, the best first: the CUDA that the driver has to run, and the least compute capability of its kernels."""
+"""Kind → the CUDA version that the driver must run, and the lowest compute capability of the kernels. Best first."""
 
 X86: Final = frozenset({"x86_64", "amd64"})
 ARM: Final = frozenset({"aarch64", "arm64"})
 GLIBC: Final = {"x86_64": (2, 34), "aarch64": (2, 38)}
-"""The oldest that the builds run on."""
+"""Processor → the oldest glibc that the builds run on."""
 
 
 def choose(machine: Machine) -> Choice:
-    """What to install for the GPU of this machine."""
+    """The build to install for the GPU of this machine."""
     if not machine.gpus:
         return Choice(())
     if all(gpu.unusable for gpu in machine.gpus):
@@ -69,7 +69,7 @@ def _cuda(machine: Machine) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _wanted(machine: Machine) -> str:
-    """What would give CUDA."""
+    """A sentence about the missing requirements of the CUDA builds."""
     if machine.processor not in X86 or machine.cuda is None:
         return "See the sentence before."
     known = [gpu.capability for gpu in machine.of("nvidia") if gpu.capability is not None]
@@ -96,7 +96,7 @@ def _vulkan_lacks(machine: Machine) -> Iterator[str]:
 
 
 def _least_glibc(machine: Machine) -> Version | None:
-    """What is missing; None: it is new enough."""
+    """The glibc that the builds need; None: this machine's is new enough."""
     least = GLIBC["aarch64" if machine.processor in ARM else "x86_64"]
     if machine.processor not in X86 | ARM or machine.glibc is None or machine.glibc < least:
         return least
@@ -118,5 +118,5 @@ def archive(build: str, kind: str, processor: str) -> tuple[str, str | None]:
 
 
 def device(kind: str) -> str:
-    """What a kind computes on."""
+    """The device that a kind of build computes on."""
     return kind.partition("-")[0]

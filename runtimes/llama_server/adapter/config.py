@@ -1,8 +1,8 @@
 """The configuration keys of a llama_server model, and the option of each key.
 
 `settings()` derives one dictionary from the configuration. The binary gets it as command line options (`FLAGS`), the embedded
-server as one JSON object for worker/launcher.py. So both understand the same keys. Of `extra_args`, the embedded one understands
-those options that once were keys; all others need the binary.
+server as one JSON object for worker/launcher.py. So both understand the same keys. In `extra_args`, the embedded server
+understands options that used to be keys; all other options need the binary.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from runtimes.adapters.options import Options, keys_of, of_keys
 from runtimes.model_config import DividedConfig, ModelConfig
 
 SLOTS = 4
-"""Requests generated at once, where nothing else is said."""
+"""The default number of requests that a worker generates at once."""
 
 ALL_LAYERS = 999
-"""More layers than any model has: older programs don't know `all`, every one takes a large number."""
+"""More layers than any model has. Older programs don't know `all`, but all programs take a large number."""
 
 
 def _switch(value: object) -> object:
@@ -61,11 +61,11 @@ class LlamaServerConfig(DividedConfig):
 
     @classmethod
     def options(cls) -> Mapping[str, str]:
-        """Every spelling of an option that has a key of its own."""
+        """Every spelling of an option that has a configuration key."""
         return {option: key for option, key in KEY_OF_OPTION.items() if key not in cls.former_keys}
 
     def says_where(self) -> bool:
-        """By options of llama.cpp that have no key."""
+        """Do llama.cpp's options without a key divide the model among GPUs?"""
         return any(word.partition("=")[0] in _PLACING for word in self.extra_args)
 
     path: FilePath = Field(description="The GGUF file; of a split model its first part.")
@@ -212,14 +212,14 @@ _OWN_OPTIONS = """
 --media-path
 """
 OWN_OPTIONS = frozenset(_OWN_OPTIONS.split())
-"""Options that decide who reaches the worker, what it loads, or what files a request can read: llmux's alone."""
+"""Options that only llmux sets: they control access to the worker, its models, or the files that a request can read."""
 
 KEY_OF_OPTION = MappingProxyType(keys_of(FLAGS) | _OTHER_SPELLINGS)
 """Every spelling of an option that has a key of its own, or had one."""
 
 
 def serves(config: LlamaServerConfig) -> Literal["text", "embeddings", "rerank"]:
-    """What kind of answers the worker gives; llama.cpp does one of them per process."""
+    """The kind of the worker's answers. A process of llama.cpp serves one kind only."""
     if config.rerank:
         return "rerank"
     embeddings = config.type == "embedding" if config.embeddings is None else config.embeddings
@@ -232,9 +232,9 @@ def layers(value: int | str) -> int:
 
 
 def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) -> dict[str, JsonValue]:
-    """The settings that differ from the program's defaults, or whose default llmux must be sure of.
+    """Settings that differ from the program's defaults, or whose value must be certain.
 
-    `pooling` is the effective one. Listening address and model name are the launch's, and not in here.
+    `pooling` is the effective value. Listening address and model name are not included: the launch adds them.
     """
     kind = serves(config)
     draft_layers = layers("all" if config.spec_draft_ngl is None else config.spec_draft_ngl)
@@ -257,7 +257,7 @@ def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) ->
 
 
 def embedded(words: Sequence[str]) -> tuple[dict[str, JsonValue], list[str]]:
-    """The settings of `extra_args` that the embedded server can be given, and the words that it can't."""
+    """The settings in `extra_args` that the embedded server supports, and the words that it doesn't support."""
     values: dict[str, JsonValue] = {}
     others: list[str] = []
     rest = list(words)

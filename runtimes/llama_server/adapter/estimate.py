@@ -1,4 +1,4 @@
-"""Memory a llama.cpp server takes, computed from GGUF metadata: weights + KV cache + compute buffers + the program.
+"""The memory of a llama.cpp server, computed from GGUF metadata: weights + KV cache + compute buffers + the program.
 
 The terms follow llama.cpp (llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-hparams.cpp, graph_reserve):
 
@@ -8,7 +8,7 @@ The terms follow llama.cpp (llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-h
   each slot instead; latent attention (MLA) keeps no values.
 - compute buffer: activations of one physical batch, its attention mask, without flash attention its scores too.
 
-tests/e2e/runtimes compares the sum with what real workers take.
+tests/e2e/runtimes compares the sum with the memory of real workers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ WINDOW_PERIOD: Final = {
 
 
 def footprint(config: LlamaServerConfig) -> Estimate:
-    """What a worker of this configuration takes. Raises ModelUnusableError where a file can't be read."""
+    """The footprint of a worker with this configuration. Raises ModelUnusableError if a file can't be read."""
     main = gguf_meta.read(config.path)
     parts = _model_parts(config, "model", main, layers(config.n_gpu_layers))
     if config.draft_model is not None:

@@ -114,7 +114,7 @@ def chat_template(path: Path) -> str | None:
 
 
 def cut_short(path: Path) -> str | None:
-    """What to say of a file that ends before its last tensor does, as one does that is half copied; None: it is whole.
+    """A message about a file that ends before its last tensor, such as a half copied one; None: the file is complete.
 
     Looks at a file once, for up to 0.2 s. Raises ModelUnusableError as `read` does.
     """
@@ -131,7 +131,7 @@ def _least_size(path: Path, _size: int, _changed: int) -> int:
 
 
 def _end(reader: _Reader) -> int:
-    """Where in the file the last tensor ends."""
+    """The offset in the file at which the last tensor ends."""
     alignment = _ALIGNMENT
     for key, kind in reader.entries():
         if key == "general.alignment" and kind == _UINT32:
@@ -150,14 +150,14 @@ def _chat_template(reader: _Reader) -> str | None:
 
 
 class _CutShortError(ValueError):
-    """The header goes on after what was read of it."""
+    """The header is longer than the part that was read."""
 
     def __init__(self) -> None:
         super().__init__("it is cut short")
 
 
 def _looked(path: Path, look: Callable[[_Reader], T]) -> T:
-    """What `look` finds in the beginning of the file: as much of it as it needs.
+    """The result of `look` on the beginning of the file. Reads more of the file until `look` has enough.
 
     Raises ModelUnusableError for whatever goes wrong while the file is read.
     """
@@ -222,7 +222,7 @@ class _Reader:
             yield self.string(), int(self._unpack("I"))
 
     def last_tensor(self, alignment: int) -> int:
-        """Where the last tensor ends, behind the table of tensors at which the cursor stands; 0 without any."""
+        """The offset in the file at which the last tensor ends; 0 without tensors. The cursor must be at the tensor table."""
         if self._tensors > _MOST_ITEMS:
             raise ValueError(f"{self._tensors} tensors can't be right")
         last = 0
@@ -234,14 +234,14 @@ class _Reader:
         return -(-self._at // alignment) * alignment + last if last else 0
 
     def array(self) -> tuple[int, int]:
-        """The type and the number of a list's items, which follow."""
+        """The type and number of a list's items. The items follow in the header."""
         item, count = int(self._unpack("I")), int(self._unpack("Q"))
         if count > len(self._data):
             raise _CutShortError
         return item, count
 
     def value(self, kind: int) -> Value:
-        """A value of this type; of a long list nothing."""
+        """Read a value of this type; a long list is skipped."""
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:

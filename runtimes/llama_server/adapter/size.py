@@ -1,4 +1,4 @@
-"""What a configuration leaves open of context, slots and batch: chosen by the model's file and the device (runtimes/sizing.py).
+"""Chooses context, slots and batch where the configuration leaves them open, by model file and device (runtimes/sizing.py).
 
 All slots share one context (`kv_unified`), so one of them may use all of it; there is a slot for each `SLOT` tokens, so that
 a chat program's first request, with its tools, finds room beside others. With `kv_unified: false` each slot has enough.
@@ -29,7 +29,7 @@ def sized(config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConf
 
 
 def _sized(config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConfig, Sizing]:
-    """Raises ModelUnusableError."""
+    """See `sized`. Raises ModelUnusableError."""
     metadata = gguf_meta.read(config.path)
     in_one_piece = _in_one_piece(config, metadata)
     trained = metadata.number("context_length")
@@ -50,13 +50,13 @@ def _sized(config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerCon
 
 
 def complete(config: LlamaServerConfig) -> LlamaServerConfig:
-    """With nothing left open; what is open is chosen as for an unknown device."""
+    """The configuration without open values: these are chosen as for an unknown device."""
     open_keys = {"n_ctx", "parallel", *(["ubatch_size"] if serves(config) != "text" else [])}
     return sized(config, None)[0] if any(getattr(config, key) is None for key in open_keys) else config
 
 
 def _in_one_piece(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> bool:
-    """Whether llama.cpp can't read a text part by part: it does for text, and for embeddings that are the last token's."""
+    """Must llama.cpp read a text in one piece? It reads part by part only for generation and for last-token embeddings."""
     if serves(config) != "embeddings":
         return serves(config) == "rerank"
     if config.pooling is not None:

@@ -1,4 +1,4 @@
-"""A client's audio file → samples as speech models take them: 16 kHz, mono, float32.
+"""Decodes a client's audio file to samples for speech models: 16 kHz, mono, float32.
 
 PyAV includes FFmpeg, so no program is needed. FFmpeg chooses the demuxer by the file's content; those that open other files
 or URLs (playlists) are disabled, or a client could read files of this machine. Of a damaged file, whatever can be decoded

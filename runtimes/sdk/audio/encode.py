@@ -69,7 +69,7 @@ class Encoder:
             self._stream.bit_rate = self._format.bit_rate
 
     def feed(self, samples: Samples) -> bytes:
-        """Encode these samples; the bytes that are ready, perhaps none."""
+        """Encode these samples. Returns the bytes that are ready, perhaps none."""
         whole = (np.clip(samples, -1, 1) * 32767).astype("<i2")
         if self._format.codec is None:
             return bytes(whole.tobytes())
@@ -80,7 +80,7 @@ class Encoder:
         return self._sink.take()
 
     def end(self) -> bytes:
-        """The rest of the file."""
+        """Finish the file. Returns its remaining bytes."""
         if self._format.codec is None:
             return b""
         self._file.mux(self._stream.encode(None))
@@ -106,7 +106,7 @@ class Tempo:
         self._graph = graph
 
     def feed(self, samples: Samples) -> Samples:
-        """Convert these samples; those that are ready."""
+        """Convert these samples. Returns the samples that are ready."""
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples, "<f4")[None], format="flt", layout="mono")
         frame.sample_rate, frame.pts = self._rate, self._read
         self._read += len(samples)
@@ -114,7 +114,7 @@ class Tempo:
         return self._out()
 
     def end(self) -> Samples:
-        """The rest."""
+        """Finish. Returns the remaining samples."""
         self._graph.push(None)
         return self._out()
 

@@ -1,4 +1,4 @@
-"""What the workers do with each parameter of OpenAI's transcriptions and translations."""
+"""How the workers treat each parameter of OpenAI's transcriptions and translations: used, ignored or refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMETERS: Final[Table] = MappingProxyType(
         "known_speaker_references": refused("speakers are not told apart.", []),
     }
 )
-"""For models that support all of them."""
+"""The table for models that support every parameter."""
 
 COHERE: Final[Table] = MappingProxyType(
     {
@@ -32,4 +32,4 @@ COHERE: Final[Table] = MappingProxyType(
         "timestamp_granularities": refused("this model tells times of segments only.", ["segment"]),
     }
 )
-"""For CohereAsr."""
+"""The table for CohereAsr."""

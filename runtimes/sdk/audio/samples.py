@@ -1,4 +1,4 @@
-"""Audio as speech models take it: 16 kHz, mono, float32 within [-1, 1]."""
+"""Samples for speech models: 16 kHz, mono, float32 within [-1, 1]."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ QUIET: Final = 10 ** (-70 / 20)
 
 
 def is_silent(samples: Samples) -> bool:
-    """Whether there is nothing to hear: models trained on speech make up words for silence."""
+    """Are all samples silent? Models trained on speech make up words for silence."""
     return samples.size == 0 or float(max(samples.max(), -samples.min())) < QUIET

@@ -47,9 +47,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What one transcription was: the sound's length, the time that decoding and the model took, what language it is in.
+    """Figures of one transcription: the length of the audio, the time for decoding and for the model, the language.
 
-    `probability` is that of a language that was detected; None where the client or the configuration named it.
+    `probability` belongs to a detected language; None if the client or the configuration named the language.
     """
 
     audio_s: float
@@ -58,7 +58,7 @@ class Metrics:
     probability: float | None = None
 
     def fields(self) -> dict[str, object]:
-        """Their names and values. A real-time factor below 1 is faster than the sound."""
+        """The figures by name. A real-time factor below 1 is faster than the audio."""
         factor = self.processing_s / self.audio_s if self.audio_s else None
         return {
             "audio_s": round(self.audio_s, 3),
@@ -69,7 +69,7 @@ class Metrics:
         }
 
     def headers(self) -> dict[str, str]:
-        """The same for a response in any format, without what isn't known."""
+        """The known figures as headers, for a response in any format."""
         return {f"x-{name.replace('_', '-')}": str(value) for name, value in self.fields().items() if value is not None}
 
 
@@ -91,16 +91,16 @@ class Transcript:
 
     @property
     def usage(self) -> dict[str, object]:
-        """As OpenAI reports usage that is billed by duration."""
+        """The usage in OpenAI's form for models billed by duration."""
         return {"type": "duration", "seconds": math.ceil(self.duration_s)}
 
     @property
     def metrics(self) -> Metrics:
-        """Of this transcription."""
+        """The figures of this transcription."""
         return Metrics(self.duration_s, self.processing_s, self.language, self.probability)
 
     def response(self, kind: Format, granularities: Sequence[str]) -> Response:
-        """The response. `granularities` (segment, word) say what verbose JSON includes."""
+        """The response in this format. `granularities` (segment, word) select the parts of verbose JSON."""
         response = self._response(kind, granularities)
         response.headers.update(self.metrics.headers())
         return response

@@ -22,7 +22,7 @@ class Window:
 
     @property
     def end_s(self) -> float:
-        """Where it ends."""
+        """The end of the window, in seconds."""
         return self.start_s + len(self.samples) / RATE
 
 

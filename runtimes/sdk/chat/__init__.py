@@ -1,4 +1,4 @@
-"""What every worker for language models shares: from a request's JSON to a prompt, and from tokens back to OpenAI's JSON.
+"""Shared by all workers for language models: from a request's JSON to a prompt, and from tokens back to OpenAI's JSON.
 
 `worker` has the endpoints. A request passes through `request` (its parameters), `tools`, `schema` and `messages` (its
 conversation); the runtime's own worker renders the prompt and generates tokens; `response_builder` with `detokenize` and

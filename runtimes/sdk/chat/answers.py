@@ -32,7 +32,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def chunks(self, pieces: Iterable[list[Piece]]) -> Iterator[Json]:
-        """As a stream. The first comes with the first token."""
+        """The answer as a stream. The first chunk comes with the first token."""
         begun = False
         for brought in pieces:
             if not begun and self.kind == "chat":
@@ -47,7 +47,7 @@ class Answer:
             yield {**self._head(chunk=True), "choices": [], "usage": usage(self.prompt, self.builder.outcome)}
 
     def whole(self, pieces: Iterable[list[Piece]]) -> Json:
-        """As one object."""
+        """The answer as one object."""
         everything = [piece for brought in pieces for piece in brought]
         said = "".join(piece.text for piece in everything if isinstance(piece, Text))
         choice: Json = {"index": 0, "finish_reason": self.builder.outcome.finish, "logprobs": self._taken(None)}
@@ -66,7 +66,7 @@ class Answer:
         return {**self._head(chunk=False), "choices": [choice], "usage": usage(self.prompt, self.builder.outcome)}
 
     def _stop(self) -> Json:
-        """The stop string that ended it, as vLLM tells it."""
+        """The field for the stop string that ended the answer, as in vLLM."""
         stop = self.builder.outcome.stop
         return {} if stop is None else {"stop_reason": stop}
 
@@ -85,7 +85,7 @@ class Answer:
         return {**self._head(chunk=True), "choices": [choice]}
 
     def _taken(self, piece: Piece | None) -> Json | None:
-        """The log probabilities due with this piece; without a piece, at the end."""
+        """The log probabilities to send with this piece; without a piece, those left at the end."""
         if not self.logprobs or not (piece is None or isinstance(piece, Text)):
             return None
         tokens, self.builder.logprobs = self.builder.logprobs, []
@@ -97,7 +97,7 @@ class Answer:
 
 
 def usage(prompt: int, outcome: Outcome) -> Json:
-    """Tokens of prompt and answer, how many of these were reasoning, and how many of the prompt's were there already, if told."""
+    """Token counts of prompt and answer, of reasoning, and of the prompt's reused tokens, if the runtime reports them."""
     reused = outcome.reused_tokens
     return {
         **({} if reused is None else {"prompt_tokens_details": {"cached_tokens": reused}}),
@@ -151,7 +151,7 @@ def _described(language: Language, token: Token) -> Json:
 
 
 def _columns(language: Language, tokens: Sequence[tuple[int, Token]]) -> Json:
-    """The form of completions. Offsets are positions in the answer's text, across all chunks of a stream."""
+    """Log probabilities in the form of completions. Offsets are positions in the whole answer, across all chunks of a stream."""
     return {
         "tokens": [language.decode([token.id]) for _, token in tokens],
         "token_logprobs": [max(token.logprob, -9999.0) for _, token in tokens],

@@ -1,4 +1,4 @@
-"""Tokens to text as they come. A character split across tokens waits for its last token."""
+"""Turns tokens into text, one by one. A character split across tokens waits for its last token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Detokenizer:
         self._text = ""  # their text
 
     def feed(self, token: int) -> str:
-        """The text that this token completes."""
+        """Add a token. Returns the text that it completes."""
         self._ids.append(token)
         text = self._decode(self._ids)
         if text.endswith(BROKEN) and len(self._ids) - self._known < PATIENCE:
@@ -31,7 +31,7 @@ class Detokenizer:
         return self._give(text)
 
     def end(self) -> str:
-        """The rest; an incomplete character is U+FFFD."""
+        """The rest of the text; an incomplete character becomes U+FFFD."""
         return self._give(self._decode(self._ids)) if len(self._ids) > self._known else ""
 
     def _give(self, text: str) -> str:

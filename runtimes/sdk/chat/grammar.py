@@ -1,5 +1,5 @@
-"""What a model may generate, as a grammar in llguidance's dialect of Lark: reasoning where the model has it, then an answer
-that follows a schema, or tool calls, in the format of the model's family.
+"""Grammars in llguidance's dialect of Lark, which limit the text that a model may generate: reasoning if the model has it, then
+an answer that follows a schema, or tool calls, in the format of the model's family.
 
 The markers around reasoning and calls are single tokens in most vocabularies; otherwise they are spelt out.
 """
@@ -24,7 +24,7 @@ from runtimes.sdk.chat.tools import Tools
 class _Form:
     """The format of a family. `start` refers to the rule `body`, `answer` to the rule `said`; `rules` are further ones.
 
-    `call` makes the rule of a call, from its name and a function that makes the rule of its arguments. `between` separates
+    `call` builds the rule of a call, from its name and a function that builds the rule of its arguments. `between` separates
     two calls; None: there can be only one.
     """
 
@@ -37,7 +37,7 @@ class _Form:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedSchema:
-    """A schema within a grammar, as JSON; the request parameter it came in, and what it describes."""
+    """A schema within a grammar, as JSON, with its request parameter and a description of its purpose."""
 
     schema: str
     param: str
@@ -46,20 +46,20 @@ class EmbeddedSchema:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The text, and the schemas in it."""
+    """A grammar: its text, and the schemas in the text."""
 
     text: str
     schemas: tuple[EmbeddedSchema, ...]
 
 
 Mark = Callable[[str], int | None]
-"""The special token for a text; None where it is written as ordinary text."""
+"""A function that returns the special token for a text; None: ordinary tokens write the text."""
 
 
 def grammar(
     language: TokenizerLanguage, tokens: list[int], tools: Tools, said: Schema | None, *, thinking: bool, mark: Mark
 ) -> Grammar | None:
-    """The grammar of an answer that must call a tool or follow a schema; None for a free one.
+    """The grammar of an answer that must call a tool or follow a schema; None for a free answer.
 
     `tokens` are the prompt's; `thinking`: it ends within reasoning. A required call wins over a schema. If calls are
     optional, the answer is a call or follows the schema. Raises WorkerError for unsupported schemas.
@@ -82,7 +82,7 @@ def grammar(
 
 
 def _arguments(tools: Tools, name: str, schemas: list[EmbeddedSchema]) -> str:
-    """The rule of a call's arguments; adds their schema to `schemas`. One that isn't strict is enforced as far as possible."""
+    """The rule of a call's arguments. Adds their schema to `schemas`. A non-strict schema is enforced as far as possible."""
     schema, lenient = tools.schemas[name] or json_schema.OBJECT, name not in tools.strict
     if not lenient:
         json_schema.check(schema, "tools")
@@ -105,7 +105,7 @@ def _harmony(mark: Mark) -> _Form:
 
 
 def _tagged(mark: Mark, language: TokenizerLanguage, tokens: list[int], *, thinking: bool) -> _Form:
-    """Also for models without a format, which have neither reasoning nor calls."""
+    """The tagged format. Also for models without a format, which have neither reasoning nor calls."""
     call, called = _mark(mark, CALL), _mark(mark, CALLED)
 
     def as_json(name: str, arguments: Callable[[], str]) -> str:
@@ -132,7 +132,7 @@ def _mark(mark: Mark, text: str) -> str:
 
 
 def _until(mark: Mark, name: str, end: str, *others: str) -> str:
-    """Rules for a text without any of these markers, spelt out or not, followed by the first."""
+    """Rules for a text that contains none of these markers, spelt out or not, followed by the first marker."""
     spelt = [re.escape(text).replace("/", r"\/") for text in (end, *others)]
     if mark(end) is None:
         return f"{name}[lazy]: /(?s:.*){spelt[0]}/"

@@ -1,4 +1,4 @@
-"""What the shared parts of a worker know of a loaded model. Each runtime has its own class for it."""
+"""The facts about a loaded model that the shared parts of a worker need. Each runtime has its own class for them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Final, Literal, Protocol
 from runtimes.sdk.chat.formats.harmony import MARKERS
 
 Format = Literal["tagged", "harmony", "template", "none"]
-"""How a model writes reasoning and tool calls: see `formats`; `template`: as a response template says, which its runtime reads."""
+"""How a model writes reasoning and tool calls: see `formats`. `template`: a response template describes it to the runtime."""
 
 DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""The values of a generation_config.json that are defaults of requests."""
+"""The names of values in generation_config.json that serve as defaults of requests."""
 
 _TAGS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 def format_of(template: str) -> Format:
-    """The format that a chat template shows."""
+    """The format that a chat template uses."""
     if "<|channel|>" in template:
         return "harmony"
     return "tagged" if "<tool_call>" in template or "</think>" in template else "none"
@@ -29,30 +29,30 @@ def markers_of(form: Format) -> frozenset[str]:
 
 
 def defaults_of(generation: Mapping[str, Any], names: Sequence[str] = DEFAULTS) -> dict[str, float]:
-    """Those of a generation_config.json, if it samples: otherwise its numbers are not meant for sampling."""
+    """The defaults in a generation_config.json, if it turns sampling on; otherwise its numbers aren't meant for sampling."""
     if not generation.get("do_sample"):
         return {}
     return {name: value for name in names if (value := generation.get(name)) is not None}
 
 
 class Language(Protocol):
-    """A model's vocabulary, and what its prompts and answers look like."""
+    """A model's vocabulary, and the form of its prompts and answers."""
 
     @property
     def format(self) -> Format:
-        """How it writes reasoning and calls."""
+        """How the model writes reasoning and calls."""
 
     @property
     def knows_tools(self) -> bool:
-        """Whether its chat template shows tools, and its calls can be read."""
+        """Does the chat template render tools, and can the model's calls be parsed?"""
 
     @property
     def takes_images(self) -> bool:
-        """Whether messages may have pictures."""
+        """May messages contain pictures?"""
 
     @property
     def template(self) -> str:
-        """Its chat template; empty if it has none."""
+        """The chat template; empty: there is none."""
 
     @property
     def vocabulary(self) -> int:
@@ -68,10 +68,10 @@ class Language(Protocol):
 
     @property
     def defaults(self) -> Mapping[str, float]:
-        """The model's own values of temperature, top_p, top_k, min_p and repetition_penalty, where it has any."""
+        """The model's own values of temperature, top_p, top_k, min_p and repetition_penalty, if it has any."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, special tokens included."""
+        """The text of these tokens, special tokens included."""
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The tokens of a text to continue, with those that the model wants at its beginning."""
+        """The tokens of a text to continue, with the tokens that the model expects at the beginning."""

@@ -1,4 +1,4 @@
-"""A request's messages, validated and brought into the form that chat templates expect."""
+"""Validates a request's messages, and converts them to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ EFFORT: Final = re.compile(r"\A\s*Reasoning: *(low|medium|high) *(?:\n+|\Z)")
 
 Message = dict[str, Any]
 TakePicture = Callable[[object], None]
-"""Gets the URL of each picture. Raises WorkerError."""
+"""A function that is called with the URL of each picture. Raises WorkerError."""
 
 
 def read(language: Language, messages: object, take: TakePicture | None = None) -> list[Message]:
-    """The turns. `take` is called for each picture, where the model takes them. Raises WorkerError."""
+    """The turns of a conversation. `take` is called for each picture, if the model takes pictures. Raises WorkerError."""
     if not isinstance(messages, list) or not messages:
         raise WorkerError("messages must be a list of messages, and not empty.", param="messages")
     return [_turn(language, message, take) for message in messages]
 
 
 def single(turns: list[Message]) -> str:
-    """The text of the only turn, for a runtime that takes no more; the system may speak before it. Raises WorkerError."""
+    """The text of the only turn, for a runtime with single turns; a system message may precede it. Raises WorkerError."""
     said = [turn for turn in turns if turn["role"] != "system"]
     if len(said) != 1 or said[0]["role"] != "user":
         message = (
@@ -38,7 +38,7 @@ def single(turns: list[Message]) -> str:
 
 
 def take_effort(turns: list[Message], extra: dict[str, object]) -> None:
-    """gpt-oss clients write `Reasoning: high` before the system prompt; the chat template has an argument for it."""
+    """Moves `Reasoning: high`, which gpt-oss clients write before the system prompt, into the chat template's argument."""
     first = turns[0]
     found = EFFORT.match(first["content"]) if first["role"] in {"system", "developer"} else None
     if found is None:
@@ -91,7 +91,7 @@ def _content(language: Language, content: object, take: TakePicture | None) -> s
 
 
 def _call(call: object) -> Message:
-    """A call of an earlier turn. Templates expect its arguments as an object, clients send JSON text."""
+    """A call of an earlier turn, with its arguments as an object for the template. Clients send them as JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise WorkerError("messages: a tool call needs a function with a name.", param="messages")

@@ -1,4 +1,4 @@
-"""What the worker does with each parameter of the language model endpoints."""
+"""How a worker treats each parameter of the language model endpoints: used, ignored or refused."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from runtimes.sdk.pictures import MAX_PIXELS, picture, unusable
 
 
 def taker(images: list[Image.Image]) -> TakePicture:
-    """What adds a request's pictures to `images`, one after the other; all together have at most MAX_PIXELS."""
+    """A function that adds a request's pictures to `images`. All of them together may have at most MAX_PIXELS."""
 
     def take(url: object) -> None:
         images.append(picture(url, MAX_PIXELS - sum(image.width * image.height for image in images)))

@@ -1,4 +1,4 @@
-"""A request's parameters of generation: sampling, limits, stop strings."""
+"""Parses a request's generation parameters: sampling, limits, stop strings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """`max_tokens` None: what the context leaves. `usage`: report it at the end of a stream."""
+    """`max_tokens` None: as many as fit into the context. `usage`: report token counts at the end of a stream."""
 
     sampling: Sampling
     max_tokens: int | None
@@ -47,7 +47,7 @@ class Generation:
 
 
 def generation(body: Body, language: Language, logprobs: int | None) -> Generation:
-    """Raises WorkerError for wrong fields."""
+    """The generation parameters of a request. Raises WorkerError for wrong fields."""
     options = body.values.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise body.wrong("stream_options", "an object")
@@ -64,7 +64,7 @@ def generation(body: Body, language: Language, logprobs: int | None) -> Generati
 
 
 def chat_logprobs(body: Body) -> int | None:
-    """Chat's `logprobs: true` and `top_logprobs: n`."""
+    """The number of alternatives from `logprobs` and `top_logprobs` of a chat request; None: no log probabilities."""
     top = body.whole("top_logprobs", None, 0, MAX_LOGPROBS)
     if not body.flag("logprobs"):
         if top:
@@ -74,10 +74,10 @@ def chat_logprobs(body: Body) -> int | None:
 
 
 def template_arguments(body: Body, language: Language) -> dict[str, object]:
-    """Arguments for the chat template. Raises WorkerError for those, and for an effort, that it doesn't know.
+    """Arguments for the chat template. Raises WorkerError for unknown arguments, and for an unknown effort.
 
-    `enable_thinking` alone has no effect where there is no such switch: clients and defaults set it for all models alike. A
-    request with both an effort and it says the same in two ways: the template gets what it knows of them.
+    A template without `enable_thinking` ignores that argument: clients and defaults set it for all models alike. A request
+    with both an effort and `enable_thinking` says the same twice: the template gets those that it has.
     """
     arguments = body.values.get("chat_template_kwargs") or {}
     if not isinstance(arguments, dict):
@@ -104,7 +104,10 @@ def template_arguments(body: Body, language: Language) -> dict[str, object]:
 
 
 def room(asked: int | None, prompt: int, context: int, param: str, key: str) -> int:
-    """Tokens that may be generated. `key` sets the context. Raises WorkerError if the prompt leaves no room."""
+    """The number of tokens that may be generated. `key` is the name of the configuration key for the context.
+
+    Raises WorkerError if the prompt leaves no room.
+    """
     if prompt >= context:
         message = (
             f"This model's context is {context} tokens, and the prompt has {prompt}. Shorten it, or raise {key} if the"

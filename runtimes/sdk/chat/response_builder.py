@@ -25,11 +25,11 @@ class Plain:
     answering = True
 
     def feed(self, text: str) -> list[Piece]:
-        """Unchanged."""
+        """The whole text is the answer."""
         return [Text(text)]
 
     def end(self) -> list[Piece]:
-        """Nothing: text is never held back."""
+        """No pieces: `feed` keeps nothing back."""
         return []
 
 
@@ -38,17 +38,17 @@ class Parser(Protocol):
 
     @property
     def thinking(self) -> bool:
-        """Within a thought."""
+        """Is the text within reasoning?"""
 
     @property
     def answering(self) -> bool:
-        """Within the answer, after its first text."""
+        """Is the text within the answer, after its first text?"""
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain now."""
+        """Add text. Returns the pieces that are certain now."""
 
     def end(self) -> list[Piece]:
-        """The rest, when the text has ended."""
+        """The remaining pieces. Call it when the text has ended."""
 
 
 def parser_of(language: Language, tools: Tools, *, thinking: bool) -> Parser:
@@ -72,7 +72,7 @@ class Stops:
         self.hit: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that can be output now."""
+        """Add text. Returns the text that can be output now."""
         if self.hit is not None:
             return ""
         if not self._stops:
@@ -106,9 +106,9 @@ class Outcome:
 
 @dataclass(slots=True)
 class ResponseBuilder:
-    """Builds one response. `outcome` is updated as it goes; `logprobs` are those of the answer's tokens not yet taken.
+    """Builds one response. `outcome` is updated with each token. `logprobs` belong to tokens of the answer not yet output.
 
-    Each of these has its offset in the generated text, in characters.
+    Each entry has its token's offset in the generated text, in characters.
     """
 
     language: Language
@@ -163,7 +163,7 @@ class ResponseBuilder:
 
     @staticmethod
     def _stopped(pieces: Iterable[Piece], stops: Stops) -> Iterator[Piece]:
-        """Cut at a stop string, which counts in the answer only, not in reasoning or calls."""
+        """The pieces up to a stop string. Stop strings count in the answer only, not in reasoning or calls."""
         for piece in pieces:
             if stops.hit is not None:
                 return

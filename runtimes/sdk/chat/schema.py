@@ -62,7 +62,7 @@ def wanted(body: Body) -> Schema | None:
 
 
 def check(schema: Schema, param: str) -> None:
-    """Raises WorkerError for a keyword that there isn't. What it says is looked at when it is made a grammar."""
+    """Raises WorkerError for an unknown keyword. The keywords' values are checked when the schema becomes a grammar."""
     for word in _words(schema):
         if word not in _KNOWN and not word.startswith("x-"):
             near = difflib.get_close_matches(word, _WORDS, 1)
@@ -71,7 +71,7 @@ def check(schema: Schema, param: str) -> None:
 
 
 def annotated(schema: Schema, *, lenient: bool = False) -> str:
-    """The schema as JSON with llguidance's options. `lenient`: ignore what isn't supported. Raises WorkerError."""
+    """The schema as JSON with llguidance's options. `lenient`: ignore unsupported keywords. Raises WorkerError."""
     try:
         return json.dumps({**schema, "x-guidance": {**_OPTIONS, "lenient": lenient}})
     except RecursionError:

@@ -77,7 +77,7 @@ def ends_thinking(language: Language, text: str) -> bool:
 
 
 def no_template() -> WorkerError:
-    """For chats with a model that has none."""
+    """The error for a chat with a model without a chat template."""
     return WorkerError("This model has no chat template; use /v1/completions.", code="unsupported_endpoint")
 
 

@@ -1,6 +1,6 @@
-"""A language as a tokenizer of the transformers library has it, and the prompts that its chat template makes.
+"""A language from a tokenizer of the transformers library, and the prompts that its chat template renders.
 
-The tokenizer is given: nothing is imported from that library here.
+The caller provides the tokenizer: this module imports nothing from that library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORMATS: Final[Mapping[str, Format]] = {"qwen": "tagged", "harmony": "harmony",
 
 @dataclass(frozen=True, slots=True)
 class TokenizerLanguage(abc.ABC):
-    """What is known from a tokenizer. `xml_calls`: the model writes calls as tags rather than JSON."""
+    """A language with the facts of its tokenizer. `xml_calls`: the model writes calls as tags rather than JSON."""
 
     tokenizer: Any
     format: Format
@@ -36,7 +36,7 @@ class TokenizerLanguage(abc.ABC):
     @property
     @abc.abstractmethod
     def takes_images(self) -> bool:
-        """Whether messages may have pictures."""
+        """May messages contain pictures?"""
 
     @property
     @abc.abstractmethod
@@ -46,20 +46,20 @@ class TokenizerLanguage(abc.ABC):
     @property
     @abc.abstractmethod
     def defaults(self) -> Mapping[str, float]:
-        """The model's own values of sampling."""
+        """The model's own sampling defaults."""
 
     @property
     def template(self) -> str:
-        """Its chat template; empty if it has none."""
+        """The chat template; empty: there is none."""
         return _template(self.tokenizer) if self.tokenizer.chat_template is not None else ""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text, special tokens included."""
+        """The text of these tokens, special tokens included."""
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def encode(self, text: str) -> list[int]:
-        """A text's tokens, without added special tokens."""
+        """The tokens of a text, without added special tokens."""
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
@@ -69,7 +69,7 @@ class TokenizerLanguage(abc.ABC):
         return tokens
 
     def one(self, text: str) -> int | None:
-        """The single token of this text; None if it has several."""
+        """The single token of this text; None if the text has several tokens."""
         tokens = self.encode(text)
         return tokens[0] if len(tokens) == 1 else None
 
@@ -86,9 +86,9 @@ class Facts(TypedDict):
 
 
 def facts(tokenizer: Any, ends: Iterable[int | None], *, tool_format: str = "auto") -> Facts:
-    """What a tokenizer with its chat template tells. `ends` are the tokens that end an answer, as the model says.
+    """The facts of a tokenizer and its chat template. `ends`: the model's tokens that end an answer.
 
-    `tool_format`: how it writes calls and thoughts, `qwen`, `harmony` or `none`; `auto`: as its template shows.
+    `tool_format`: how the model writes calls and reasoning, `qwen`, `harmony` or `none`; `auto`: detected from the template.
     """
     template = _template(tokenizer)
     wanted = _FORMATS.get(tool_format, format_of(template))
@@ -115,7 +115,7 @@ def rendered(
 ) -> tuple[str, bool]:
     """The prompt of a conversation as text, and whether it ends within reasoning. `arguments` go to the chat template.
 
-    `take` is called for each picture, as `messages.read` does. Raises WorkerError.
+    `take` is called for each picture: see `messages.read`. Raises WorkerError.
     """
     if language.tokenizer.chat_template is None:
         raise no_template()

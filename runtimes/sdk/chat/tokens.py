@@ -1,4 +1,4 @@
-"""What a runtime generates: tokens, and how they ended."""
+"""The output of a runtime: tokens, and the reason of their end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ending = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token; if requested, its and the alternatives' log probabilities before penalties and temperature."""
+    """One generated token. If requested, with log probabilities of it and of alternatives, before penalties and temperature."""
 
     id: int
     logprob: float = 0.0
@@ -21,23 +21,23 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Reused:
-    """Tokens of the prompt that were computed for an earlier request, told before the first token by runtimes that keep them."""
+    """The number of prompt tokens reused from an earlier request. Runtimes with a prompt cache send it before the first token."""
 
     tokens: int
 
 
 class Results:
-    """Tokens on their way from the thread that runs the model to the one that answers, then how they ended, or an error."""
+    """A queue of tokens from the model's thread to the answering thread. Ends with the reason of the end, or an error."""
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Token | Ending | BaseException] = queue.SimpleQueue()
 
     def put(self, item: Token | Ending | BaseException) -> None:
-        """The next one. Returns at once."""
+        """Add the next item. Returns at once."""
         self._items.put(item)
 
     def __iter__(self) -> Iterator[Token | Ending]:
-        """As they come, to the end; blocks. Raises the error."""
+        """Yields the items as they come, to the end. Blocks. Raises the error."""
         while True:
             item = self._items.get()
             if isinstance(item, BaseException):

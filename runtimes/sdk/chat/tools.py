@@ -16,9 +16,9 @@ NAME: Final = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`offered` go into the prompt. `must`: one of these must be called; empty: the model decides.
+    """`offered`: tools in the prompt. `must`: the model must call one of these tools; empty: the model decides.
 
-    `schemas` of the arguments are by name; `strict` ones are enforced whenever a call is required.
+    `schemas`: tool → the schema of its arguments. `strict`: schemas enforced whenever a call is required.
     """
 
     offered: tuple[Mapping[str, Any], ...] = ()
@@ -29,7 +29,7 @@ class Tools:
 
 
 def wanted(body: Body, language: Language) -> Tools:
-    """Raises WorkerError for invalid tools and unsupported choices."""
+    """The tools of a request. Raises WorkerError for invalid tools and unsupported choices."""
     given = body.values.get("tools") or []
     if not isinstance(given, list):
         raise body.wrong("tools", "a list of tools")

@@ -1,4 +1,4 @@
-"""A worker for language models as OpenAI's clients know one: chats, completions, and the count of a chat's tokens.
+"""The base of workers for language models, with OpenAI's API: chats, completions, and the count of a chat's tokens.
 
 A runtime's worker subclasses `TextWorker`: it loads the model, renders prompts and generates tokens. The pool's threads do
 the rest of each request's work.
@@ -33,14 +33,14 @@ from runtimes.sdk.server import Endpoint, Worker, events, started
 from runtimes.sdk.worker_pool import Cancel
 
 Begun = tuple[Answer, Iterator[list[Piece]]]
-"""An answer, and the pieces it is built from as they are generated."""
+"""An answer that has begun, and an iterator of its pieces as the model generates them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a prompt is rendered from. `arguments` go to the chat template; `schema` is the answer's, None: any text.
+    """The input of a rendered prompt. `arguments` go to the chat template; `schema` limits the answer, None: any text.
 
-    `body` is the whole request.
+    `body` is the body of the whole request.
     """
 
     messages: object
@@ -50,13 +50,13 @@ class Conversation:
     body: Body
 
     def unenforced(self) -> Conversation:
-        """The same prompt, where nothing will be generated."""
+        """The same prompt without constraints, for a request that generates nothing."""
         return dataclasses.replace(self, tools=dataclasses.replace(self.tools, must=()), schema=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`thinking`: it ends within reasoning. `stops`: strings that end an answer to it, beside the request's."""
+    """A rendered prompt. `thinking`: it ends within reasoning. `stops`: stop strings beside those of the request."""
 
     tokens: list[int]
     thinking: bool = False
@@ -78,12 +78,12 @@ class Run(Generic[P]):
 
     @property
     def unwanted(self) -> bool:
-        """Whether nobody waits for more tokens."""
+        """Does nobody wait for more tokens?"""
         return self.cancel.is_set or self.enough.is_set
 
 
 class TextWorker(Worker, Generic[P]):
-    """One language model. `language` and `context`, its tokens for prompt and answer, are there once it is loaded."""
+    """One language model. `language`, and `context` (tokens of prompt and answer together), are set once it is loaded."""
 
     chat_parameters: ClassVar[Table]
     completion_parameters: ClassVar[Table]
@@ -98,18 +98,21 @@ class TextWorker(Worker, Generic[P]):
 
     @abc.abstractmethod
     def continued(self, tokens: list[int], body: Body) -> P:
-        """The prompt that is these tokens, of a text to continue."""
+        """The prompt made of these tokens, for a text to continue."""
 
     @abc.abstractmethod
     def generate(self, run: Run[P]) -> Iterable[Token | Ending | Reused]:
-        """Start to generate. The tokens as they come, then how it ended: nothing more once the run is unwanted. Raises WorkerError."""
+        """Start to generate. Yields tokens as they come, then the reason of the end; stops once the run is unwanted.
+
+        Raises WorkerError.
+        """
 
     def parser(self, conversation: Conversation, prompt: P) -> Parser:
-        """What reads the answer to this prompt."""
+        """The parser for the answer to this prompt."""
         return parser_of(self.language, conversation.tools, thinking=prompt.thinking)
 
     def room(self, asked: int | None, prompt: P, param: str) -> int:
-        """Tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
+        """The number of tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
         return requests.room(asked, len(prompt.tokens), self.context, param, self.context_key)
 
     def routes(self) -> Mapping[str, Endpoint]:
@@ -135,7 +138,7 @@ class TextWorker(Worker, Generic[P]):
         return await self._answered(generation, begin)
 
     async def input_tokens(self, request: Request) -> Response:
-        """How many tokens the prompt of a conversation has; the answer is llama.cpp's."""
+        """The number of tokens in the prompt of a conversation. The answer has llama.cpp's form."""
         body = await Body.of(request)
         parameters.check(self.chat_parameters, body.values)
         conversation = self._conversation(body).unenforced()

@@ -20,7 +20,7 @@ MARKERS = (MESSAGE, "<|channel|>", "<|constrain|>", *ENDS)
 
 
 class HarmonyParser(Reader):
-    """`calls`: functions were offered; otherwise calls count as reasoning, since nobody could execute them."""
+    """`calls`: the request offered functions. Otherwise calls count as reasoning, because nobody could execute them."""
 
     def __init__(self, *, calls: bool) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class HarmonyParser(Reader):
         self.answering = False  # within the answer, after its first text
 
     def read(self) -> Reading[None]:
-        """One message after the other."""
+        """Read message after message."""
         count = 0
         while (header := (yield from self.before(MESSAGE))) is not None:
             channel, recipient = _CHANNEL.search(header), _TO.search(header)

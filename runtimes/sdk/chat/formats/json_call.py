@@ -1,4 +1,4 @@
-"""A call as one JSON object, `{"name": …, "arguments": …}`, whose arguments are streamed."""
+"""Parses a call written as one JSON object, `{"name": …, "arguments": …}`. The arguments are streamed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class CallEndedError(Exception):
-    """The text has ended within a call, or the block before its name."""
+    """The text ended within a call, or its block ended before the name."""
 
 
 class JsonCall:
-    """One call. `raw` is all that was read, which the caller outputs as text if it was no call. `closing` ends the block."""
+    """One call. `raw` is all text read so far: the caller outputs it if it is no call. `closing` ends the block."""
 
     def __init__(self, reader: Reader, index: int, closing: str) -> None:
         self._reader, self._index, self._closing = reader, index, closing
@@ -78,7 +78,7 @@ class JsonCall:
         return key
 
     def _value(self, say: Callable[[str], None] | None) -> Reading[str]:
-        """A value as it is written. Unless it is a string, it is given to `say` as it comes."""
+        """Read a value, and return its raw text. Any value but a string is also passed to `say` while it arrives."""
         value, char, depth, quoted, escaped = "", "", 0, False, False
         while not value or depth or quoted or char not in '"}]':
             char = yield from self._next()
@@ -100,7 +100,7 @@ class JsonCall:
 
 
 def _text(value: str) -> str | None:
-    """What a JSON string says; None for anything else."""
+    """The content of a JSON string; None for any other JSON."""
     try:
         return str(json.loads(value)) if value.startswith('"') else None
     except ValueError:

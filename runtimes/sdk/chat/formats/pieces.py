@@ -42,7 +42,7 @@ Schemas = Mapping[str, Mapping[str, object]]
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same with neighbours of one kind joined, without empty pieces."""
+    """The pieces with neighbours of one kind joined, and without empty pieces."""
     out: list[Piece] = []
     for piece in pieces:
         last = out[-1] if out else None
@@ -58,7 +58,7 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def earliest(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
-    """Position of the first marker, and which it is; the longest of several at one position."""
+    """The position of the first marker, and the marker; at equal positions the longest."""
     found = [(text.find(marker), -len(marker), marker) for marker in markers]
     found = [item for item in found if item[0] >= 0]
     return None if not found else (min(found)[0], min(found)[2])

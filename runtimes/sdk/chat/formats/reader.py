@@ -10,11 +10,11 @@ from runtimes.sdk.chat.formats.pieces import Piece, earliest, partial_marker
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""Reads from the buffer; yields when it needs more text, and again after the end."""
+"""A generator that reads from the buffer. It yields when it needs more text, and again after the end."""
 
 
 class Reader(abc.ABC):
-    """`buffer` is the text not read yet, `ended` says that no more comes, `out` takes what is certain."""
+    """The base of parsers. `buffer`: text not read yet. `ended`: no more text will come. `out`: the finished pieces."""
 
     def __init__(self) -> None:
         self.buffer = ""
@@ -24,22 +24,22 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> Reading[None]:
-        """The format."""
+        """The parser itself, as a generator."""
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain now."""
+        """Add text. Returns the pieces that are certain now."""
         self.buffer += text
         next(self._reading, None)
         out, self.out = self.out, []
         return out
 
     def end(self) -> list[Piece]:
-        """The rest, when the text has ended."""
+        """The remaining pieces. Call it when the text has ended."""
         self.ended = True
         return self.feed("")
 
     def until(self, markers: tuple[str, ...], say: Callable[[str], object]) -> Reading[str]:
-        """Read up to a marker and give all text before it to `say` as it comes. The marker; empty at the end."""
+        """Read up to a marker, and pass all text before it to `say` while it arrives. Returns the marker; empty at the end."""
         while True:
             found = earliest(self.buffer, markers)
             keep = 0 if self.ended else partial_marker(self.buffer, markers)
@@ -55,7 +55,7 @@ class Reader(abc.ABC):
             yield
 
     def before(self, marker: str) -> Reading[str | None]:
-        """Read up to a marker. The text before it; None, and nothing is read, if it never comes."""
+        """Read up to a marker. Returns the text before it; None, with nothing read, if the marker never comes."""
         while marker not in self.buffer:
             if self.ended:
                 return None
@@ -65,4 +65,4 @@ class Reader(abc.ABC):
 
 
 def ignore(_text: str) -> None:
-    """For text that says nothing."""
+    """Drops the text: an argument for `until`."""

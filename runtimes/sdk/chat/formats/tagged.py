@@ -15,7 +15,7 @@ THINK, THOUGHT, CALL, CALLED = "<think>", "</think>", "<tool_call>", "</tool_cal
 
 
 class TaggedParser(Reader):
-    """`thinking`: within a thought, where the prompt may end already. `calls`: parse calls; otherwise they are plain text."""
+    """`thinking`: the text begins within reasoning, because the prompt ends there. `calls`: parse calls, else they are text."""
 
     def __init__(self, *, thinking: bool, calls: bool, schemas: Schemas | None = None) -> None:
         super().__init__()
@@ -27,11 +27,11 @@ class TaggedParser(Reader):
 
     @property
     def answering(self) -> bool:
-        """Within the answer, after its first text."""
+        """Is the text within the answer, after its first text?"""
         return not self.thinking and not self._fresh
 
     def read(self) -> Reading[None]:
-        """A thought, where there is one, then the answer and calls."""
+        """Read reasoning, if there is any, then the answer and calls."""
         self.thinking = self.thinking or (yield from self._thinks())
         if self.thinking:
             if not (yield from self.until((THOUGHT,), self._say)):
@@ -56,7 +56,7 @@ class TaggedParser(Reader):
         return False
 
     def _say(self, text: str) -> None:
-        """Output text, without blanks at its beginning and end."""
+        """Output text, without blanks at the beginning and end of the answer."""
         if self._fresh:
             text = text.lstrip()
         if not text:
@@ -69,7 +69,7 @@ class TaggedParser(Reader):
             self.out.append(Thought(said) if self.thinking else Text(said))
 
     def _call(self, index: int) -> Reading[bool]:
-        """Read a call and its closing tag; False if it was none, and is text."""
+        """Read a call and its closing tag. False if it was no call: then the text is output."""
         begin = self.buffer.lstrip()
         while not self.ended and xml_call.FUNCTION.startswith(begin) and begin != xml_call.FUNCTION:
             yield

@@ -1,4 +1,4 @@
-"""A call as tags, `<function=name><parameter=key>value</parameter></function>`, converted to JSON as it comes.
+"""Parses a call written as tags, `<function=name><parameter=key>value</parameter></function>`, to JSON while it arrives.
 
 A parameter's type comes from the function's schema: strings are streamed, other values are output when complete.
 """
@@ -25,7 +25,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def read_call(reader: Reader, index: int, schemas: Schemas) -> Reading[bool]:
-    """Read one call; False if the text ends before its name does."""
+    """Read one call. False if the text ends before its name does."""
     opening = yield from reader.before(">")
     if opening is None:
         return False
