@@ -14,12 +14,12 @@ from typing import Final
 
 STEPS: Final = (131_072, 65_536, 32_768, 16_384, 8192, 4096)
 ENOUGH: Final = 32_768
-"""What an agent needs, and as much as a processor reads in bearable time."""
+"""Tokens. Enough for an agent, and as much as a processor reads in bearable time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that a model can have: of the largest device it may run on, or what `vram_mib` gives it (`is_own`)."""
+    """The memory that a model can have: the size of the largest device that it may run on, or its `vram_mib` (`is_own`)."""
 
     mib: int
     name: str
@@ -29,7 +29,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Tokens of context and requests at once. `is_luxury`: only where half of the device stays free."""
+    """A context in tokens, and a number of requests at once. `is_luxury`: only if half of the device stays free."""
 
     context: int
     slots: int
@@ -52,13 +52,13 @@ class Sizing:
 
 
 def contexts(trained: int, most: int = STEPS[0]) -> tuple[int, ...]:
-    """What to choose from, largest first."""
+    """The contexts to choose from, largest first."""
     largest = min(trained, most)
     return (largest, *(step for step in STEPS if step < largest))
 
 
 def choose(sizes: Sequence[Size], room: Room | None, takes: Callable[[Size], int]) -> tuple[Size, str]:
-    """The first size that fits, and why none before it; "" for the first. `takes` computes MiB."""
+    """The first size that fits, and why the sizes before it don't; "" for the first. `takes` computes a size's MiB."""
     plain = next((size for size in sizes if not size.is_luxury), sizes[-1])
     if room is None:
         return plain, ""

@@ -1,8 +1,8 @@
 """Any program that speaks HTTP as a model: a command line with placeholders, a health path, a list of endpoints.
 
 The command is a list of words, or one string that is split as a shell would split it, without running a shell. `${port}`,
-`${host}`, `${model}` and `${parts}` are replaced within single words, so a value never becomes two words; `$${` stands for `${`.
-`${parts}` is the worker's memory on each of its devices in MiB, such as 9000,5000.
+`${host}`, `${model}` and `${parts}` are replaced within single words, so a value never becomes two words; `$${` stands for
+`${`. `${parts}` is the worker's memory on each of its devices in MiB, such as 9000,5000.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The server takes its key as an argument, so a few lines of ours start it in its own interpreter (worker/__main__.py).
 
-SGLang fills a share of what is free with its KV cache. Here it is told how many tokens the cache has to hold, so that it
-takes the same whoever else is on the device.
+SGLang would fill a share of the free memory with its KV cache. llmux sets the cache size in tokens instead, so that the
+worker's memory doesn't depend on other users of the device.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
     overridable_keys = ("context_length", "max_total_tokens", "max_running_requests")
 
     def settings(self, config: SglangConfig, context: LaunchContext) -> dict[str, JsonValue]:
-        """Raises ModelUnusableError where vram_mib leaves no room for a request."""
+        """The values of SGLang's options. Raises ModelUnusableError if vram_mib leaves no room for a request."""
         return {
             **super().settings(config, context),
             "model_path": str(config.path),
@@ -107,18 +107,18 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
         }
 
     def endpoints(self, config: SglangConfig) -> frozenset[Endpoint]:
-        """Of text, or of vectors: a worker does one of them."""
+        """The endpoints for text, or for vectors: a worker serves one kind."""
         return _TOKENS | (_VECTORS if config.type == "embedding" else _TEXT)
 
     def tokens(self, config: SglangConfig) -> int:
-        """Those of the cache."""
+        """The size of the cache in tokens."""
         try:
             return self._cached(config)
         except ModelUnusableError:
             return self.context(config)
 
     def _cached(self, config: SglangConfig) -> int:
-        """Raises ModelUnusableError where vram_mib leaves no room for a request."""
+        """Sizes the cache. Raises ModelUnusableError if vram_mib leaves no room for a request."""
         needed = self.context(config)
         if config.max_total_tokens is not None or config.vram_mib is None:
             return config.max_total_tokens or needed
@@ -136,11 +136,11 @@ class SglangAdapter(FolderServerAdapter[SglangConfig]):
         return needed + (spare // step * STEP if step else 0)
 
     def cache_width(self, config: SglangConfig, model: Config) -> float:
-        """One byte for the types of eight bits."""
+        """One byte for 8-bit types, else the model's own width."""
         return 1.0 if config.kv_cache_dtype != "auto" else super().cache_width(config, model)
 
     def problems(self, config: SglangConfig) -> Iterator[str]:
-        """A cache that is too small, a template that isn't there."""
+        """Problems: a cache that is too small, a missing template."""
         yield from super().problems(config)
         try:
             if self._cached(config) < self.context(config):

@@ -1,1 +1,1 @@
-"""What adapters and workers of several runtimes both import: standard library only."""
+"""Modules that both adapters and workers of several runtimes import: standard library only."""

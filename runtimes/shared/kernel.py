@@ -14,5 +14,5 @@ class Kernel:
 
     @property
     def branch(self) -> str:
-        """Its name on the hub."""
+        """The branch's name on the hub."""
         return f"v{self.version}"

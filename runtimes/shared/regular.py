@@ -1,4 +1,4 @@
-"""Opening files of models, which may be anything that has a path."""
+"""Opens files of models, whose paths may lead to anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, to be read. Raises OSError for all but regular files: to read a pipe, or /proc/kmsg, may last for ever."""
+    """Open the file for reading. Raises OSError unless it is a regular file: reading a pipe or /proc/kmsg may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and found.st_size:

@@ -2,7 +2,7 @@
 
 No registry has TabbyAPI: its own installation is a checkout with a virtual environment in its folder `venv`.
 
-The cache is as large as it is told to be (`cache_size`), so the footprint is known before anything is loaded.
+llmux sets the size of the cache (`cache_size`), so the footprint is known before anything is loaded.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
     overridable_keys = ("max_seq_len", "cache_size", "cache_mode", "max_batch_size")
 
     def words(self, config: TabbyConfig, program: Path) -> tuple[str, ...]:
-        """With the checkout, whose main.py is started."""
+        """The launcher with the checkout, whose main.py it starts."""
         for problem in _folder_problems(config):
             raise ModelUnusableError(problem)
         return (*super().words(config, program), str(config.folder.absolute()))
 
     def settings(self, config: TabbyConfig, context: LaunchContext) -> dict[str, JsonValue]:
-        """Switches are words here, as its arguments have values."""
+        """The values of TabbyAPI's options. Its switches take a value, so booleans become words."""
         several = len(context.devices) > 1
         parts: list[JsonValue] = [round(mib / GIB, 2) for mib in context.parts_mib]
         return {
@@ -103,21 +103,21 @@ class TabbyAdapter(FolderServerAdapter[TabbyConfig]):
         }
 
     def tokens(self, config: TabbyConfig) -> int:
-        """Those of the cache, rounded up to what it takes."""
+        """The size of the cache in tokens, rounded up to a size that TabbyAPI accepts."""
         return config.cache_size or -(-self.context(config) // CACHE_STEP) * CACHE_STEP
 
     def cache_width(self, config: TabbyConfig, model: Config) -> float:
-        """By the bits of keys and values, with their scales."""
+        """Bytes by the bits of keys and values, with their scales."""
         keys, _, values = config.cache_mode.partition(",")
         bits = BITS.get(keys) or (int(keys) + int(values)) / 2
         return bits / 8 if bits == BITS["FP16"] else (bits + 0.5) / 8
 
     def upstream_model(self, config: TabbyConfig) -> str:
-        """The folder's name."""
+        """The name of the model's folder."""
         return config.path.name
 
     def problems(self, config: TabbyConfig) -> Iterator[str]:
-        """No checkout or interpreter, a cache that is too small."""
+        """Problems: no checkout or interpreter, a cache that is too small."""
         yield from super().problems(config)
         yield from self.program_problems(config)
         yield from _folder_problems(config)

@@ -2,10 +2,10 @@
 
 No registry that pip asks has the program: it comes in TGI's container image, or is built from its source.
 
-TGI takes a share of its GPU for itself (`cuda_memory_fraction`), whatever the model needs, so `vram_mib` must say how much
-that is. Its launcher takes the key from the environment, but hands it on to its router as an argument, which users of the
-same machine can read. Models that see take pictures in the midst of texts, as Markdown writes them, `![](address)`, and TGI
-fetches what it finds there. A few lines of ours start it (worker/__main__.py), with a folder for its sockets that is its own.
+TGI takes a share of its GPU (`cuda_memory_fraction`), whatever the model needs, so `vram_mib` must contain the size of that
+share. The launcher takes the key from the environment, but passes it to the router as an argument, which users of the same
+machine can read. Vision models take pictures within texts, in Markdown's form `![](address)`, and TGI fetches that address. A
+few lines of ours start TGI with its own folder for its sockets (worker/__main__.py).
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
     overridable_keys = ("max_total_tokens", "max_input_tokens", "max_concurrent_requests")
 
     def words(self, config: TgiConfig, program: Path) -> tuple[str, ...]:
-        """The lines that give it a folder, and the launcher."""
+        """Our program that creates the folder, and the launcher."""
         return (sys.executable, "-IS", str(BOOTSTRAP), "runtimes.tgi.worker", str(program))
 
     def settings(self, config: TgiConfig, context: LaunchContext) -> dict[str, JsonValue]:
-        """Ports of its own parts; any two of its launchers would else meet at the same."""
+        """The values of TGI's options. Its parts get ports of their own: by default, two launchers would use the same ports."""
         shards = config.equal_gpus
         away = SHARDS_PORT if context.port + SHARDS_PORT <= LARGEST_PORT else -SHARDS_PORT
         return {
@@ -104,20 +104,20 @@ class TgiAdapter(FolderServerAdapter[TgiConfig]):
         }
 
     def thinking(self, config: TgiConfig) -> Thinking | None:
-        """Its requests have no arguments for the chat template."""
+        """None: requests have no arguments for the chat template."""
         return None
 
     def text_references(self, config: TgiConfig) -> TextReferences | None:
-        """Pictures, unless the model is known to see none."""
+        """Markdown pictures, unless the model is known to take no pictures."""
         inputs = self.inputs(config)
         return TextReferences("![](", ")") if inputs is None or "image" in inputs else None
 
     def answers_as(self, config: TgiConfig, model: str) -> str:
-        """Its answers name the folder."""
+        """The folder, which is the model name in TGI's answers."""
         return str(config.path)
 
     def problems(self, config: TgiConfig) -> Iterator[str]:
-        """No known footprint, contradicting lengths."""
+        """Problems: no `vram_mib`, contradicting lengths."""
         yield from super().problems(config)
         if config.vram_mib is None:
             yield (

@@ -3,7 +3,7 @@
 vLLM is several processes: the API server, an engine core, executors; the shim is the subreaper of all of them, whatever
 sessions they open. `/health` answers before `/v1/models` does, so readiness checks both.
 
-Requests reach vLLM unchanged except for the model's name, which is the same for all models; its answers have our name.
+Requests reach vLLM unchanged except for the model's name, which is the same for all models. vLLM's answers have our name.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
         return (str(program), "serve", str(config.path or config.model))
 
     def settings(self, config: VllmServeConfig, context: LaunchContext) -> dict[str, JsonValue]:
-        """Raises ModelUnusableError for a missing model, or where vram_mib leaves no room for a request."""
+        """The values of vLLM's options. Raises ModelUnusableError for a missing model, or if vram_mib leaves no room."""
         plan, answers = memory.plan(config), kind(config)
         own = {*CHAT, "served_model_name", "runner", "reasoning_parser", "tool_call_parser"}
         return {
@@ -129,16 +129,16 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
         }
 
     def variables(self, config: VllmServeConfig, context: LaunchContext) -> Mapping[str, str]:
-        """Those of its engine."""
+        """The variables of vLLM's engine."""
         return engine_environment(config, context.devices)
 
     def problems(self, config: VllmServeConfig) -> Iterator[str]:
-        """A binary that can't be run, too."""
+        """The problems of every vLLM model, and that of a program that can't run."""
         yield from super().problems(config)
         yield from self.program_problems(config)
 
     def endpoints(self, config: VllmServeConfig) -> frozenset[Endpoint]:
-        """What vLLM serves for this kind of model, except its administration and what keeps state between requests."""
+        """The endpoints of vLLM for this kind of model, except administration and those that keep state between requests."""
         match kind(config):
             case "text":
                 return _TOKENS | _TEXT
@@ -151,25 +151,25 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
                 return _TOKENS | scores | _CLASSES
 
     def sized(self, config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
-        """`max_model_len` of models that generate text; the cache has room for one request of so many tokens."""
+        """Chooses `max_model_len` of models that generate text. The cache has room for one request of this many tokens."""
         return super().sized(config, room) if kind(config) == "text" else (config, None)
 
     def prompt_cache(self, config: VllmServeConfig) -> PromptCache:
-        """Of text, unless it is switched off: shared by requests with the same salt."""
+        """For text models: a cache that requests with the same salt share, unless it is switched off."""
         if kind(config) != "text" or config.enable_prefix_caching is False:
             return NO_CACHE
         return PromptCache(is_kept=True, paths=_SALTED, salt_field="cache_salt")
 
     def thinking(self, config: VllmServeConfig) -> Thinking | None:
-        """By a chat template argument, for models that generate text."""
+        """By an argument of the chat template, for models that generate text."""
         return CHAT_TEMPLATE if kind(config) == "text" else None
 
     def answers_as(self, config: VllmServeConfig, model: str) -> str:
-        """The first of its served names, whichever it was asked by."""
+        """The first of the served names, whatever name the request has."""
         return config.served_model_name or model
 
     def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
-        """Of speech recognition, audio alone."""
+        """Audio only for speech recognition; otherwise as for every vLLM model."""
         found = super().inputs(config)
         return found if kind(config) != "speech" or description(config) is None else frozenset({"audio"})
 
@@ -190,7 +190,7 @@ class VllmServeAdapter(VllmAdapter[VllmServeConfig], ServerAdapter[VllmServeConf
 
 
 def kind(config: VllmServeConfig) -> Kind:
-    """The kind of answers: as configured, else by the name of the model's architecture."""
+    """The kind of the model's answers: configured, or else shown by the name of the architecture."""
     if config.type == "asr":
         return "speech"
     found = description(config)
@@ -206,7 +206,7 @@ def kind(config: VllmServeConfig) -> Kind:
 
 
 def _labels(config: VllmServeConfig) -> int:
-    """Classes of a classifier; one with a single class gives scores."""
+    """The number of a classifier's classes. A classifier with a single class gives scores."""
     found = description(config)
     if found is None:
         return 0

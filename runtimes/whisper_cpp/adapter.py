@@ -1,7 +1,7 @@
 """Whisper on whisper.cpp's own server, `whisper-server`: CPUs, and whatever GPU it was built for.
 
-No registry has it for Linux; it is built from whisper.cpp's source. A worker of ours runs it (worker.py): the server knows few
-kinds of files, no key, and answers in a dialect of its own.
+No package registry has it for Linux: users build it from whisper.cpp's source. Our own worker runs it (worker.py), because
+the server supports few kinds of files, has no key, and answers in a dialect of its own.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class WhisperCppConfig(WorkerConfig, ServerConfig):
 
     @classmethod
     def source_of(cls, values: Mapping[str, object]) -> Source | None:
-        """The file of a size."""
+        """The file with the model of this size."""
         size, quantization = values.get("model"), values.get("quantization")
         if not isinstance(size, str) or size not in whisper_sizes.SIZES:
             return None
@@ -97,7 +97,7 @@ class WhisperCppAdapter(WhisperAdapter[WhisperCppConfig], ServerAdapter[WhisperC
     )
 
     def problems(self, config: WhisperCppConfig) -> Iterator[str]:
-        """A file that is no such model, no program, an unknown language, options that llmux sets."""
+        """Problems: a file that is no such model, no program, an unknown language, options that only llmux sets."""
         try:
             read(config.path)
         except ModelUnusableError as error:
@@ -109,7 +109,7 @@ class WhisperCppAdapter(WhisperAdapter[WhisperCppConfig], ServerAdapter[WhisperC
         yield from option_problems(config)
 
     def options(self, config: WhisperCppConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError without a program or a model."""
+        """The worker's own settings. Raises ModelUnusableError without a program or a model."""
         multilingual = read(config.path).multilingual
         values: dict[str, JsonValue] = {
             "model": str(config.path),
@@ -127,11 +127,11 @@ class WhisperCppAdapter(WhisperAdapter[WhisperCppConfig], ServerAdapter[WhisperC
         }
 
     def launch(self, config: WhisperCppConfig, context: LaunchContext) -> LaunchSpec:
-        """By our worker. Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """How to start our worker. Raises RuntimeNotInstalledError or ModelUnusableError."""
         return replace(super().launch(config, context), library_path=tuple(map(str, config.library_path)))
 
     def estimate(self, config: WhisperCppConfig) -> Estimate | None:
-        """Weights as they are stored, caches and buffers by the file's header; None if it can't be read."""
+        """The stored weights, and caches and buffers by the file's header; None: the header can't be read."""
         try:
             header = read(config.path)
         except ModelUnusableError:
@@ -141,7 +141,7 @@ class WhisperCppAdapter(WhisperAdapter[WhisperCppConfig], ServerAdapter[WhisperC
         )
 
     def weights(self, config: WhisperCppConfig) -> tuple[Path, ...]:
-        """The one file."""
+        """The one model file."""
         return (config.path,)
 
 
@@ -158,7 +158,7 @@ class Header:
 
     @property
     def multilingual(self) -> bool:
-        """Does it know more than English?"""
+        """Does the model know more languages than English?"""
         return self.vocabulary >= MULTILINGUAL
 
     def work(self, beams: int | None) -> int:
@@ -175,7 +175,7 @@ class Header:
 
 
 def read(path: Path) -> Header:
-    """Blocks on a few bytes. Raises ModelUnusableError with the reason."""
+    """Read the header. Blocks on a few bytes. Raises ModelUnusableError with the reason."""
     try:
         with open_regular(path) as file:
             magic, *sizes = struct.unpack(HEADER, file.read(struct.calcsize(HEADER)))

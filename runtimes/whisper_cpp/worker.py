@@ -1,8 +1,8 @@
-"""The worker program for Whisper on whisper.cpp: OpenAI's API before whisper.cpp's own server, which runs below it.
+"""The worker program for Whisper on whisper.cpp: OpenAI's API in front of whisper.cpp's own server, a child process.
 
-The server does one request at a time, knows a few kinds of files only, and answers once the whole file is done. So files are
-decoded here, and it gets them in pieces, as WAV: the text comes as it is found, and a client that leaves costs at
-most the rest of a step, since the server gives up when its connection is closed.
+The server handles one request at a time, supports few kinds of files, and answers once the whole file is done. So the worker
+decodes files, and sends them in pieces, as WAV: text arrives piece by piece, and a client that disconnects costs at most the
+rest of a step, because the server gives up when its connection closes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WhisperCppWorker(TranscriptionWorker):
     _child: Child | None = None
 
     def load(self) -> None:
-        """Start the server and let it hear a trial."""
+        """Start the server, and transcribe a trial."""
         argv = [*self.settings.options["argv"], "--host", HOST, "--inference-path", PATH, "--port"]
         self.translates = self.settings.options["multilingual"]
         self._child = Child(lambda port: [*argv, str(port)], "/health")
@@ -56,11 +56,11 @@ class WhisperCppWorker(TranscriptionWorker):
             self._child.close()
 
     def languages(self) -> frozenset[str]:
-        """All of Whisper's, or English."""
+        """All languages of Whisper, or English alone for an English model."""
         return frozenset(NAMES) if self.translates else frozenset({"en"})
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """Without a language, it is detected in the first piece that isn't silent."""
+        """Transcribe piece by piece. An unnamed language is detected in the first piece that isn't silent."""
         pieces = (piece for piece in windows(samples, PIECE_S, SEARCH_S) if len(piece.samples) >= SHORTEST)
         first = next(pieces, None)
         if first is None:
@@ -111,7 +111,7 @@ def _failed(why: str) -> WorkerError:
 
 
 def _wav(samples: Samples) -> bytes:
-    """16 bits at 16 kHz."""
+    """The samples as a WAV file, 16 bits at 16 kHz."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
         sound.setnchannels(1)
@@ -149,7 +149,7 @@ def _segment(found: Mapping[str, Any], piece: Window, language: str | None, *, w
 
 
 def _words(tokens: Any, begin: float, language: str | None) -> Iterator[Word]:
-    """The server's "words" are tokens: one begins a word where a blank is before it, or where a language has no blanks."""
+    """The words in the server's list of tokens. A token begins a word after a blank, or in a language without blanks."""
     word: Word | None = None
     for token in tokens:
         text, start, end = token["word"], begin + token["start"], begin + token["end"]

@@ -1,4 +1,4 @@
-"""SGLang's server with its key: `sglang.launch_server` takes that as an argument only."""
+"""Starts SGLang's server with its key, which `sglang.launch_server` takes as an argument only."""
 
 from __future__ import annotations
 

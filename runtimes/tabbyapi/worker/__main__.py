@@ -1,7 +1,7 @@
-"""TabbyAPI with the worker's key: it reads its keys from `api_tokens.yml` in the folder it runs in, and makes them up without.
+"""Starts TabbyAPI with the worker's key. TabbyAPI reads keys from `api_tokens.yml` in its folder, or else invents some.
 
-It runs in a folder of its own that leads to all of its checkout, except to the configuration and keys that may lie there.
-The file with the key is in memory only.
+So it runs in a separate folder with links to everything in the checkout, except a configuration and keys there. The file
+with the key is in memory only.
 """
 
 from __future__ import annotations

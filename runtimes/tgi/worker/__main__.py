@@ -1,8 +1,8 @@
-"""TGI's launcher with a folder of its own for the sockets by which its processes talk to each other.
+"""Starts TGI's launcher with a private folder for the sockets between its processes.
 
-They stand in /tmp by default, where any user of the machine can take their names first, or pass for a shard. This process
-becomes the launcher, which holds the folder as long as it runs, with its shards; the next launcher deletes what was left. Run
-by the supervisor's Python: the launcher is a program without one. Imports nothing but the standard library.
+By default they lie in /tmp, where any user of the machine can take their names first, or impersonate a shard. This process
+becomes the launcher. The launcher and its shards lock the folder while they run, and the next launcher deletes folders that
+were left. The supervisor's Python runs this module, because the launcher has none. Imports only the standard library.
 """
 
 from __future__ import annotations

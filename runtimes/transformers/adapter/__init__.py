@@ -35,25 +35,25 @@ class TransformersAdapter(Adapter[TransformersConfig]):
     offload_key = "device_map"
 
     def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Problems of the folder and its content, and keys that models of this type don't have."""
+        """Problems of the folder and its content, and keys that don't exist for models of this type."""
         return (*_foreign_keys(config), *KINDS[config.type].check(config, runtimes_dir=runtimes_dir))
 
     def launch(self, config: TransformersConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """How to start the worker. Raises RuntimeNotInstalledError or ModelUnusableError."""
         return KINDS[config.type].launch(config, context)
 
     def kernels(
         self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
     ) -> tuple[Kernel, ...]:
-        """By type and by how the weights are quantised."""
+        """The kernels for the model's type and the quantisation of its weights."""
         return KINDS[config.type].kernels(config, described)
 
     def target_inflight(self, config: TransformersConfig) -> int:
-        """As many as it serves concurrently."""
+        """The number of requests that a worker of this type serves at once."""
         return KINDS[config.type].target_inflight(config)
 
     def endpoints(self, config: TransformersConfig) -> frozenset[Endpoint]:
-        """By type."""
+        """The endpoints of the model's type."""
         return KINDS[config.type].all_endpoints
 
     def estimate(self, config: TransformersConfig) -> Estimate | None:
@@ -61,19 +61,19 @@ class TransformersAdapter(Adapter[TransformersConfig]):
         return KINDS[config.type].estimate(config)
 
     def sized(self, config: TransformersConfig, room: Room | None) -> tuple[TransformersConfig, Sizing | None]:
-        """Of language models, by their folder."""
+        """Chooses the context of language models, by their folder."""
         return KINDS[config.type].sized(config, room)
 
     def thinking(self, config: TransformersConfig) -> Thinking | None:
-        """By type and model."""
+        """Depends on the model's type and its files."""
         return KINDS[config.type].thinking(config)
 
     def chat_template(self, config: TransformersConfig) -> str | None:
-        """Of language models."""
+        """The chat template of a language model."""
         return KINDS[config.type].chat_template(config)
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality] | None:
-        """By type and model."""
+        """Depends on the model's type and its files."""
         return KINDS[config.type].inputs(config)
 
     def capabilities(self, config: TransformersConfig) -> Capabilities:
@@ -81,11 +81,11 @@ class TransformersAdapter(Adapter[TransformersConfig]):
         return KINDS[config.type].capabilities(config)
 
     def context_settings(self, config: TransformersConfig, tokens: int) -> Mapping[str, JsonValue]:
-        """Each of the concurrent requests has it."""
+        """The key for the context. Each concurrent request has its own context of this size."""
         return {"n_ctx": tokens} if "n_ctx" in KINDS[config.type].overridable_keys else {}
 
     def overridable(self, config: TransformersConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys for memory and speed, never files."""
+        """Keys for memory and speed, never for files."""
         return KINDS[config.type].overridable(config)
 
 

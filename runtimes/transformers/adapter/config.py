@@ -1,4 +1,4 @@
-"""The configuration keys of a transformers model; those of only one type of model stand in a group of their own."""
+"""The configuration keys of a transformers model. Keys for one type of model form groups of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TransformersConfig(DividedConfig, WorkerConfig):
     """A Hugging Face model folder, run by transformers: a language model, or speech recognition (`type: asr`)."""
 
     def says_where(self) -> bool:
-        """By its map of devices. Speech recognition uses one GPU."""
+        """Does a device map divide the model among GPUs? Speech recognition always uses one GPU."""
         return self.type == "asr" or self.device_map != "auto"
 
     type: Literal["llm", "asr"] = Field(

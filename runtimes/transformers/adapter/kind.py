@@ -1,4 +1,4 @@
-"""The types of models that this runtime serves: an adapter for each."""
+"""The interface of a type of models: the runtime has an adapter for each type."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ class Kind(WorkerAdapter[TransformersConfig]):
     keys: ClassVar[frozenset[str]]  # configuration keys that only models of this type have
 
     def launch(self, config: TransformersConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        """How to start the worker. Raises RuntimeNotInstalledError or ModelUnusableError."""
         spec = super().launch(config, context)
         return dataclasses.replace(spec, env={**spec.env, VARIABLE: str(cache(context.runtimes_dir, config.env))})

@@ -1,4 +1,4 @@
-"""Language models: what their folder says about them, before anything is loaded.
+"""Language models: facts from their folder, before anything is loaded.
 
 Memory is the weights in the type they are loaded in, the caches of `parallel` requests of `n_ctx` tokens, the activations
 of one step, and the program. The largest layer's cache counts three times: a step copies it, one token longer, and
@@ -27,7 +27,7 @@ from runtimes.transformers.shared.quantised import KERNELS
 
 THOUGHTS: Final = frozenset({"reasoning_content", "reasoning", "thinking"})
 BUILT_IN: Final = {"gemma4": frozenset({"reasoning_content", "tool_calls", "content"})}
-"""The types of model for which only transformers' own response templates are known, and their fields."""
+"""Type of model with only a response template in transformers itself → the fields of that template."""
 MAX_CONTEXT: Final = 8192  # unless configured, or chosen for a device
 PROGRAM_MIB: Final = (
     420  # interpreter, torch and transformers without a model: 350 to 440, see docs/runtimes.md#figures
@@ -40,7 +40,7 @@ VISION_TOKENS: Final = 4096  # patches of a large picture
 
 
 class Language(Kind):
-    """Chat and completions."""
+    """The adapter of language models: chat and completions."""
 
     program = "runtimes.transformers.worker.chat"
     summary = "Language models."
@@ -52,11 +52,11 @@ class Language(Kind):
     overridable_keys = ("dtype", "parallel", "threads", "n_ctx", "quantization", "prefill_tokens", "image_pixels")
 
     def problems(self, config: TransformersConfig) -> Iterator[str]:
-        """No model in the folder, or one that doesn't generate text."""
+        """Problems: no model in the folder, or a model that doesn't generate text."""
         return _problems(config)
 
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError for what this device doesn't support."""
+        """The worker's own settings. Raises ModelUnusableError if the device can't run the model."""
         folder = checkpoints.read(config.path)
         on_gpu = context.device.kind.accelerates and config.device_map != "cpu"
         if not on_gpu:
@@ -85,7 +85,7 @@ class Language(Kind):
     def kernels(
         self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
     ) -> tuple[Kernel, ...]:
-        """By the configured quantisation method, else by that of the files."""
+        """The kernels for the configured quantisation method, or else for that of the files."""
         if config.device_map == "cpu":
             return ()
         stated = config.quantization
@@ -118,7 +118,7 @@ class Language(Kind):
         return found if folder.weights.exact else dataclasses.replace(found, source="file_size")
 
     def sized(self, config: TransformersConfig, room: Room | None) -> tuple[TransformersConfig, Sizing | None]:
-        """The context; and, where it isn't configured, `parallel`: each request has a context of its own."""
+        """Chooses the context and, unless configured, `parallel`: each request has its own context."""
         try:
             folder = checkpoints.read(config.path)
         except ModelUnusableError:
@@ -152,7 +152,7 @@ class Language(Kind):
         return frozenset({"text", "image"}) if images else frozenset({"text"})
 
     def capabilities(self, config: TransformersConfig) -> Capabilities:
-        """From configuration and chat template."""
+        """The abilities that configuration and chat template show."""
         modalities = in_order(self.inputs(config))
         try:
             folder = checkpoints.read(config.path)
@@ -169,14 +169,14 @@ class Language(Kind):
         )
 
     def chat_template(self, config: TransformersConfig) -> str | None:
-        """As configured, else the folder's."""
+        """The configured chat template, else the one in the model's folder."""
         try:
             return _template(config, checkpoints.read(config.path))
         except ModelUnusableError:
             return None
 
     def thinking(self, config: TransformersConfig) -> Thinking | None:
-        """By an argument of the chat template, where it has it. gpt-oss only has levels of effort."""
+        """By an argument of the chat template, if the template has it. gpt-oss only has levels of effort."""
         return chat_workers.thinking(self.chat_template(config))
 
 
@@ -225,10 +225,10 @@ def _device_problems(config: TransformersConfig) -> Iterator[str]:
 def _limits(
     config: TransformersConfig, folder: checkpoints.Folder, parts_mib: tuple[int, ...]
 ) -> list[JsonValue] | None:
-    """Bytes of weights that each GPU takes at most, filled in order: in proportion to its part. None: there is only one.
+    """The limit in bytes of weights for each GPU, in proportion to its part. GPUs are filled in order. None: only one GPU.
 
-    Layers aren't divided, so half a layer more may go to each; the last one takes what is left. Of the first one's limit
-    accelerate keeps as much free as the largest layer takes, or the output layer where that is another table than the embedding.
+    Layers aren't divided, so each limit has room for half a layer more; the last GPU takes the rest. On the first GPU accelerate
+    keeps room for the largest layer, or for the output layer if that is not the embedding table.
     """
     if len(parts_mib) < 2:
         return None
@@ -240,7 +240,7 @@ def _limits(
 
 
 def _is_tied(folder: checkpoints.Folder) -> bool:
-    """Is the output layer the embedding's table?"""
+    """Does the output layer share the embedding table?"""
     values = folder.config.values
     return bool(folder.config.text.get("tie_word_embeddings", values.get("tie_word_embeddings")))
 
@@ -250,12 +250,12 @@ def _table_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int:
 
 
 def _decodes(folder: checkpoints.Folder) -> bool:
-    """Whether a ForConditionalGeneration class is a language model with a vision encoder, not an encoder-decoder."""
+    """Is this ForConditionalGeneration class a language model with a vision encoder, not an encoder-decoder?"""
     return folder.config.text is not folder.config.values and not folder.config.values.get("is_encoder_decoder")
 
 
 def _takes_images(folder: checkpoints.Folder) -> bool:
-    """Only models like Qwen-VL are supported: one token for each merged patch."""
+    """Does the worker support the model's vision? It supports models like Qwen-VL, with one token for each merged patch."""
     found = checkpoints.json_object(folder.path / "preprocessor_config.json")
     return folder.config.takes_images and "image_token_id" in folder.config.values and "merge_size" in found
 
@@ -271,7 +271,7 @@ def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
 
 
 def _described(config: TransformersConfig, folder: checkpoints.Folder) -> frozenset[str]:
-    """What a response template finds in answers: the folder's, else the one that transformers has for its type of model."""
+    """The fields that a response template finds in answers: the folder's template, or else transformers' own for this type."""
     if config.tool_format != "auto":
         return frozenset()
     found = checkpoints.json_object(folder.path / "tokenizer_config.json").get("response_template")
@@ -282,7 +282,7 @@ def _described(config: TransformersConfig, folder: checkpoints.Folder) -> frozen
 
 
 def _writes_calls(config: TransformersConfig, template: str) -> bool:
-    """Whether the worker can parse its tool calls: by markers in the template, unless configured."""
+    """Can the worker parse the model's tool calls? As configured, else by markers in the chat template."""
     if config.tool_format != "auto":
         return config.tool_format != "none"
     return chat_workers.writes_calls(template)
@@ -308,7 +308,7 @@ def _weight_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int
 
 
 def _vision_bytes(folder: checkpoints.Folder, config: TransformersConfig, width: int) -> int:
-    """The patches of one large image in the widest layer of the encoder."""
+    """Bytes for the patches of one large image in the widest layer of the encoder."""
     found = folder.config.values.get("vision_config")
     sizes = found if isinstance(found, dict) else {}
     hidden, inner = (
@@ -319,7 +319,7 @@ def _vision_bytes(folder: checkpoints.Folder, config: TransformersConfig, width:
 
 
 def _refuse_gpu_kernels(config: TransformersConfig, folder: checkpoints.Folder) -> None:
-    """Raises ModelUnusableError."""
+    """Raises ModelUnusableError if the model needs GPU kernels, for a device without them."""
     if config.quantization not in ("auto", "none"):
         raise ModelUnusableError(f"quantization: {config.quantization} needs a GPU, and this worker has none")
     stored = folder.config.quantization

@@ -1,4 +1,4 @@
-"""Speech recognition: what the folder says about a model, before anything is loaded."""
+"""Speech recognition: facts from the model's folder, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS: Final = 224  # whose scores are kept for avg_logprob: half of the maximum
 
 
 class Speech(Kind):
-    """Transcriptions and translations."""
+    """The adapter of speech recognition models: transcriptions and translations."""
 
     program = "runtimes.transformers.worker.transcribe"
     summary = "Speech recognition."
@@ -31,16 +31,16 @@ class Speech(Kind):
     overridable_keys = ("dtype", "parallel", "threads", "default_language", "max_audio_s")
 
     def problems(self, config: TransformersConfig) -> Iterator[str]:
-        """No speech recognition model in the folder, an unknown language."""
+        """Problems: no speech recognition model in the folder, an unknown language."""
         yield from _path_problems(config.path)
         yield from speech_recognition.problems(config.default_language)
 
     def target_inflight(self, config: TransformersConfig) -> int:
-        """As many as it serves concurrently."""
+        """The number of recordings that a worker transcribes at once."""
         return _parallel(config) if config.target_inflight is None else config.target_inflight
 
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """What the worker has to know beside the common settings."""
+        """The worker's own settings, beside the common ones."""
         return {
             "path": str(config.path),
             "device": context.device.kind.accelerator,
@@ -65,16 +65,16 @@ class Speech(Kind):
         return Estimate.of({"weights": weights, "work": work, "program": PROGRAM_MIB * MIB})
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
-        """Audio."""
+        """The model takes audio only."""
         return frozenset({"audio"})
 
     def capabilities(self, config: TransformersConfig) -> Capabilities:
-        """Those of speech recognition."""
+        """The capabilities of every speech recognition model."""
         return speech_recognition.CAPABILITIES
 
 
 def _parallel(config: TransformersConfig) -> int:
-    """One unless configured: one recording takes all cores."""
+    """The configured `parallel`, else 1: one recording uses all cores."""
     return config.parallel if "parallel" in config.model_fields_set else 1
 
 

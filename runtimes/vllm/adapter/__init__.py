@@ -1,4 +1,4 @@
-"""Hugging Face models on vLLM's engine, which runs in a worker of ours instead of behind vLLM's own server.
+"""Hugging Face models on vLLM's engine, which runs in our own worker instead of behind vLLM's server.
 
 The worker has vLLM's client in its own process; the engine core and its executors are further processes, whose subreaper
 is the shim. Requests, answers and refusals are those of our other workers for language models (runtimes/sdk/chat).
@@ -48,11 +48,11 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
     overridable_keys = (*VllmAdapter.overridable_keys, "enforce_eager")
 
     def check(self, config: VllmWorkerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Files that are missing or unreadable, contradicting keys, a model that doesn't generate text."""
+        """Problems: missing or unreadable files, contradicting keys, a model that doesn't generate text."""
         return (*self.problems(config), *_own_problems(config))
 
     def launch(self, config: VllmWorkerConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises RuntimeNotInstalledError, or ModelUnusableError for a model that is missing or unreadable."""
+        """How to start the worker. Raises RuntimeNotInstalledError, or ModelUnusableError for a missing or unreadable model."""
         python = interpreter(self.name, context)
         if context.device.kind.takes_whole:
             config = config.model_copy(update={"gpus": 1})
@@ -84,13 +84,13 @@ class VllmWorkerAdapter(VllmAdapter[VllmWorkerConfig]):
         )
 
     def prompt_cache(self, config: VllmWorkerConfig) -> PromptCache:
-        """Shared by requests with the same salt, unless it is switched off."""
+        """A cache that requests with the same salt share, unless it is switched off."""
         if config.enable_prefix_caching is False:
             return NO_CACHE
         return PromptCache(is_kept=True, paths=chat_workers.ANSWERS, salt_field="cache_salt")
 
     def thinking(self, config: VllmWorkerConfig) -> Thinking | None:
-        """By an argument of the chat template, where it has it."""
+        """Thinking is switched by an argument of the chat template, if the template has it."""
         return chat_workers.thinking(self.chat_template(config))
 
     def capabilities(self, config: VllmWorkerConfig) -> Capabilities:

@@ -73,7 +73,7 @@ class VllmWorker(TextWorker[Prompt]):
         self.engine.close()
 
     def prompt(self, conversation: Conversation) -> Prompt:
-        """With the grammar of an answer that isn't free."""
+        """The prompt, with a grammar if a schema or a tool choice constrains the answer."""
         images: list[Image.Image] = []
         tools, arguments = conversation.tools, {**self.options.chat_template_kwargs, **conversation.arguments}
         text, thinking = rendered(self.language, conversation.messages, tools.offered, arguments, taker(images))
@@ -85,11 +85,11 @@ class VllmWorker(TextWorker[Prompt]):
         return Prompt(tokens, thinking, inputs, None if found is None else found.text)
 
     def continued(self, tokens: list[int], body: Body) -> Prompt:
-        """Nothing beside them."""
+        """The prompt is these tokens, without pictures or a grammar."""
         return Prompt(tokens, inputs=self._inputs(tokens, body, "prompt"))
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending | Reused]:
-        """Give it to the engine."""
+        """Submit the run to the engine."""
         return self.engine.generate(run, self.language.ends)
 
     def _inputs(self, tokens: list[int], body: Body, param: str, images: Sequence[Image.Image] = ()) -> Any:
@@ -102,7 +102,7 @@ class VllmWorker(TextWorker[Prompt]):
         return self.engine.wait(self.engine.prepared(prompt, param))
 
     def _check(self, wanted: Grammar) -> None:
-        """Raises WorkerError that names the schema which can't be followed."""
+        """Raises a WorkerError that names the unsupported schema."""
         for one in wanted.schemas:
             wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(one.schema), self._grammar_tokenizer)
             if wrong:
@@ -115,7 +115,7 @@ class VllmWorker(TextWorker[Prompt]):
 
     @cached_property
     def _grammar_tokenizer(self) -> Any:
-        """The tokenizer as the engine's grammars know it; about a second for a large vocabulary."""
+        """The tokenizer in the form that the engine's grammars use. Takes about a second for a large vocabulary."""
         return llguidance.hf.from_tokenizer(self.language.tokenizer, self.language.vocabulary)
 
 

@@ -1,4 +1,4 @@
-"""vLLM's engine for the threads that answer requests: each gets an iterator of its tokens.
+"""Makes vLLM's engine available to the threads that answer requests: each gets an iterator of its tokens.
 
 The engine's client lives in the server's event loop. A request's task there reads what the engine generates and puts it into
 a queue, which the request's thread reads. When nobody wants more tokens, the task is cancelled, which aborts the request in
@@ -51,7 +51,7 @@ class Prompt(TextPrompt):
 
 
 class Engine:
-    """A running engine. `start` blocks until the model is loaded; all else may be called from any thread but the loop's."""
+    """The engine. `start` blocks until the model is loaded. Call all other methods from any thread except the loop's."""
 
     client: AsyncLLM
 
@@ -59,21 +59,21 @@ class Engine:
         self._loop = loop
 
     def start(self, settings: Mapping[str, Any]) -> None:
-        """Raises whatever vLLM raises. `settings` are engine arguments."""
+        """Load the model. `settings` are engine arguments. Raises whatever vLLM raises."""
         arguments = AsyncEngineArgs(**settings, structured_outputs_config=StructuredOutputsConfig(backend=GRAMMARS))
         self.client = AsyncLLM.from_engine_args(arguments)
 
     def close(self) -> None:
-        """End its processes. Does nothing before they are there."""
+        """End the engine's processes, if there are any."""
         if hasattr(self, "client"):
             self.client.shutdown()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of work that is done in the loop. Raises what it raises."""
+        """Run a coroutine in the loop, and return its result. Raises whatever the coroutine raises."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def prepared(self, prompt: Mapping[str, Any], param: str) -> Any:
-        """A prompt as the engine takes it: among its tokens are places for its pictures. Raises WorkerError."""
+        """The prompt in the engine's form, with places for pictures among the tokens. Raises WorkerError."""
         try:
             (prepared,) = await self.client.renderer.render_cmpl_async([dict(prompt)])
         except (VLLMClientError, ValueError) as error:
@@ -90,7 +90,7 @@ class Engine:
         self.client.output_handler.add_done_callback(self._ended)
 
     def generate(self, run: Run[Prompt], ends: frozenset[int]) -> Iterator[Result]:
-        """The tokens as they come, then how it ended; nothing more once nobody wants them. Raises WorkerError."""
+        """Yields tokens as they come, then the reason of the end; stops once nobody wants more. Raises WorkerError."""
         results: Results = queue.SimpleQueue()
         params = parameters(run.request.sampling, run.limit, ends, run.prompt.grammar)
         task = asyncio.run_coroutine_threadsafe(self._read(run.prompt.inputs, params, results), self._loop)
@@ -123,7 +123,7 @@ class Engine:
 
 
 def parameters(sampling: Sampling, limit: int, ends: frozenset[int], grammar: str | None) -> SamplingParams:
-    """A request's parameters as vLLM takes them."""
+    """The parameters of a request in vLLM's form."""
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=max(sampling.top_p, LEAST_TOP_P),
@@ -160,7 +160,7 @@ def _results(run: Run[Prompt], results: Results, cancel: Any) -> Iterator[Result
 
 
 def _tokens(completion: CompletionOutput, alternatives: int | None) -> Iterator[Token]:
-    """New tokens, each with its log probability and so many of the likeliest, the likeliest first."""
+    """The new tokens, each with its log probability and those of the likeliest alternatives, likeliest first."""
     described = completion.logprobs or [None] * len(completion.token_ids)
     for number, found in zip(completion.token_ids, described, strict=True):
         if found is None:

@@ -1,4 +1,4 @@
-"""What is known of the model that an engine has loaded: its tokenizer, its limits, and what it takes."""
+"""Facts about the model that an engine has loaded: its tokenizer, limits and inputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runtimes.sdk.chat.tokenizer import TokenizerLanguage, facts
 
 @dataclass(frozen=True, slots=True)
 class Loaded(TokenizerLanguage):
-    """The model of an engine. `generation` has the values of its generation_config.json that aren't the usual ones."""
+    """The model of an engine. `generation` has the values in generation_config.json that differ from the usual ones."""
 
     config: Any
     generation: Mapping[str, Any]
 
     @property
     def takes_images(self) -> bool:
-        """Whether it has a vision encoder that is used."""
+        """Does the model have a vision encoder that is in use?"""
         multimodal = self.config.multimodal_config
         return multimodal is not None and multimodal.get_limit_per_prompt("image") > 0
 
@@ -31,12 +31,12 @@ class Loaded(TokenizerLanguage):
 
     @property
     def defaults(self) -> Mapping[str, float]:
-        """Of its generation_config.json."""
+        """The sampling defaults in generation_config.json."""
         return defaults_of(self.generation)
 
 
 def loaded(config: Any, tokenizer: Any, *, chat_template: str | None, tool_format: str) -> Loaded:
-    """From vLLM's configuration of the model. Raises SystemExit for a tokenizer of another library."""
+    """The facts in vLLM's configuration of the model. Raises SystemExit for a tokenizer of another library."""
     if not hasattr(tokenizer, "added_tokens_decoder"):
         raise SystemExit("This model's tokenizer is none of the transformers library; use the runtime vllm_serve.")
     if chat_template is not None:

@@ -51,7 +51,7 @@ class ChatWorker(TextWorker[Prompt]):
         list(trial.out)
 
     def prompt(self, conversation: Conversation) -> Prompt:
-        """With the guide of an answer that isn't free."""
+        """The prompt, with a guide if a schema or a tool choice constrains the answer."""
         tools = conversation.tools
         if self.language.answers is not None:
             _refuse_forced(tools, conversation.schema)
@@ -67,18 +67,18 @@ class ChatWorker(TextWorker[Prompt]):
         return prompt if found is None else dataclasses.replace(prompt, guide=self.guides.guide(found))
 
     def parser(self, conversation: Conversation, prompt: Prompt) -> Parser:
-        """As the checkpoint says, where none of our formats is the model's."""
+        """The parser of the model's format; for a model with none of our formats, the checkpoint's response template."""
         if self.language.answers is None:
             return super().parser(conversation, prompt)
         said = self.language.decode(prompt.tokens)
         return TemplateParser(self.language.answers, said, conversation.tools.offered)
 
     def continued(self, tokens: list[int], body: Body) -> Prompt:
-        """Nothing beside them."""
+        """The prompt is these tokens, without pictures or a guide."""
         return Prompt(tokens)
 
     def generate(self, run: Run[Prompt]) -> Iterable[Token | Ending]:
-        """Submit it to the decoder."""
+        """Submit the run to the decoder."""
         prompt, sampling = run.prompt, run.request.sampling
         ends = self.language.ends
         job = Job(prompt.tokens, run.limit, sampling, run.cancel, ends, prompt.pictures, prompt.guide, run.enough)
@@ -87,7 +87,7 @@ class ChatWorker(TextWorker[Prompt]):
 
 
 def _refuse_forced(tools: Tools, schema: Schema | None) -> None:
-    """Raises WorkerError: no grammar is known of calls that a response template describes."""
+    """Raises WorkerError for forced calls or a schema: response templates have no grammar of calls."""
     if tools.must:
         raise unsupported("tool_choice", "this model's calls can be read, not forced: auto, or none")
     if schema is not None and tools.offered:

@@ -1,4 +1,4 @@
-"""Several sequences in one forward pass: one cache, aligned at the right, as wide as the longest sequence.
+"""Generates several sequences in one forward pass: one cache, aligned at the right, as wide as the longest sequence.
 
 A sequence's tokens are its last columns; a mask hides the padding to their left. So each step adds one column for all,
 sliding-window masks stay valid, and only joining and leaving copy the cache. Recurrent layers have states without columns,
@@ -30,7 +30,7 @@ _KNOWN = (
 
 
 def can_be_batched(cache: DynamicCache) -> bool:
-    """Whether `Batch` can join this cache with others."""
+    """Can `Batch` join this cache with others?"""
     return all(type(layer) in _KNOWN for layer in cache.layers)
 
 
@@ -93,7 +93,9 @@ class Batch:
 
 
 def _combine(layers: Sequence[Any], width: int, combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
-    """Replace all that the first of these layers keeps by what `combine` makes of theirs, aligned to `width` columns.
+    """Replace the tensors of the first of these layers by the result of `combine` on those of all layers.
+
+    The tensors are aligned to `width` columns before that.
 
     The layers have no common type for this.
     """
@@ -114,7 +116,7 @@ def _combine(layers: Sequence[Any], width: int, combine: Callable[[list[torch.Te
 
 
 def _aligned(values: torch.Tensor, columns: int) -> torch.Tensor:
-    """Exactly `columns` (the last but one dimension): cut or padded at the left."""
+    """The values with exactly `columns` (the last but one dimension), cut or padded at the left."""
     missing = columns - values.shape[-2]
     if missing <= 0:
         return values[..., -missing:, :]

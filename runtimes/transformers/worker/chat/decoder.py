@@ -46,7 +46,7 @@ class Job:
 
     @property
     def unwanted(self) -> bool:
-        """Whether nobody waits for more tokens."""
+        """Does nobody wait for more tokens?"""
         return self.cancel.is_set or self.enough.is_set
 
     def end(self, how: Ending | BaseException) -> None:
@@ -197,7 +197,7 @@ class Decoder:
 
 
 def _reported(error: BaseException) -> BaseException:
-    """The client can act on an out-of-memory error; anything else is a bug and goes to the log."""
+    """The error for the client, who can act on an out-of-memory error. Any other error is a bug, and goes to the log."""
     if isinstance(error, torch.OutOfMemoryError):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

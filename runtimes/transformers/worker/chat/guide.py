@@ -38,7 +38,7 @@ class Guide:
         self._connection = connection
 
     def allowed(self) -> torch.Tensor:
-        """For each token of the vocabulary whether it may come next, end tokens included.
+        """A mask of the tokens that may come next, end tokens included.
 
         Call it once for each token. Raises WorkerError if no token is allowed, or the grammar has become too expensive.
         """
@@ -70,7 +70,7 @@ class Guides:
         self._server: _GrammarServer | None = None
 
     def guide(self, grammar: Grammar) -> Guide:
-        """For one answer. Raises WorkerError."""
+        """A guide for one answer. Raises WorkerError."""
         schemas = grammar.schemas
         ours, theirs = Pipe()
         try:
@@ -94,7 +94,7 @@ class Guides:
         raise WorkerError(message, code="schema_unusable", param=wrong.param)
 
     def mark(self, text: str) -> int | None:
-        """The special token for this text; None where it is written as ordinary text."""
+        """The special token for this text; None: ordinary tokens write the text."""
         token = self._loaded.one(text)
         if token is None:
             return None
@@ -108,7 +108,7 @@ class Guides:
 
 
 class _GrammarServer:
-    """The process that forks for each guide. Raises WorkerError for a tokenizer that it can't load."""
+    """The grammar server's process. Raises WorkerError for a tokenizer that it can't load."""
 
     def __init__(self, loaded: Loaded) -> None:
         if not isinstance(loaded.tokenizer, transformers.PreTrainedTokenizerFast):
@@ -137,11 +137,11 @@ class _GrammarServer:
 
     @property
     def gone(self) -> bool:
-        """Whether the process has exited."""
+        """Has the process exited?"""
         return self._process.poll() is not None
 
     def take(self, connection: Connection) -> None:
-        """Fork for this connection. Raises OSError."""
+        """Let the process fork for this connection. Raises OSError."""
         socket.send_fds(self._socket, [OK], [connection.fileno()])
 
 

@@ -1,6 +1,6 @@
 """Loads a model folder: model class, types, devices, tokenizer, output format.
 
-The model's class is imported by name, so that none of the other four hundred families is loaded.
+Imports the model's class by name, so that none of the other four hundred families is loaded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Loaded(TokenizerLanguage):
-    """A loaded model. `image_processor`: None without vision. `answers`: how they are read if `format` is `template`."""
+    """A loaded model. `image_processor`: None without vision. `answers`: the response template, if `format` is `template`."""
 
     model: Any
     image_processor: Any | None
@@ -56,7 +56,7 @@ class Loaded(TokenizerLanguage):
 
     @property
     def takes_images(self) -> bool:
-        """Whether it has a vision encoder."""
+        """Does the model have a vision encoder?"""
         return self.image_processor is not None
 
     @property
@@ -67,12 +67,12 @@ class Loaded(TokenizerLanguage):
 
     @property
     def defaults(self) -> Mapping[str, float]:
-        """Of its generation_config.json."""
+        """The sampling defaults in generation_config.json."""
         return defaults_of(vars(self.model.generation_config))
 
 
 def load(options: Options) -> Loaded:
-    """Load the model. Blocks. Raises whatever transformers raises, and SystemExit for what isn't supported."""
+    """Load the model. Blocks. Raises whatever transformers raises, and SystemExit for an unsupported model."""
     transformers.utils.logging.disable_progress_bar()  # the output is a log
     config = transformers.AutoConfig.from_pretrained(options.path)
     names = config.architectures or []
@@ -114,7 +114,7 @@ def _arguments(options: Options, config: Any) -> dict[str, Any]:
 
 
 def _quantization(options: Options, config: Any) -> Any:
-    """How to quantise or dequantise; None: as stored."""
+    """The configuration that quantises or dequantises the weights; None: keep them as stored."""
     stored = getattr(config, "quantization_config", None) or {}
     method = stored.get("quant_method") if isinstance(stored, Mapping) else stored.quant_method
     if options.quantization != "none":
@@ -139,7 +139,7 @@ def _quantization(options: Options, config: Any) -> Any:
 
 
 def _check_kernels(method: str, model: str) -> None:
-    """Raises SystemExit where transformers would fail later, or silently use dequantised weights, several times as large."""
+    """Raises SystemExit if transformers would fail later, or silently dequantise the weights to several times their size."""
     if method == "bitsandbytes" and importlib.util.find_spec("bitsandbytes") is None:
         raise SystemExit(
             f"quantization: {method} needs the package bitsandbytes, which this environment doesn't have."

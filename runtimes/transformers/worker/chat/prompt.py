@@ -1,4 +1,4 @@
-"""Messages to tokens: rendered by the chat template, with the images between them."""
+"""Turns messages into tokens: the chat template renders them, and images get places among the tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtimes.transformers.worker.chat.model import Loaded
 
 @dataclass(frozen=True, slots=True)
 class Prompt(TextPrompt):
-    """`pictures`: model inputs beside the tokens. `guide`: constrains the answer."""
+    """A rendered prompt. `pictures`: model inputs beside the tokens. `guide`: constrains the answer."""
 
     pictures: Mapping[str, Any] | None = None
     guide: Guide | None = None
@@ -50,7 +50,7 @@ def prepared(processor: Any, pictures: list[Image.Image]) -> tuple[dict[str, Any
 def _with_pictures(
     loaded: Loaded, tokens: list[int], features: dict[str, Any], counts: list[int], thinking: bool
 ) -> tuple[list[int], bool, Mapping[str, Any]]:
-    """The tokens with each image's placeholder repeated for each of the image's tokens."""
+    """The tokens, with each image's placeholder repeated once for each token of the image."""
     place = loaded.model.config.image_token_id
     if tokens.count(place) != len(counts):
         message = "messages: the text has marks of pictures in it, or the chat template leaves pictures out."

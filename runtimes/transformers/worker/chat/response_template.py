@@ -1,11 +1,11 @@
 """Response templates: a checkpoint's own description of how its model writes thoughts and calls, read by transformers' parser.
 
-They serve models whose chat template shows none of the formats in `runtimes.sdk.chat.formats`. Those read more: arguments as
-they come, and calls that are not quite right; and grammars can force them (docs/adr/0022-response-templates.md).
+They serve models whose chat template uses none of the formats in `runtimes.sdk.chat.formats`. Those formats do more: they
+stream arguments, accept slightly wrong calls, and have grammars that force calls (docs/adr/0022-response-templates.md).
 
-The parser tells of regions: it opens one, brings its text, closes it. A region that should be a call and can't be read
-becomes text, and so does a call that nobody offered. Therefore what was read is remembered from the last region or text on.
-The parser gets one character after the other, because what it has found before it fails is lost.
+The parser reports regions: a region opens, has text, closes. A call that can't be parsed becomes text, and so does a call of
+a tool that the request didn't offer. Therefore `TemplateParser` keeps all text since the last region or text. It passes one
+character at a time to the parser, because a failing parser loses everything it found in the same piece.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNREADABLE: Final = (ValueError, KeyError, TypeError, RecursionError)
 
 
 def response_template(tokenizer: Any, model: Any) -> ResponseTemplate | None:
-    """The checkpoint's, else transformers' own for this type of model; None if there is none that can be read."""
+    """The checkpoint's response template, else transformers' own for this type; None: there is none that can be parsed."""
     found = get_response_template(tokenizer, model)
     try:
         return None if found is None else load_response_template(found)
@@ -39,7 +39,7 @@ def response_template(tokenizer: Any, model: Any) -> ResponseTemplate | None:
 
 
 def marked(template: ResponseTemplate, tokens: Sequence[str]) -> frozenset[str]:
-    """Those of these tokens that the template looks for."""
+    """The subset of these tokens that the template looks for."""
     fields = template.fields.values()
     patterns = [found.pattern for field in fields for found in (field.open_re, field.close_re) if found is not None]
     wanted = " ".join([*patterns, json.dumps([field.content_args for field in fields], ensure_ascii=False)])
@@ -48,7 +48,7 @@ def marked(template: ResponseTemplate, tokens: Sequence[str]) -> frozenset[str]:
 
 
 class TemplateParser:
-    """`prompt`: it may end within a thought. `tools`: those that were offered, for the types of arguments; none: calls are text."""
+    """`prompt`: may end within reasoning. `tools`: the offered tools, for the types of arguments; empty: calls are text."""
 
     def __init__(self, template: ResponseTemplate, prompt: str, tools: Sequence[Mapping[str, Any]]) -> None:
         self._template, self._tools = template, [dict(tool) for tool in tools]
@@ -67,7 +67,7 @@ class TemplateParser:
         self._blanks, self.answering = "", False
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain now."""
+        """Add text. Returns the pieces that are certain now."""
         out: list[Piece] = []
         for char in text:
             self._raw += char
@@ -80,7 +80,7 @@ class TemplateParser:
         return out
 
     def end(self) -> list[Piece]:
-        """The rest, when the text has ended."""
+        """The remaining pieces. Call it when the text has ended."""
         try:
             _, events = self._parser.finalize()
         except _UNREADABLE:
@@ -115,7 +115,7 @@ class TemplateParser:
             self.thinking = True
 
     def _end_format(self) -> None:
-        """Blanks around thoughts and before calls belong to the format, not to the answer."""
+        """Drop blanks around reasoning and before calls: they belong to the format, not to the answer."""
         self.thinking, self.answering, self._fresh, self._blanks = False, False, True, ""
 
     def _say(self, field: str, text: str) -> Iterator[Piece]:
@@ -133,7 +133,7 @@ class TemplateParser:
             yield Text(said) if self.answering else Thought(said)
 
     def _calls(self, value: object) -> list[Piece]:
-        """Empty if there is one that can't be read, or none were offered."""
+        """The pieces of these calls; empty if a call can't be parsed or no tools were offered."""
         try:
             calls = [_call(found) for found in (value if isinstance(value, list) else [value])]
         except _UNREADABLE:
@@ -146,7 +146,7 @@ class TemplateParser:
         return [piece for at, (name, given) in numbered for piece in (CallStart(at, name), CallArguments(at, given))]
 
     def _unread(self) -> Text:
-        """What was read since the last region or text. The parser begins anew."""
+        """All text since the last region or text. Restarts the parser."""
         text, self._raw, self._blanks = self._blanks + self._raw, "", ""
         self._parser = ResponseParser(self._template, prefix="", tools=self._tools)
         self.thinking, self._fresh, self.answering = False, False, True

@@ -1,4 +1,4 @@
-"""From the scores of all tokens to the next one, for one request: penalties, bias, temperature, truncation, sampling.
+"""Chooses the next token from the scores of all tokens: penalties, bias, temperature, truncation, sampling.
 
 transformers' logits processors are used where they exist; they lack OpenAI's presence and frequency penalties. Each request
 has its own random generator, so its result depends on its seed and not on other requests.
@@ -25,7 +25,7 @@ from runtimes.sdk.chat.tokens import Token
 
 
 class Sampler:
-    """The next tokens of one sequence."""
+    """Chooses the tokens of one sequence."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], device: torch.device) -> None:
         self._sampling = sampling
@@ -43,7 +43,7 @@ class Sampler:
         )
 
     def pick(self, scores: torch.Tensor, allowed: torch.Tensor | None = None) -> Token:
-        """The next token, from the scores of all tokens. `allowed`: a flag for each token.
+        """Choose the next token from the scores of all tokens. `allowed`: a flag for each token.
 
         Their lengths may differ, since some models pad the scores; tokens without a flag are not allowed.
         """

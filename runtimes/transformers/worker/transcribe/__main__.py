@@ -26,7 +26,7 @@ class SpeechWorker(TranscriptionWorker):
     """Options: `path`, `device`, `dtype`."""
 
     def load(self) -> None:
-        """Load it and transcribe a trial."""
+        """Load the model, and transcribe a trial."""
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         options = self.settings.options
@@ -37,11 +37,11 @@ class SpeechWorker(TranscriptionWorker):
         self.try_out()
 
     def languages(self) -> frozenset[str]:
-        """Those of the model's family."""
+        """The languages of the model, from its family."""
         return self._family.languages()
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """By family."""
+        """Transcribe with the model's family."""
         return self._family.transcribe(samples, wanted, cancel)
 
 

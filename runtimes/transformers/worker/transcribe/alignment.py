@@ -63,7 +63,7 @@ class Aligner:
         return found
 
     def _times(self, states: torch.Tensor, prefix: Sequence[int], text: Sequence[int], frames: int) -> list[float]:
-        """When each token begins, and when the last one ends."""
+        """The begin time of each token, and the end time of the last."""
         with torch.inference_mode():
             ids = torch.tensor([[*prefix, *text]], device=states.device)
             with self._listening() as queries:
@@ -87,7 +87,7 @@ class Aligner:
 
     @contextmanager
     def _listening(self) -> Iterator[dict[int, torch.Tensor]]:
-        """Collects the input of each layer's cross-attention in this thread."""
+        """A context that collects the input of each layer's cross-attention in this thread."""
         own, found = threading.get_ident(), dict[int, torch.Tensor]()
         hooks = []
         for layer in {layer for layer, _head in self._heads}:

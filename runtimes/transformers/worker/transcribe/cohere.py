@@ -59,7 +59,7 @@ class Cohere(Family):
         return frozenset(LANGUAGES)
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """Raises WorkerError without a language."""
+        """Transcribe piece by piece. Raises WorkerError without a language."""
         language = wanted.language
         if language is None:
             raise WorkerError(

@@ -1,4 +1,4 @@
-"""The interface of a family of models, and what they share for generation."""
+"""The interface of a family of models, and shared functions for generation."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def languages(self) -> frozenset[str]:
-        """Codes of the languages it knows."""
+        """The codes of the languages that the model knows."""
 
     @abc.abstractmethod
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """As `TranscriptionWorker.transcribe`."""
+        """See `TranscriptionWorker.transcribe`."""
 
 
 def stopping(cancel: Cancel) -> list[Callable[..., torch.Tensor]]:

@@ -37,7 +37,7 @@ MAX_PROMPT: Final = 223  # tokens; half of what the decoder takes
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """An encoded window, and what the scores of its first token say about it."""
+    """An encoded window, with the facts from the scores of its first token."""
 
     states: torch.Tensor
     duration_s: float
@@ -86,11 +86,11 @@ class Whisper(Family):
         self.translates = self._multilingual and "translate" in self._tasks
 
     def languages(self) -> frozenset[str]:
-        """Languages with a token, or English."""
+        """The languages with a token, or English alone."""
         return frozenset(self._codes) if self._multilingual else frozenset({"en"})
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """Without a language, it is detected in the first window that isn't silent."""
+        """Transcribe window by window. An unnamed language is detected in the first window that isn't silent."""
         seek = next((at for at in range(0, len(samples), WINDOW) if not is_silent(samples[at : at + WINDOW])), None)
         if seek is None:
             return SegmentStream(wanted.language, iter(()))
