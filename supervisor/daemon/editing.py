@@ -1,8 +1,8 @@
-"""Edits of the configuration's base file by others than its owner's editor: the dashboard, and keys with the scope `configure`.
+"""Edits of the configuration's base file through the API: by the dashboard, and by keys with the scope `configure`.
 
-An edit gives the whole text, or settings of one model. It is checked as a reload checks it, and names the version of the file
-that it was made for, so that nobody writes over somebody else's change. Comments stay. Every text that was in force is kept, so
-that each edit can be taken back. What `server.edit` withholds is refused by the values that the file had before.
+An edit has the whole text, or settings of one model. It passes the checks of a reload, and names the version of the file that
+it starts from, so that nobody overwrites somebody else's change. Comments stay. The editor keeps every text that was in force,
+so that each edit can be undone. The values that the file had before decide what `server.edit` forbids.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from supervisor.schema.edit import (
 log = structlog.get_logger("llmux.editing")
 
 KEPT_IN = "configurations"
-"""The folder of the versions, in the state directory."""
+"""The folder of earlier versions, in the state directory."""
 EDITABLE = (
     *(key for key in PLACEMENT if key not in ("public", "enabled", "source", "prompt_format", "keep_bodies")),
     "gpus",
 )
-"""Keys of every model that can be set without knowing its runtime."""
+"""Keys of every model that an edit can set, whatever the runtime."""
 
 
 class ChangedError(LlmuxError):
-    """Somebody changed the file since it was read for this edit."""
+    """Somebody changed the file after the version that this edit starts from."""
 
     status = HTTPStatus.PRECONDITION_FAILED
     type = "invalid_request_error"
@@ -65,7 +65,7 @@ class ChangedError(LlmuxError):
 
 
 class ReadOnlyError(LlmuxError):
-    """The file can't be written here; `detail` has the lines to enter where it comes from."""
+    """llmux can't write the file; `detail` has the lines to enter at the file's origin."""
 
     status = HTTPStatus.CONFLICT
     type = "invalid_request_error"
@@ -83,7 +83,7 @@ class _File:
 
 
 class Editor:
-    """One for each daemon. Use from the event loop's thread."""
+    """The editor of a daemon's base file. Use from the event loop's thread."""
 
     def __init__(self, daemon: Daemon, reloader: Reloader) -> None:
         self._daemon = daemon
@@ -95,13 +95,13 @@ class Editor:
         daemon.on_configure.append(self._keep_soon)
 
     async def file(self) -> FileView:
-        """The file as it is. Raises InvalidRequestError where it can't be read."""
+        """The current file. Raises InvalidRequestError if it can't be read."""
         found = await self._read()
         versions = await asyncio.to_thread(self._versions.listing)
         return FileView(str(self._base), found.text, found.etag, self._allowed, found.locked, sorted(KEYS), versions)
 
     async def version(self, wanted: str) -> VersionView:
-        """An earlier text. Raises NotFoundError."""
+        """An earlier version of the file. Raises NotFoundError."""
         versions = await asyncio.to_thread(self._versions.listing)
         text = await asyncio.to_thread(self._versions.read, wanted)
         if text is None:
@@ -109,11 +109,11 @@ class Editor:
         return VersionView(wanted, next(one.at for one in versions if one.id == wanted), text)
 
     async def settings(self, name: str) -> SettingsView:
-        """What can be set of a model, and what the file says. Raises NotFoundError."""
+        """The settings of a model that an edit can change, with the values in the file. Raises NotFoundError."""
         return await asyncio.to_thread(self._settings, self._daemon.catalog.resolve(name).model, await self._read())
 
     def _settings(self, model: CatalogModel, found: _File) -> SettingsView:
-        """Blocks for milliseconds."""
+        """See `settings`. Blocks for milliseconds."""
         document = _document(found.text)
         entry = _table(_table(document, "models"), model.id)
         described = model.adapter.config.model_json_schema()["properties"]
@@ -128,15 +128,15 @@ class Editor:
         return SettingsView(str(model.id), found.etag, found.locked, settings, plain_names, others)
 
     async def locked(self) -> str | None:
-        """Why the file can't be changed from here; None: it can."""
+        """The reason why llmux can't change the file; None: it can."""
         return (await self._read()).locked
 
     async def check(self, edit: Edit) -> Checked:
-        """What it would do. Raises InvalidRequestError for what isn't an edit, EditError."""
+        """Try an edit without saving. Raises InvalidRequestError for an invalid edit, EditError."""
         return await self._check(edit, await self._read())
 
     async def save(self, edit: Edit, etag: str) -> Checked:
-        """Write it, and reload. Nothing has changed where this raises.
+        """Save an edit, and reload. If this raises, nothing has changed.
 
         Raises ChangedError, ReadOnlyError, ForbiddenError for guarded keys, ConfigError for mistakes.
         """
@@ -167,14 +167,14 @@ class Editor:
             return checked
 
     def _pulled(self, name: str | None) -> PulledFiles:
-        """Blocks on the model's folder."""
+        """The pulled files of a model. Blocks on the model's folder."""
         catalog = self._daemon.catalog
         folder, names = pulled_files.pulled(catalog, catalog.models[ModelId(name or "")])
         sizes = [path.stat().st_size for path in (folder / one for one in names) if path.exists()]
         return PulledFiles(str(folder), names, sum(sizes))
 
     def _delete(self, found: PulledFiles) -> None:
-        """Blocks. What can't be deleted stays, and the log says so: the model has gone already."""
+        """Delete pulled files. Blocks. The model is removed already, so failures are only logged."""
         try:
             pulled_files.delete(Path(found.folder), found.names, self._daemon.catalog.server.models_dir)
         except OSError as error:
@@ -190,7 +190,7 @@ class Editor:
         log.info("config.edited", path=str(self._base), etag=checked.etag)
 
     def _replace(self, before: _File, text: str) -> None:
-        """Blocks. Raises ChangedError, ReadOnlyError."""
+        """Replace the file's text. Blocks. Raises ChangedError, ReadOnlyError."""
         try:
             with files.alone_in(self._base.resolve().parent):
                 if self._now().text != before.text:
@@ -212,7 +212,7 @@ class Editor:
         return await asyncio.to_thread(self._now)
 
     def _now(self) -> _File:
-        """Blocks. Raises InvalidRequestError where it can't be read."""
+        """Read the current file. Blocks. Raises InvalidRequestError if it can't be read."""
         if self._reloader.configuration.foreign is not None:
             return _File("", "llmux is configured by variables, or by another program's files")
         try:
@@ -245,21 +245,21 @@ class Editor:
         return checked
 
     def _draft(self, edit: Edit, before: str) -> Checked:
-        """The edit as a text, and what of it only the owner may do. Blocks."""
+        """The text after the edit, and the parts of the edit that only the owner may do. Blocks."""
         text = self._edited(edit, before)
         is_free = self._allowed == "all"
         guarded = () if is_free else guarded_changes(_document(before), _document(text))
         return Checked(f'"{digest(text)}"', text, _diff(before, text), [], [*guarded], [])
 
     def _overruled(self, catalog: Catalog, model: ModelId, keys: Iterable[str]) -> Iterator[str]:
-        """What has no effect, because another file says it, too."""
+        """The keys of an edit that have no effect, because another file overrides them."""
         for key in keys:
             place = catalog.origin("models", model, key)
             if place is not None and place.source.label != self._reloader.configuration.label:
                 yield f"{place} sets {key}, too, and that counts."
 
     def _edited(self, edit: Edit, text: str) -> str:
-        """The text with the edit. Blocks on the files of a model without an entry. Raises InvalidRequestError, EditError."""
+        """The text after the edit. Blocks on the files of a model without an entry. Raises InvalidRequestError, EditError."""
         if (edit.text is None) == (edit.model is None):
             raise InvalidRequestError('An edit gives either "text" or "model".', param="text")
         if edit.text is not None:
@@ -285,7 +285,7 @@ class Editor:
         return text if edit.names is None else self._with_names(text, model.id, edit.names)
 
     def _without(self, text: str, model: CatalogModel) -> str:
-        """Without the model, and the names that stand for it as it is. Raises InvalidRequestError, EditError."""
+        """The text without the model and its plain aliases. Raises InvalidRequestError, EditError."""
         document, catalog = _document(text), self._daemon.catalog
         if catalog.is_local(model):
             path = getattr(model.config, "path", "")
@@ -301,7 +301,7 @@ class Editor:
         return without_entry(text, model.id)
 
     def _entry_of(self, name: ModelId) -> Mapping[str, JsonValue]:
-        """The entry of a model that has none: one of a folder. Raises InvalidRequestError."""
+        """A new entry for a model that comes from a folder and has none. Raises InvalidRequestError."""
         model = self._daemon.catalog.models[name]
         path = getattr(model.config, "path", None)
         found, _ = (
@@ -312,7 +312,7 @@ class Editor:
         return found[0].entry
 
     def _with_names(self, text: str, model: ModelId, names: list[str]) -> str:
-        """With exactly these further names that stand for the model as it is. Raises InvalidRequestError, EditError."""
+        """The text with exactly these plain aliases of the model. Raises InvalidRequestError, EditError."""
         document = _document(text)
         now, others = _names_of(document, model)
         virtual = _table(document, "virtual_models")
@@ -348,7 +348,7 @@ class Editor:
                 return Fit("waits", rooms, [str(name) for name in answer.waits_for], answer.reason)
 
     def _keep_soon(self) -> None:
-        """Remember the text that is in force now."""
+        """Soon keep the text that is in force now as a version."""
         task = asyncio.get_running_loop().create_task(self._keep())
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
@@ -367,7 +367,7 @@ def _changed(base: Path) -> ChangedError:
 
 
 def _mark(problem: Problem, label: str) -> Mark:
-    """The mistake in the text of the file of this label; one elsewhere names its place."""
+    """The mark of a problem in the file with this label. A problem in another file names its place in the message."""
     place, key = problem.place, dotted(problem.trail)
     if place.source.label == label:
         return Mark(place.line, place.column, key, problem.message)
@@ -380,7 +380,7 @@ def _words(mark: Mark) -> str:
 
 
 def _document(text: str) -> dict[str, JsonValue]:
-    """What the text says, as far as it can be read."""
+    """The parsed text, as far as it can be parsed."""
     node, _ = parse(text, Source(Layer.FILE, "", Path()))
     value = plain(node) if node is not None else {}
     return value if isinstance(value, dict) else {}
@@ -392,7 +392,7 @@ def _table(document: Mapping[str, JsonValue], key: str) -> dict[str, JsonValue]:
 
 
 def _names_of(document: Mapping[str, JsonValue], model: str) -> tuple[list[str], list[str]]:
-    """The virtual models that stand for the model as it is, and those with settings of their own."""
+    """The plain aliases of a model, and its virtual models with settings of their own."""
     plain_names: list[str] = []
     others: list[str] = []
     for name, entry in _table(document, "virtual_models").items():
@@ -402,6 +402,6 @@ def _names_of(document: Mapping[str, JsonValue], model: str) -> tuple[list[str],
 
 
 def _diff(before: str, after: str) -> str:
-    """In the unified form, without the names of files."""
+    """A unified diff without file names."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
     return "\n".join(line for line in lines if not line.startswith(("---", "+++")))

@@ -1,6 +1,6 @@
-"""Partners: others who take memory of our devices, such as a training job. Each has a lease, which it keeps by heartbeats.
+"""Partners: other programs that use memory of our devices, such as a training job. Heartbeats keep a partner's lease alive.
 
-A lease outlives the daemon: the next one on the same state directory restores it, and the heartbeats go on there.
+A lease outlives the daemon: the next daemon on the same state directory restores it, and receives the heartbeats.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from supervisor.schema.memory import Lease, LeaseEnd, LeaseRequest
 log = structlog.get_logger("llmux.partners")
 
 TTL_S: Final = 30.0
-"""How long a lease lasts without a heartbeat, where its holder does not say."""
+"""Seconds that a lease lasts without a heartbeat, unless its holder chooses otherwise."""
 _COLLECTION = "leases"
 _STATES: Final[Mapping[WorkerState, Literal["waiting", "held", "ending"]]] = {
     WorkerState.STOPPED: "waiting",
@@ -52,7 +52,7 @@ Json = dict[str, JsonValue]
 
 
 class Partners:
-    """The leases of partners. One for each daemon."""
+    """All partners' leases of a daemon."""
 
     def __init__(self, engine: Engine, sampler: MemorySampler) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ class Partners:
         engine.observers.append(self._observe)
 
     def restore(self, store: Store) -> None:
-        """Go on with the leases that are kept there, and keep new ones there. Call it before memory is read."""
+        """Restore the leases in the store, and keep new ones there. Call this before the first reading of memory."""
         self._store = store
         known = {device.id for device in self._sampler.devices()}
         for name, kept in store.items(_COLLECTION).items():
@@ -78,9 +78,9 @@ class Partners:
     # ------------------------------------------------------------------------------------------------- what is asked
 
     async def take(self, wanted: LeaseRequest) -> Lease:
-        """A lease, once it is granted. Cancelling it leaves none.
+        """Wait for a lease, and return it. Cancelling leaves no lease.
 
-        Raises InvalidRequestError for what can never be, LeaseUnavailableError, UnavailableError during the shutdown.
+        Raises InvalidRequestError for an impossible lease, LeaseUnavailableError, UnavailableError during the shutdown.
         """
         while True:
             try:
@@ -104,7 +104,7 @@ class Partners:
         return self.view(spec.id)
 
     async def _share(self, name: ModelId) -> None:
-        """Raises LeaseUnavailableError when others who share the devices were faster."""
+        """Lease in the shared store. Raises LeaseUnavailableError if another coordinator was faster."""
         if self.shared is None:
             return
         model = self._find(name).model
@@ -115,7 +115,7 @@ class Partners:
             raise LeaseUnavailableError(f"{name} lost its lease: {trouble}. Try again.", retry_after_s=1.0)
 
     async def renew(self, name: str, ttl_s: float | None, pid: int | None) -> Lease:
-        """A heartbeat. Raises NotFoundError when the lease has ended: then its holder must stop."""
+        """A heartbeat. Raises NotFoundError if the lease has ended: then the holder must stop."""
         if not self._find(name).is_held:
             raise _gone(name)
         self._engine.post(LeaseRenewed(ModelId(name), ttl_s, pid))
@@ -124,7 +124,7 @@ class Partners:
         return self.view(name)
 
     def end(self, name: str) -> LeaseEnd:
-        """Its holder needs it no more, or has ended. Raises NotFoundError."""
+        """End a lease, because its holder has ended or no longer needs it. Raises NotFoundError."""
         self._find(name)
         self._engine.post(LeaseEnded(ModelId(name), "its holder ended it"))
         return LeaseEnd(name, ended=True)
@@ -150,11 +150,11 @@ class Partners:
     # -------------------------------------------------------------------------------------------------------- reading
 
     def views(self) -> list[Lease]:
-        """All of them, oldest first."""
+        """All leases, oldest first."""
         return [self._view(found) for found in self._engine.partners()]
 
     def view(self, name: str) -> Lease:
-        """One of them. Raises NotFoundError."""
+        """One lease. Raises NotFoundError."""
         return self._view(self._find(name))
 
     def _find(self, name: str) -> PartnerStatus:
@@ -182,7 +182,7 @@ class Partners:
         )
 
     def _environment(self, devices: Devices) -> dict[str, str]:
-        """The variables that let its process see its devices, and no others."""
+        """The variables that limit the partner's process to its devices."""
         if not devices:
             return {}
         return visibility(device.assignment for device in self._sampler.devices() if device.id in devices)
@@ -190,7 +190,7 @@ class Partners:
     # -------------------------------------------------------------------------------------------------------- keeping
 
     async def _save(self, name: ModelId) -> None:
-        """So that the next daemon knows it. Without that, the lease is as good until then."""
+        """Save the lease for the next daemon. If that fails, the lease is still valid in this daemon."""
         found = self._find(name)
         kept: Json = {
             "holder": found.partner.holder,
@@ -225,7 +225,7 @@ def _gone(name: str) -> NotFoundError:
 
 
 def _restored(name: ModelId, kept: JsonValue) -> LeaseRestored:
-    """Raises LookupError, TypeError or ValueError for what isn't one."""
+    """Parse a stored lease. Raises LookupError, TypeError or ValueError for anything else."""
     if not isinstance(kept, dict):
         raise TypeError(kept)
     told: dict[str, object] = dict(kept)

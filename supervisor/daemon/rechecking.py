@@ -1,7 +1,7 @@
-"""Models that can't run on this machine as it is: looked at again until they can, without a reload.
+"""Checks models that can't run on this machine again and again, until they can run, without a reload.
 
-Whether a file is there is no matter of the configuration: a disk may be mounted late, or a server of files be away for a
-while. What a model's files say (its memory, its context, what it can do) is read anew when it can run again.
+A missing file is no mistake of the configuration: a disk may be mounted late, or a file server be away for a while. Once the
+model can run again, its memory, context and abilities are read from its files anew.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INTERVAL_S: Final = 2.0
 
 
 def apply(daemon: Daemon, catalog: Catalog, keyring: Keyring, specs: Sequence[ModelSpec]) -> None:
-    """Serve this from now on, in one turn of the loop. An operator's overrides of unchanged models are kept."""
+    """Put a catalog and keyring in force, in one turn of the loop. Keeps operators' overrides of unchanged models."""
     daemon.fleet.models = catalog.models
     daemon.fleet.limits = catalog.limits
     daemon.configure(catalog, keyring)
@@ -46,14 +46,14 @@ def _overridden(daemon: Daemon, spec: ModelSpec) -> ModelSpec:
 
 
 async def watch(daemon: Daemon) -> None:
-    """Loops: looks at those that have failed for such a reason."""
+    """Check models with missing files again, forever."""
     while True:
         await asyncio.sleep(INTERVAL_S)
         await look_again(daemon, _suspects(daemon))
 
 
 async def look_again(daemon: Daemon, names: Sequence[ModelId]) -> None:
-    """Look at these models' files, and serve them as they are now. Nothing happens if the configuration changes meanwhile."""
+    """Read the files of these models, and update the models. Does nothing if the configuration changes meanwhile."""
     catalog = daemon.catalog
     devices = [device.spec for device in daemon.sampler.devices()]
     found = await asyncio.to_thread(partial(_look, catalog, names, devices, daemon.learned())) if names else None
@@ -74,7 +74,7 @@ def _suspects(daemon: Daemon) -> list[ModelId]:
 def _look(
     catalog: Catalog, names: Sequence[ModelId], devices: Sequence[DeviceSpec], learned: Learned
 ) -> tuple[Catalog, tuple[ModelSpec, ...]] | None:
-    """None: nothing has changed. Blocks on files."""
+    """The catalog and specifications with updated models; None: no change. Blocks on files."""
     models = catalog.models
     changed = {name: models[name].looked_at() for name in names if models[name].look() != models[name].troubles}
     if not changed:

@@ -5,9 +5,9 @@ replaced within one turn. A model with a changed definition gets a new worker af
 model stops, and all others don't notice. Settings that only a start can change (addresses, directories, devices) stay as
 they are and are reported.
 
-Reloads run one after another, whether the API, SIGHUP or the file watch asks for them. While one runs, all who ask share the
-next, which reads the files after they asked. Files count once they hold still, so that nobody sees one that is half written;
-and what looks like a lost file, one that takes away every model or every key, is refused unless an operator insists.
+Reloads run one after another, whether the API, SIGHUP or the file watch asks for them. All requests for a reload while one
+runs share the next, which reads the files after those requests. A reload waits until files stop changing, so it never reads a
+half-written file. A reload that would remove every model or every key, as a lost file would, is refused unless forced.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ log = structlog.get_logger("llmux.reload")
 
 WATCH_INTERVAL_S: Final = 2.0
 STILL_S: Final = 0.5
-"""A file that did not change for so long is taken as written."""
+"""Seconds without a change after which a file counts as completely written."""
 STILL_WITHIN_S: Final = 10.0
-"""For how long a reload waits for that."""
+"""Seconds that a reload waits for that."""
 MOVING: Final = "something keeps writing to it"
 LIVE: Final = frozenset(
     {"allowed_hosts", "allowed_origins", "api_keys", "watch", "runner_id", "runner_type", "health", "governance"}
@@ -71,7 +71,7 @@ Stamps = dict[Path, Stamp]
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """A reload that has not happened: what it would change, and what would be served then."""
+    """A simulated reload: its changes, and the resulting catalog and specifications."""
 
     difference: Difference
     catalog: Catalog
@@ -90,17 +90,17 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _Wish:
-    """What those want who share a reload that has not begun."""
+    """The combined request of all callers that share the next reload."""
 
     causes: dict[str, None] = field(default_factory=dict)
     force: bool = False
 
 
 class Reloader:
-    """One for each daemon. Use from the event loop's thread."""
+    """A daemon's reloads. Use from the event loop's thread."""
 
     def __init__(self, daemon: Daemon, configuration: Configuration, *listens_on: str) -> None:
-        """`listens_on`: the addresses of the listening sockets, which may be others than the configured one."""
+        """`listens_on`: the addresses of the listening sockets, which may differ from the configured one."""
         self._daemon = daemon
         self._configuration = configuration
         self._hosts = {
@@ -115,18 +115,17 @@ class Reloader:
 
     @property
     def configuration(self) -> Configuration:
-        """What it reads."""
+        """The configuration that reloads read."""
         return self._configuration
 
     def files(self) -> dict[Path, FileKind]:
-        """The files that it reads, whether they are there or not; the base file is the first."""
+        """The files that a reload reads, existing or not; the base file is the first."""
         return self._configuration.files(self._daemon.catalog)
 
     async def reload(self, cause: str, *, force: bool = False) -> Difference:
-        """The outcome of a reload that begins after this call. It continues if the caller is cancelled.
+        """Reload, beginning after this call. Returns the changes. The reload continues if the caller is cancelled.
 
-        `force`: also where no model or no key is left; who shares a reload with one who insists gets the same. Raises
-        ConfigError with every problem; then nothing was changed.
+        `force`: even if no model or no key is left. It applies to all callers that share the reload. Raises ConfigError with every problem; then nothing has changed.
         Raises UnavailableError while shutting down.
         """
         outcome = await asyncio.shield(self.begin(cause, force=force))
@@ -135,7 +134,7 @@ class Reloader:
         return outcome
 
     def begin(self, cause: str, *, force: bool = False) -> asyncio.Task[Difference | LlmuxError]:
-        """Begin a reload, or share the one that waits for its turn; its result is logged."""
+        """Begin a reload, or share the next one. The result is logged."""
         if self._wish is None or self._last is None:
             self._wish = _Wish()
             self._last = asyncio.create_task(self._reload_after(self._last), name="reload")
@@ -144,21 +143,21 @@ class Reloader:
         return self._last
 
     async def preview(self, *, force: bool = False) -> Difference:
-        """What `reload` would do now. Changes nothing. Raises ConfigError as it does."""
+        """The changes that `reload` would make now. Changes nothing. Raises ConfigError as `reload` does."""
         outcome, _ = await self._when_still(force=force)
         if isinstance(outcome, ConfigError):
             raise outcome
         return self._difference(outcome)
 
     async def rehearse(self, text: str, *, force: bool = False) -> Rehearsal:
-        """What a reload would do if the base file had this text. Raises ConfigError as `reload` does."""
+        """Simulate a reload with this text as the base file. Raises ConfigError as `reload` does."""
         prepared = await asyncio.to_thread(self._prepare, self._daemon.learned(), self._busy(), force=force, text=text)
         return Rehearsal(self._difference(prepared), prepared.catalog, {spec.id: spec for spec in prepared.specs})
 
     async def watch(self) -> None:
-        """Loops: reloads after a file changed and then stayed the same for one interval.
+        """Reload whenever a file changed and then stayed the same for one interval, forever.
 
-        The configuration's own while `server.watch` is on, those of `models_from` always.
+        The configuration's own files are watched while `server.watch` is on, those of `models_from` always.
         """
         before, models_before = self._read, self._models
         while True:
@@ -205,7 +204,7 @@ class Reloader:
         return difference
 
     async def _refused(self, error: ConfigError) -> ConfigError:
-        """Whatever else is wrong, a revoked key stops working; the error that says so, too."""
+        """Revoke removed keys although the configuration has mistakes. Returns the error, which mentions that."""
         daemon, path = self._daemon, self._daemon.catalog.server.api_keys
         if path is None or any(problem.startswith(f"{path}: {MOVING}") for problem in error.problems):
             return error
@@ -227,7 +226,7 @@ class Reloader:
         return self._daemon.engine.queue().is_stopping
 
     async def _when_still(self, *, force: bool) -> tuple[_Prepared | ConfigError, Stamps]:
-        """What the files say when nobody is writing them, and their stamps then."""
+        """The prepared reload once no file changes any more, and the files' stamps at that time."""
         files = self._configuration.files(self._daemon.catalog)
         last_try = time.monotonic() + STILL_WITHIN_S
         while True:
@@ -259,7 +258,7 @@ class Reloader:
     def _prepare(
         self, learned: Learned, busy: frozenset[ModelId], *, force: bool, text: str | None = None
     ) -> _Prepared:
-        """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""
+        """Do every slow or failing part of a reload. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
         wanted = self._configuration.read(text=text).with_set(self._daemon.runtime.active_set)
         fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
@@ -287,7 +286,7 @@ class Reloader:
         return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings_of(catalog, specs, devices), leaving)
 
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
-        """What is rather an accident with a file than meant."""
+        """Changes that look like an accident with a file rather than intended."""
         insist = "nothing was changed. If you mean it: llmux reload --force"
         for folder in set(catalog.models_from) & set(self._daemon.catalog.models_from):
             if not folder.exists() and (lost := len(self._daemon.catalog.models) - len(catalog.models)) > 0:
@@ -340,7 +339,7 @@ class Reloader:
         )
 
     def _stops(self, prepared: _Prepared) -> Iterator[Stop]:
-        """The workers that can't go on as they are."""
+        """The stops of workers whose definition changed or whose model was removed."""
         before, after = self._daemon.catalog.models, prepared.catalog.models
         limits = prepared.catalog.limits.limits()
         admission = policy_of(limits, prepared.catalog.limits.policy())
@@ -359,7 +358,7 @@ class Reloader:
 
 
 def _keeping_sizes(catalog: Catalog, running: Catalog) -> Catalog:
-    """Models whose files are away now, and that are the same otherwise, keep what their files said: their workers go on."""
+    """The catalog in which unchanged models with missing files keep the facts from their files, so that their workers go on."""
     kept = {
         name: before.troubled(model)
         for name, model in catalog.models.items()
@@ -372,7 +371,7 @@ def _keeping_sizes(catalog: Catalog, running: Catalog) -> Catalog:
 
 
 def _with_leaving(catalog: Catalog, running: Catalog, busy: frozenset[ModelId]) -> tuple[Catalog, frozenset[ModelId]]:
-    """With those models of folders whose files are gone while they have requests: they go once they are idle."""
+    """The catalog with those models of folders whose files are gone but which have requests. They are removed once idle."""
     leaving = {
         name: model
         for name, model in running.models.items()
@@ -390,7 +389,7 @@ def _with_leaving(catalog: Catalog, running: Catalog, busy: frozenset[ModelId]) 
 
 
 def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:
-    """Every name and what it means. A name of both a model and a virtual model means both."""
+    """Name → its meaning. A name of both a model and a virtual model has both meanings."""
     names: dict[str, tuple[object, ...]] = {model.id: (model.config,) for model in catalog.models.values()}
     for virtual in catalog.virtual.values():
         names[virtual.name] = (*names.get(virtual.name, ()), virtual.config)

@@ -1,7 +1,8 @@
-"""Keeps what ended over restarts: the last requests, and what each key used on each day. Written every few seconds, off the loop.
+"""Keeps finished requests over restarts: the most recent ones, and each key's usage by day. Writes every few seconds, off the
+loop.
 
-A daemon that is killed loses what ended since the last write, and nothing else. While a successor has the store nothing is
-written.
+A killed daemon loses only the requests that finished after the last write. Nothing is written while a successor has the
+store.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _ADD: Final = """
 
 
 class RequestLog:
-    """One for each daemon. Use from the event loop's thread."""
+    """A daemon's log of requests. Use from the event loop's thread."""
 
     def __init__(self, store: Store, requests: InFlight, epoch: float, run: str) -> None:
-        """`epoch`: when the engine's clock was zero, in Unix seconds; `run`: what stands before this daemon's numbers."""
+        """`epoch`: the zero of the engine's clock, in Unix seconds. `run`: the prefix of this daemon's request numbers."""
         self._store = store
         self._requests = requests
         self._epoch = epoch
@@ -49,20 +50,20 @@ class RequestLog:
         self._has_failed = False
 
     async def open(self) -> None:
-        """Restore the last requests, and keep from now on."""
+        """Restore the most recent requests, and keep finished ones from now on."""
         self._requests.kept = []
         with contextlib.suppress(NotSavedError):  # which `Store` has said
             texts = await self._store.run(_last)
             self._requests.restore(one for text in texts if (one := restored(text, self._epoch)) is not None)
 
     async def run(self) -> None:
-        """Loops: writes what has ended."""
+        """Write finished requests, forever."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what has ended so far. What can't be written is tried again with the next."""
+        """Write the requests finished so far. A failed write is retried with the next."""
         async with self._turn:
             self._requests.record()
             ended = self._requests.kept
@@ -79,7 +80,7 @@ class RequestLog:
                 self._has_failed = True
 
     async def usage(self, first: date, last: date) -> list[Used]:
-        """What was used on these days. Raises NotSavedError where it can't be read."""
+        """The usage on these days. Raises NotSavedError if it can't be read."""
         await self.flush()
         return await self._store.run(
             lambda file: [
@@ -89,7 +90,7 @@ class RequestLog:
         )
 
     def _write(self, file: sqlite3.Connection, ended: list[RequestRecord]) -> None:
-        """In the store's thread."""
+        """Write to the database. Runs in the store's thread."""
         texts = [(written(one, self._epoch, self._run),) for one in ended[-ENDED:]]
         file.executemany("INSERT INTO requests (view) VALUES (?)", texts)
         file.execute("DELETE FROM requests WHERE number <= (SELECT max(number) FROM requests) - ?", (ENDED,))

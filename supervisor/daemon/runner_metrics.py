@@ -1,6 +1,6 @@
 """Metrics under the names that schedulers of model runners look for, beside llmux's own (`metrics`).
 
-`vllm_…` is what such runners call them, whatever runtime answers; vLLM's own metrics are `vllm:…`.
+Such runners use the prefix `vllm_`, whatever the runtime; vLLM's own metrics have the prefix `vllm:`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIB: Final = 1024 * 1024
 
 
 class RunnerMetrics(Collector):
-    """One for each daemon. Use from the event loop's thread."""
+    """A daemon's metrics for model runners. Use from the event loop's thread."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -35,7 +35,7 @@ class RunnerMetrics(Collector):
         daemon.metrics.tell(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """For the registry: what is read at each scrape."""
+        """The gauges that are read at each scrape, for the registry."""
         rate = GaugeMetricFamily(
             "vllm_cache_hit_rate", "Share of prompt tokens that were cached, where answers say so.", labels=["model"]
         )
@@ -52,7 +52,7 @@ class RunnerMetrics(Collector):
         yield from (rate, queue, used, self._parts())
 
     def _parts(self) -> GaugeMetricFamily:
-        """Of what is loaded and computed: a worker's weights and cache are known only from its model's files."""
+        """Memory of loaded models by part. Weights and cache of a worker are known only from the model's files."""
         about = "Memory of loaded models; weights and kv_cache as computed, other: what more was measured, or leased."
         family = GaugeMetricFamily("vllm_model_memory_bytes", about, labels=["model", "part"])
         for status in self._daemon.engine.active():
@@ -69,7 +69,7 @@ class RunnerMetrics(Collector):
 
 
 def known_estimate(daemon: Daemon, status: ModelStatus) -> Estimate | None:
-    """What was computed of a loaded model whose weights could be told apart; None of any other."""
+    """The computed footprint of a loaded model, if its weights are a part of their own; else None."""
     if not status.answering or status.spec.remote or status.id not in daemon.catalog.models:
         return None
     estimate = daemon.fleet.effective(status.id).known_estimate

@@ -1,6 +1,6 @@
 """Settings that operators change while the daemon runs, kept over restarts: `GET` and `PUT /api/v1/config`, and the active set.
 
-A file or a variable only says what they are at first. What can't be kept isn't changed.
+Files and variables only have their first values. A change that can't be saved isn't made.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _WORDS: Final[Mapping[str, bool]] = {"true": True, "1": True, "yes": True, "fals
 
 
 class RuntimeConfig:
-    """One for each daemon; without a store it is for this run alone."""
+    """A daemon's settings of this kind. Without a store they last for this run only."""
 
     def __init__(self, store: Store | None = None, *, allow_cloud_fallback: bool = True) -> None:
-        """`allow_cloud_fallback`: what holds until somebody changes it."""
+        """`allow_cloud_fallback`: the value until somebody changes it."""
         self._store = store
         self._changed: bool | None = None  # by an operator
         self._first = allow_cloud_fallback
@@ -29,12 +29,12 @@ class RuntimeConfig:
 
     @property
     def allow_cloud_fallback(self) -> bool:
-        """May a task fall back to a remote model?"""
+        """May tasks fall back to remote models?"""
         kept = self._changed if self._store is None else self._store.get(_COLLECTION, _CLOUD_FALLBACK)
         return kept if isinstance(kept, bool) else self._first
 
     async def allow(self, *, cloud_fallback: bool) -> None:
-        """From now on, also after a restart. Raises NotSavedError; then nothing has changed."""
+        """Change the value, and save it over restarts. Raises NotSavedError; then nothing has changed."""
         if self._store is None:
             self._changed = cloud_fallback
         else:
@@ -42,12 +42,12 @@ class RuntimeConfig:
 
     @property
     def active_set(self) -> str | None:
-        """The set that an operator switched on; None: none. It may not be configured any more."""
+        """The set that an operator switched on; None: no set. The configuration may no longer have it."""
         kept = self._active_set if self._store is None else self._store.get(_COLLECTION, _ACTIVE_SET)
         return kept if isinstance(kept, str) else None
 
     async def activate(self, name: str | None) -> None:
-        """From now on, also after a restart. Raises NotSavedError; then nothing has changed."""
+        """Change the value, and save it over restarts. Raises NotSavedError; then nothing has changed."""
         if self._store is None:
             self._active_set = name
         else:
@@ -55,7 +55,7 @@ class RuntimeConfig:
 
 
 def from_environment() -> bool:
-    """What VARIABLE says; True where it isn't set. Raises ConfigError."""
+    """The value of VARIABLE; True if it isn't set. Raises ConfigError."""
     text = os.environ.get(VARIABLE) or "true"
     if text.strip().lower() not in _WORDS:
         raise ConfigError((f"{VARIABLE}: expected true or false, got {text!r}",))

@@ -1,4 +1,4 @@
-"""Workers' own metrics, as they tell them at this moment. One that doesn't answer in time tells nothing."""
+"""Fetches workers' own metrics. A worker that doesn't answer in time has none."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LIMIT: Final = 1024 * 1024
 
 
 def ready_workers(daemon: Daemon) -> list[ModelStatus]:
-    """All that answer."""
+    """All workers that are ready."""
     running = (worker for model in daemon.engine.active() for worker in model.replicas)
     return [worker for worker in running if worker.state is WorkerState.READY and worker.answering]
 
 
 async def metrics_of(daemon: Daemon, worker: ModelStatus) -> bytes:
-    """In Prometheus's text format; nothing where it has none or doesn't answer in time."""
+    """The worker's metrics in Prometheus's text format; empty if it has none or doesn't answer in time."""
     found = daemon.fleet.metrics_source(worker.id, worker.generation)
     if found is None:
         return b""

@@ -1,7 +1,7 @@
-"""Which of the configured sets is active: their pins and default models count instead of the models' and the limits' own.
+"""The active set. Its pins and default models replace those of the models and of the limits.
 
-A switch is a reload with another set, so it ends no worker and loads nothing by itself: default models come back as they do
-always. Pins that operators set by hand end with it.
+A switch is a reload with another set, so it ends no worker and loads nothing by itself: default models load as usual. It
+removes pins that operators set by hand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = structlog.get_logger("llmux.sets")
 
 
 class Sets:
-    """One for each daemon. Use from the event loop's thread."""
+    """A daemon's sets. Use from the event loop's thread."""
 
     def __init__(self, daemon: Daemon, reloader: Reloader) -> None:
         self._daemon = daemon
@@ -28,7 +28,7 @@ class Sets:
         self._turn = asyncio.Lock()
 
     def listing(self) -> SetList:
-        """All sets."""
+        """All configured sets."""
         catalog = self._daemon.catalog
         return SetList(
             [
@@ -38,7 +38,7 @@ class Sets:
         )
 
     async def switch(self, name: str | None) -> None:
-        """Make this the active set. Nothing has changed where this raises.
+        """Make this the active set; None: no set. If this raises, nothing has changed.
 
         Raises NotFoundError for a set that isn't configured, NotSavedError where it can't be kept, ConfigError where the files have mistakes.
         """

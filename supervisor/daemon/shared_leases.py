@@ -1,14 +1,14 @@
-"""Several coordinators on the same devices: each of our leases is also in a store that all of them ask first.
+"""Shares devices among several coordinators: each of our leases is also in a store that all coordinators ask first.
 
 The rules:
- 1. Before a worker starts, or a partner is told that it has its memory, the store has their lease.
+ 1. A worker starts, and a partner gets its memory, only after the store has the lease.
  2. What others have leased there counts as taken in our ledger. No load begins without free memory, whatever the store says.
  3. A lease stays in the store until its memory is back, and is renewed as long.
  4. While the store can't be reached nothing new begins. What was leased before goes on until its lease is about to end
     there; then it is stopped, because others may take its memory.
- 5. Where a lease has expired meanwhile, it is taken again if there is room; if not, its holder is stopped.
+ 5. An expired lease is taken again if there is room; if not, its holder is stopped.
 
-What the engine's ledger holds is compared with the store again and again, so nothing depends on a message that may be lost.
+The engine's ledger is compared with the store again and again, so nothing depends on a message that may be lost.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ log = structlog.get_logger("llmux.leases")
 LOOK_S: Final = 1.0
 RENEW_S: Final = 5.0
 STOP_S: Final = 10.0
-"""How long before its lease ends in the store a worker is killed: the kill, and a shim that must be killed, take five."""
+"""Seconds before the end of its lease in the store at which a worker is killed. The kill of worker and shim takes up to five."""
 
 PARTNER_STOP_S: Final = 30.0
-"""The same of a partner: its next heartbeat tells it, and then it gets a grace."""
+"""The same for a partner, which learns it from its next heartbeat, and then has a grace period."""
 
 HOST_PREFIX: Final = "host:"
 
@@ -54,7 +54,7 @@ class _Held:
 
 
 class SharedLeases:
-    """Our part in a store. Make it before anything is planned."""
+    """Our leases in a shared store. Create it before the engine plans anything."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class SharedLeases:
     # ------------------------------------------------------------------------------------------------------- beginning
 
     async def gate(self, effect: StartWorker) -> Crash | None:
-        """Lease what a worker needs before it starts; a refusal isn't its fault, and is tried again."""
+        """Lease a worker's memory before it starts. A refusal doesn't count as the worker's fault, and is retried."""
         trouble = await self.take((effect.model, effect.generation), effect.devices, effect.lease_mib)
         return None if trouble is None else Crash(CrashClass.HOST, trouble)
 
     async def take(self, holder: Holder, devices: Devices, mib: Parts) -> str | None:
-        """Lease it in the store. None, or why not; then others' leases are known to the engine."""
+        """Lease in the store. Returns None, or the reason of a refusal; then the engine already knows the others' leases."""
         self._asking.add(holder)
         try:
             refusal = await self._take(holder, dict(zip(devices, mib, strict=True)), has_it=False)
@@ -114,13 +114,13 @@ class SharedLeases:
     # -------------------------------------------------------------------------------------------------------- keeping
 
     async def run(self) -> None:
-        """Renew, release and look, until cancelled."""
+        """Renew, release and compare, until cancelled."""
         while True:
             await self.turn()
             await asyncio.sleep(LOOK_S)
 
     async def turn(self) -> None:
-        """Once. Never fails."""
+        """One round of `run`. Never fails."""
         try:
             await self._look()
             await self._reconcile()
@@ -131,7 +131,7 @@ class SharedLeases:
         self._stop_expired()
 
     async def _reconcile(self) -> None:
-        """What our ledger holds is in the store, and nothing else of ours is."""
+        """Make our leases in the store equal to those in our ledger."""
         ours = self._ours()
         for holder, mib in ours.items():
             held = self._held.get(holder)
@@ -149,7 +149,7 @@ class SharedLeases:
         return held is not None and held.is_there and held.until - self._clock() > self._ttl_s - RENEW_S
 
     def _ours(self) -> dict[Holder, dict[DeviceId, int]]:
-        """All that our ledger counts and that has been asked for, by holder: also what is on its way back."""
+        """Holder → its memory by device: all leases in our ledger, except starting ones that weren't requested in the store yet."""
         ours: dict[Holder, dict[DeviceId, int]] = {}
         for device in self._engine.devices():
             for lease in device.leases:
@@ -159,7 +159,7 @@ class SharedLeases:
         return ours
 
     async def _look(self) -> None:
-        """Tell the engine what others have; give back what an earlier daemon of this instance left there."""
+        """Report others' leases to the engine, and release leases that an earlier daemon of this instance left."""
         is_open, seen = await self._store.look(list(self._names.values()))
         known = {self._name(holder) for holder in (*self._ours(), *self._held, *self._asking)}
         others: dict[DeviceId, int] = {}
@@ -196,7 +196,7 @@ class SharedLeases:
         self._engine.post(LeaseLost(*holder, reason))
 
     async def close(self, *, released: bool) -> None:
-        """End the connection; with `released` give back what workers had, who have all ended."""
+        """Close the connection. `released`: first release the leases of workers, which have all ended."""
         if released:
             partners = {status.id for status in self._engine.partners()}
             with contextlib.suppress(StoreUnreachableError):
@@ -207,5 +207,5 @@ class SharedLeases:
 
 
 def shared_name(device: DeviceInfo) -> str:
-    """What all coordinators call the device: a card's UUID, or whose memory it is."""
+    """The device's name for all coordinators: a card's UUID, or the host whose memory it is."""
     return device.uuid or f"{HOST_PREFIX}{socket.gethostname()}"

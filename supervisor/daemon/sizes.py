@@ -1,4 +1,4 @@
-"""Says in the log which context and slots were chosen for each model, what is wrong with its memory, and which files are none."""
+"""Logs each model's context and slots, problems with its memory, and unusable files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Warnings = tuple[tuple[ModelId, str], ...]
 
 
 def warnings_of(catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> Warnings:
-    """What is wrong with the memory of those models that can run here, and with pins that can't all be kept."""
+    """Problems with the memory of models that can run here, and with pins that don't fit together."""
     usable = (spec for spec in specs if not spec.trouble)
     told = [(spec.id, told) for spec in usable for told in memory_warnings(catalog.models[spec.id], spec, devices)]
     if (pins := pins_warning(specs, devices)) is not None:
@@ -25,7 +25,7 @@ def warnings_of(catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[
 
 
 def tell_sizes(catalog: Catalog, warnings: Warnings, before: Catalog | None = None) -> None:
-    """Log the warnings, and the sizes and unusable files that are not as `before`."""
+    """Log the warnings, and the sizes and unusable files that differ from `before`."""
     for model in catalog.models.values():
         known = before.models.get(model.id) if before is not None else None
         if model.sizing is not None and (known is None or known.sizing != model.sizing):

@@ -1,4 +1,4 @@
-"""Work on many things in slices: none holds the loop up, however many there are."""
+"""Splits work on many items into slices, so that it never blocks the loop for long."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, TypeVar
 
-SLICE_S: Final = 0.002  # how long it is worked on before others get a turn
+SLICE_S: Final = 0.002  # the length of a slice
 _T = TypeVar("_T")
 
 
 async def slices(items: Iterable[_T]) -> AsyncIterator[list[_T]]:
-    """The items, in lists of those that were made within `SLICE_S`; others get a turn of the loop after each.
+    """The items, in lists of those produced within `SLICE_S`. After each list other tasks get a turn of the loop.
 
-    An iterator must not walk over what other turns change. Later items may tell of what has changed since earlier ones.
+    The iterator must not walk over a collection that other turns change. Later items may reflect changes after earlier ones.
     """
     made: list[_T] = []
     until = time.perf_counter() + SLICE_S

@@ -1,8 +1,8 @@
-"""How far requests are that are made in steps, as pictures: their workers tell it, and are asked only while somebody looks.
+"""Progress of requests that are processed in steps, such as pictures. Workers are polled only while somebody looks.
 
-A worker that can tell has a path for it (`LaunchSpec.progress`). It is asked when a request or a job is shown, and twice a
-second while somebody listens to `progress` events. A worker that doesn't answer in time tells nothing. That a worker still
-makes steps is seen to elsewhere (`supervisor.fleet.worker`).
+A worker that reports progress has a path for it (`LaunchSpec.progress`). The daemon polls it when it shows a request or a
+job, and twice a second while somebody subscribes to `progress` events. A late answer counts as none. Another module checks
+that a worker still makes steps (`supervisor.fleet.worker`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _Worker = tuple[ModelId, Generation]
 
 
 class Steps:
-    """One for each daemon. Use from the event loop's thread."""
+    """A daemon's view of progress. Use from the event loop's thread."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._watching: asyncio.Task[None] | None = None
 
     async def look(self, requests: Iterable[Request]) -> list[Request]:
-        """Ask the workers of these requests, and write down what they tell. Returns those of which it is news."""
+        """Poll the workers of these requests, and record the steps. Returns the requests with new steps."""
         by_worker: dict[_Worker, list[Request]] = {}
         for request in requests:
             if (ticket := request.attempt.ticket) is not None and ticket.generation is not None:
@@ -51,7 +51,7 @@ class Steps:
         return news
 
     def watch(self) -> None:
-        """Publish `progress` events from now on, as long as somebody listens to them."""
+        """Publish `progress` events from now on, as long as somebody subscribes to them."""
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch(), name="steps")
 
@@ -59,7 +59,7 @@ class Steps:
         daemon = self._daemon
         while daemon.hub.wants("progress"):
             news = await self.look(daemon.requests.running())
-            left = {request.ticket_id for request in daemon.requests.running()}  # the others ended while it was asked
+            left = {request.ticket_id for request in daemon.requests.running()}  # the others ended during the poll
             for request in (request for request in news if request.ticket_id in left):
                 about = {"id": request.ticket_id, "request_id": request.request_id.decode("latin-1")}
                 assert request.attempt.step is not None

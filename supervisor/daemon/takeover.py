@@ -1,8 +1,7 @@
-"""The successor's side of an upgrade: everything is checked first, then asked for, and nothing is ours before the commit.
+"""The successor's side of an upgrade: it checks everything first, and owns nothing before the commit.
 
-See `handover` for the other side and the steps. While the predecessor may still take everything back, the end of the
-messages means that there is no hand-over. Once it has committed, their end means that the predecessor is dead, and with it
-its requests.
+See `handover` for the other side and the steps. Before the predecessor commits, the end of its messages means that the
+hand-over failed. After the commit, it means that the predecessor is dead, and its requests with it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ log = structlog.get_logger("llmux.upgrade")
 
 
 class Takeover:
-    """A connection to the predecessor. Make it in the event loop's thread."""
+    """A connection to the predecessor. Create it in the event loop's thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.stores: tuple[
@@ -53,7 +52,7 @@ class Takeover:
         self._following: asyncio.Task[None] | None = None
 
     async def ask(self, address: tuple[str, int]) -> HandoverState:
-        """Ask for everything; returns with copies of it. The predecessor may first wait for loads that are under way.
+        """Request the hand-over. Returns copies of the predecessor's state. The predecessor may first wait for running loads.
 
         Raises TakeoverError.
         """
@@ -70,7 +69,7 @@ class Takeover:
         return self._inheritance
 
     def check(self, devices: Iterable[DeviceSpec]) -> None:
-        """Raises TakeoverError for a worker that can't be looked after here."""
+        """Raises TakeoverError for a worker that this daemon can't supervise."""
         known = {device.id for device in devices}.union(REMOTE)
         for worker in self._inheritance.workers.values():
             missing = sorted(set(worker.adopted.devices) - known)
@@ -81,13 +80,13 @@ class Takeover:
                 )
 
     async def failed(self, why: str) -> TakeoverError:
-        """Tell the predecessor to go on; the error to raise."""
+        """Let the predecessor go on. Returns the error to raise."""
         with contextlib.suppress(ChannelClosedError):
             await self._channel.send({"failed": why})
         return TakeoverError(why)
 
     async def prepared(self) -> None:
-        """Everything is ready here; returns when it is ours. Raises TakeoverError if it stays with the predecessor."""
+        """Report that we are ready. Returns after the commit. Raises TakeoverError if the predecessor keeps everything."""
         try:
             await self._channel.send({"prepared": True})
             while "commit" not in (content := (await self._receive()).content):
@@ -104,7 +103,7 @@ class Takeover:
         return message
 
     def adopt(self, daemon: Daemon, launcher: LocalLauncher, configured: Configured) -> None:
-        """Go on with the workers, then apply the configuration as a reload would. Does not wait."""
+        """Adopt the workers, then apply the configuration as a reload would. Does not wait."""
         workers, lock = self._inheritance.workers, self._inheritance.lock
         lock.sign()
         named = {adopted.model for adopted, _ in self._last}
@@ -131,7 +130,7 @@ class Takeover:
             daemon.engine.post(UnloadAsked(model))
 
     def _overridden(self, daemon: Daemon, spec: ModelSpec) -> ModelSpec:
-        """With an operator's settings, if they are still possible. Without them, a worker that has them is replaced."""
+        """The specification with an operator's overrides, if they are still valid. Otherwise its worker is replaced."""
         values = self._inheritance.overrides.get(spec.id)
         if values is None:
             return spec
@@ -146,7 +145,7 @@ class Takeover:
         return override.spec
 
     async def serves(self, daemon: Daemon) -> None:
-        """We listen. Returns when the predecessor has let go, or is dead."""
+        """Report that we listen. Returns once the predecessor has released everything, or is dead."""
         try:
             await self._channel.send({"serving": True})
             await self._channel.receive()
@@ -160,11 +159,11 @@ class Takeover:
 
     @property
     def running(self) -> int:
-        """How many of the predecessor's requests still run."""
+        """The number of the predecessor's requests that still run."""
         return len(self._running)
 
     async def _follow(self, daemon: Daemon) -> None:
-        """Learn which of the predecessor's requests ended; at the end of its messages all have."""
+        """Follow the ends of the predecessor's requests. At the end of its messages all of them have ended."""
         try:
             while True:
                 content = (await self._channel.receive()).content

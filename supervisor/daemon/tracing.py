@@ -1,7 +1,7 @@
 """Spans of requests for OpenTelemetry, the extra `otel`: the request, its wait, its model's load, and the worker's answer.
 
-They are made once a request has ended, from what is known of it anyway, and exported by a thread of OpenTelemetry's own. Where
-to, and much else, its own variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, `OTEL_BSP_…`).
+Spans are made once a request has ended, from its record, and a thread of OpenTelemetry exports them. OpenTelemetry's own
+variables set the target and more (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, `OTEL_BSP_…`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Span = tuple[str, str, str | None, float, float]
 
 
 class _Once(logging.Handler):
-    """Says in llmux's log what OpenTelemetry complains of; once: a collector that is away is no news each time."""
+    """Copies OpenTelemetry's first warning into llmux's log. A missing collector would repeat it forever."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler. In OpenTelemetry's thread."""
+        """See logging.Handler. Runs in OpenTelemetry's thread."""
         self.setLevel(logging.CRITICAL)
         log.warning("traces.not_sent", reason=record.getMessage())
 
@@ -44,7 +44,7 @@ class Tracing:
     """Exports spans until it is closed. Times of requests are loop times; `epoch` is their zero, in Unix seconds."""
 
     def __init__(self, epoch: float) -> None:
-        """Raises ConfigError where OpenTelemetry isn't installed."""
+        """Raises ConfigError if OpenTelemetry isn't installed."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # an extra
             from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
@@ -59,7 +59,7 @@ class Tracing:
         self._processor = BatchSpanProcessor(OTLPSpanExporter())
 
     def observe(self, ended: Sequence[Request]) -> None:
-        """Requests ended. See `InFlight.listeners`."""
+        """Export the spans of finished requests. See `InFlight.listeners`."""
         for request in ended:
             self._observe(request)
 
@@ -93,7 +93,7 @@ class Tracing:
             )
 
     async def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send the remaining spans, for a short time at most."""
         loop, is_sent = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
@@ -111,7 +111,7 @@ class Tracing:
 
 
 def spans(request: Request, trace: TraceContext) -> Iterator[Span]:
-    """Of a request that has ended; the request's own first."""
+    """The spans of a finished request; the request's own span comes first."""
     own = secrets.token_hex(8)
     yield "request", own, trace.parent_id, request.arrived_at, request.ended_at
     ticket = request.attempt.ticket
@@ -127,7 +127,7 @@ def spans(request: Request, trace: TraceContext) -> Iterator[Span]:
 
 
 def _attributes(request: Request) -> Mapping[str, str | int]:
-    """By OpenTelemetry's conventions for HTTP and for generative AI."""
+    """The attributes of the request's span, by OpenTelemetry's conventions for HTTP and for generative AI."""
     outcome, usage = request.attempt.outcome, request.usage
     found = {
         "url.path": request.path,

@@ -1,7 +1,7 @@
-"""What each key used on each day: requests, tokens, seconds of GPUs. Counted once a request has ended, on the day of that.
+"""Each key's usage by day: requests, tokens, GPU seconds. A request counts once it has ended, on the day of its end.
 
-A GPU second is one second of one GPU during which a worker had the request, from its admission to the end of the answer. Requests that a
-worker computes together count each as if alone.
+A GPU second is one second of one GPU during which a worker had the request, from its admission to the end of the answer.
+Requests that a worker computes together each count as if alone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from supervisor.schema.daemon import UsageRow
 NO_KEY: Final = "(no key)"
 _NO_GPU: Final = frozenset({HOST.device_id(), *REMOTE})
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula."""
+"""The characters that begin a formula in a spreadsheet."""
 
 
 class Used(NamedTuple):
-    """What one request used, and what is summed for its day, key and model."""
+    """The usage of one request, or the sum for a day, key and model."""
 
     day: str
     key_id: str
@@ -41,18 +41,18 @@ class Used(NamedTuple):
 
 
 def today() -> date:
-    """By this machine's time zone, as all days of usage are."""
+    """Today in this machine's time zone, as for all days of usage."""
     return datetime.now().astimezone().date()
 
 
 @lru_cache(maxsize=8)
 def _day(minute: int) -> str:
-    """Of a minute since the epoch: each begins on one day."""
+    """The day of a minute since the epoch."""
     return time.strftime("%Y-%m-%d", time.localtime(minute * 60))
 
 
 def used(ended: RequestRecord, epoch: float) -> Used:
-    """By a request that has ended. `epoch`: when the engine's clock was zero, in Unix seconds."""
+    """The usage of a finished request. `epoch`: the zero of the engine's clock, in Unix seconds."""
     gpus = sum(device not in _NO_GPU for device in ended.devices)
     busy_s = 0.0 if ended.admitted_at is None else max(0.0, ended.ended_at - ended.admitted_at)
     return Used(
@@ -70,7 +70,7 @@ def used(ended: RequestRecord, epoch: float) -> Used:
 
 
 def summed(all_used: Iterable[Used], *, by_model: bool = True) -> list[Used]:
-    """One for each day, key and model; `by_model=False`: of all models together."""
+    """One sum for each day, key and model; `by_model=False`: for each day and key."""
     sums: dict[tuple[str, str, str], list[int]] = {}
     gpu_s: dict[tuple[str, str, str], float] = {}
     names: dict[tuple[str, str, str], str] = {}
@@ -88,7 +88,7 @@ def summed(all_used: Iterable[Used], *, by_model: bool = True) -> list[Used]:
 
 
 def rows(all_used: Iterable[Used], *, by_model: bool) -> list[UsageRow]:
-    """For the API."""
+    """The rows for the API."""
     return [
         UsageRow(
             one.day,
@@ -103,7 +103,7 @@ def rows(all_used: Iterable[Used], *, by_model: bool) -> list[UsageRow]:
 
 
 def as_csv(found: Iterable[UsageRow], *, by_model: bool) -> str:
-    """By RFC 4180. A name that a spreadsheet would take for a formula gets an apostrophe before it."""
+    """The rows as CSV (RFC 4180). An apostrophe precedes names that a spreadsheet would treat as a formula."""
     names = [field for field in UsageRow.__struct_fields__ if by_model or field != "model"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")

@@ -1,6 +1,6 @@
-"""What the admin API shows of models, devices and decisions, made from the scheduler's state, the workers and the catalog.
+"""The admin API's views of models, devices and decisions, from the scheduler's state, the workers and the catalog.
 
-A view may be stale by an event, so nothing here is used to decide.
+A view may be one event old, so no decision uses it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def model_view(daemon: Daemon, model: ModelId) -> ModelView | None:
-    """One model's whole state; None when it isn't configured."""
+    """One model's whole state; None: the model isn't configured."""
     status = daemon.engine.model(model)
     if status is None or model not in daemon.catalog.models:
         return None
@@ -103,12 +103,12 @@ def _device_name(status: ModelStatus) -> str | None:
 
 
 def _parts(status: ModelStatus) -> dict[str, int]:
-    """What it has leased of each device."""
+    """Device → the memory that the worker leases there."""
     return {lease.device: lease.mib for lease in status.leases}
 
 
 def _memory(status: ModelStatus, devices: Iterable[DeviceSpec]) -> Memory:
-    """`need`: what the next load is to lease, of each device where it may go."""
+    """The model's memory. `need`: device where the next load may go → its lease there."""
     return Memory(
         lease_mib=status.lease_mib,
         measured_mib=status.measured_mib,
@@ -125,7 +125,7 @@ def _memory(status: ModelStatus, devices: Iterable[DeviceSpec]) -> Memory:
 
 
 def _sizing(model: CatalogModel) -> Sizing | None:
-    """Context and slots, and why; None for a runtime that has neither, and while the file can't be read."""
+    """Context and slots, with reasons; None: the runtime has neither, or the file can't be read now."""
     sizing = model.sizing
     if sizing is None:
         return None
@@ -157,7 +157,7 @@ def _footprint(footprint: core.Footprint) -> Footprint:
 
 
 def capabilities(model: CatalogModel, route: Route) -> Capabilities | None:
-    """Of `model`, which is asked by the name of `route`. None until its metadata was read: see `Daemon.know_capabilities`."""
+    """The capabilities of `model` under the name of `route`; None before `Daemon.know_capabilities` read its metadata."""
     known = model.known_capabilities
     if known is None:
         return None
@@ -174,7 +174,7 @@ def capabilities(model: CatalogModel, route: Route) -> Capabilities | None:
 
 
 def device_views(daemon: Daemon) -> list[Device]:
-    """Every device: totals, what others use, and who holds how much."""
+    """Every device: its totals, the memory of outside users, and the holders with their amounts."""
     known = {status.id: status for status in daemon.engine.devices()}
     return [_device_view(device, known[DeviceId(device.id)]) for device in daemon.sampler.devices()]
 
@@ -209,7 +209,7 @@ def _device_view(device: DeviceInfo, status: DeviceStatus) -> Device:
 
 
 def memory_views(daemon: Daemon) -> Iterator[ModelMemory]:
-    """Of every device what each model holds, may take, and was measured to take there. May go on in a later turn of the loop."""
+    """Each model's held, possible and measured memory by device. Items may be read in later turns of the loop."""
     devices = daemon.engine.device_specs()
     for figures in daemon.engine.figures():
         if (status := daemon.engine.model(figures.id)) is not None:

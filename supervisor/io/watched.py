@@ -1,7 +1,7 @@
-"""A command of `llmux` that the daemon runs in a process of its own, and follows: it keeps the hub's client out of the daemon.
+"""Runs a command of `llmux` in a process of its own, and follows its output. So the daemon never imports the hub's client.
 
-The command reads its standard input and ends when that does, so it ends with the daemon, whatever becomes of that. Its standard
-output is lines of JSON; the last lines of its standard error say what is wrong.
+The command ends at the end of its standard input, so it ends with the daemon, however the daemon ends. Its standard output is
+lines of JSON. The last lines of its standard error explain a failure.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Words = Callable[[str], None]
 
 
 async def run(words: tuple[str, ...], line: Line, said: Words = lambda _: None) -> None:
-    """Run `llmux` with these words. `line` gets each line of its output, `said` each that it writes for people.
+    """Run `llmux` with these words. `line` gets each line of standard output, `said` each line of standard error.
 
-    Ends the command and all that it started if cancelled. Raises UnavailableError with its last words where it fails.
+    Cancelling kills the command and its children. Raises UnavailableError with its last lines if it fails.
     """
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-m", "supervisor.cli", *words)
