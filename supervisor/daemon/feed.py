@@ -33,7 +33,7 @@ class Feed:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._told: dict[ModelId, Mark] = {}
+        self._published: dict[ModelId, Mark] = {}
         self._changed: dict[ModelId, None] = {}  # since then, and not published yet
         self._devices_told: list[Device] = []
         self._devices_at = float("-inf")
@@ -46,7 +46,7 @@ class Feed:
         """Subscribe to events from now on. Raises UnavailableError when `most` do already."""
         daemon = self._daemon
         if not daemon.hub.wants("model"):
-            self._told, self._changed = daemon.engine.marks(), {}
+            self._published, self._changed = daemon.engine.marks(), {}
         subscription = daemon.hub.subscribe(kinds, most=most)
         if "progress" in subscription.kinds:
             daemon.steps.watch()
@@ -97,16 +97,16 @@ class Feed:
         daemon = self._daemon
         if not daemon.hub.wants("model"):
             return
-        told, self._told = self._told, daemon.engine.marks()
-        differ = (model for model, mark in self._told.items() if told.get(model) != mark)
-        self._changed.update(dict.fromkeys((*differ, *(model for model in told if model not in self._told))))
+        before, self._published = self._published, daemon.engine.marks()
+        differ = (model for model, mark in self._published.items() if before.get(model) != mark)
+        self._changed.update(dict.fromkeys((*differ, *(model for model in before if model not in self._published))))
         until = time.perf_counter() + SLICE_S
         while self._changed:
             if time.perf_counter() >= until:  # a reload may change all
                 self._flush_after(0.0)
                 return
             del self._changed[model := next(iter(self._changed))]
-            if model not in self._told:
+            if model not in self._published:
                 daemon.hub.publish("model", {"name": model, "state": "removed"})
             elif (view := model_view(daemon, model)) is not None:
                 daemon.hub.publish("model", view)

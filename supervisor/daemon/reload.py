@@ -125,8 +125,9 @@ class Reloader:
     async def reload(self, cause: str, *, force: bool = False) -> Difference:
         """Reload, beginning after this call. Returns the changes. The reload continues if the caller is cancelled.
 
-        `force`: even if no model or no key is left. It applies to all callers that share the reload. Raises ConfigError with every problem; then nothing has changed.
-        Raises UnavailableError while shutting down.
+        `force`: even if no model or no key is left. It applies to all callers that share the reload.
+
+        Raises ConfigError with every problem; then nothing has changed. Raises UnavailableError while shutting down.
         """
         outcome = await asyncio.shield(self.begin(cause, force=force))
         if isinstance(outcome, LlmuxError):

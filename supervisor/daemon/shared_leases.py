@@ -75,8 +75,8 @@ class SharedLeases:
         self._held: dict[Holder, _Held] = {}
         self._asking: set[Holder] = set()
         self._lost: set[Holder] = set()  # told to stop
-        self._told: LeasesSeen | None = None
-        self._tell(LeasesSeen(trouble="the lease store was not asked yet"))
+        self._reported: LeasesSeen | None = None
+        self._report(LeasesSeen(trouble="the lease store was not asked yet"))
 
     # ------------------------------------------------------------------------------------------------------- beginning
 
@@ -94,7 +94,7 @@ class SharedLeases:
                 return None
             await self._look()
         except StoreUnreachableError as error:
-            self._tell(LeasesSeen(trouble=str(error)))
+            self._report(LeasesSeen(trouble=str(error)))
             return str(error)
         finally:
             self._asking.discard(holder)
@@ -125,9 +125,9 @@ class SharedLeases:
             await self._look()
             await self._reconcile()
         except StoreUnreachableError as error:
-            if self._told is None or self._told.trouble is None:
+            if self._reported is None or self._reported.trouble is None:
                 log.warning("leases.unreachable", reason=str(error))
-            self._tell(LeasesSeen(trouble=str(error)))
+            self._report(LeasesSeen(trouble=str(error)))
         self._stop_expired()
 
     async def _reconcile(self) -> None:
@@ -169,14 +169,14 @@ class SharedLeases:
             others[device] = sum(mib for field, mib in seen[name].items() if not field.startswith(self._prefix))
         for holder, held in self._held.items():
             held.is_there = all(self._name(holder) in seen[name] for name in held.shares)
-        if is_open and self._told is not None and self._told.trouble is not None:
+        if is_open and self._reported is not None and self._reported.trouble is not None:
             log.info("leases.reachable")
         trouble = None if is_open else JUST_BEGUN
-        self._tell(LeasesSeen({device: mib for device, mib in others.items() if mib}, trouble))
+        self._report(LeasesSeen({device: mib for device, mib in others.items() if mib}, trouble))
 
-    def _tell(self, seen: LeasesSeen) -> None:
-        if seen != self._told:
-            self._told = seen
+    def _report(self, seen: LeasesSeen) -> None:
+        if seen != self._reported:
+            self._reported = seen
             self._engine.post(seen)
 
     # --------------------------------------------------------------------------------------------------------- losing

@@ -41,7 +41,7 @@ class Steps:
                 by_worker.setdefault((ticket.model, ticket.generation), []).append(request)
         news: list[Request] = []
         for worker, asked in by_worker.items():
-            if not (steps := await self._told(worker)):
+            if not (steps := await self._poll(worker)):
                 continue
             for request in asked:
                 found = steps.get(request.request_id.decode("latin-1"))
@@ -66,6 +66,6 @@ class Steps:
                 daemon.hub.publish("progress", {**about, "model": request.name, **asdict(request.attempt.step)})
             await asyncio.sleep(INTERVAL_S)
 
-    async def _told(self, worker: _Worker) -> Mapping[str, Step]:
+    async def _poll(self, worker: _Worker) -> Mapping[str, Step]:
         found = self._daemon.fleet.steps_source(*worker)
         return {} if found is None else await told(*found)

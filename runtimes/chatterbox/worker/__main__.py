@@ -117,7 +117,7 @@ class Speaker(Worker):
         """The audio file, or events with pieces of it, while it is synthesised."""
         body = await Body.of(request)
         check(parameters.SPEECH[self.variant], body.values)
-        speech = self._asked(body)
+        speech = self._parsed(body)
         as_events = body.choice("stream_format", ("audio", "sse"), "audio") == "sse"
         turns: list[Turn] = []
         parts = await started(self._file(speech, turns))
@@ -125,7 +125,7 @@ class Speaker(Worker):
             return events(_deltas(parts, turns))
         return StreamingResponse(parts, media_type=FORMATS[speech.format].media_type)
 
-    def _asked(self, body: Body) -> Speech:
+    def _parsed(self, body: Body) -> Speech:
         """The parsed request. Raises WorkerError."""
         text = body.needed_text("input")
         if len(text) > MAX_CHARACTERS:
@@ -152,7 +152,7 @@ class Speaker(Worker):
             keywords["language_id"] = self._language(body)
         return Speech(
             texts=pieces(text),
-            voice=self._named(body),
+            voice=self._voice_name(body),
             format=body.choice("response_format", tuple(FORMATS), "mp3"),
             speed=body.number("speed", 1.0, 0.25, 4),
             seed=seed,
@@ -167,7 +167,7 @@ class Speaker(Worker):
             raise body.wrong("language", languages.expected(given, self.languages))
         return found
 
-    def _named(self, body: Body) -> str:
+    def _voice_name(self, body: Body) -> str:
         """The requested voice. Raises WorkerError for an unknown one."""
         given = body.values.get("voice")
         name = given.get("id") if isinstance(given, dict) else given

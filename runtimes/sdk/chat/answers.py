@@ -39,8 +39,8 @@ class Answer:
                 yield self._chunk({"role": "assistant", "content": ""})
             begun = True
             for piece in brought:
-                yield self._chunk(_delta(piece), self._taken(piece))
-        last = self._chunk({}, self._taken(None), self.builder.outcome.finish)
+                yield self._chunk(_delta(piece), self._take_logprobs(piece))
+        last = self._chunk({}, self._take_logprobs(None), self.builder.outcome.finish)
         last["choices"][0] |= self._stop()
         yield last
         if self.usage:
@@ -50,7 +50,7 @@ class Answer:
         """The answer as one object."""
         everything = [piece for brought in pieces for piece in brought]
         said = "".join(piece.text for piece in everything if isinstance(piece, Text))
-        choice: Json = {"index": 0, "finish_reason": self.builder.outcome.finish, "logprobs": self._taken(None)}
+        choice: Json = {"index": 0, "finish_reason": self.builder.outcome.finish, "logprobs": self._take_logprobs(None)}
         choice |= self._stop()
         if self.kind == "text":
             choice["text"] = said
@@ -84,7 +84,7 @@ class Answer:
             choice["text"] = delta.get("content", "")
         return {**self._head(chunk=True), "choices": [choice]}
 
-    def _taken(self, piece: Piece | None) -> Json | None:
+    def _take_logprobs(self, piece: Piece | None) -> Json | None:
         """The log probabilities to send with this piece; without a piece, those left at the end."""
         if not self.logprobs or not (piece is None or isinstance(piece, Text)):
             return None
