@@ -17,11 +17,10 @@ from typing import Any, Final, NoReturn
 import click
 
 from supervisor.cli import failures, output
-from supervisor.cli.commands.about import man, version
+from supervisor.cli.commands.about import completion, man, version
 from supervisor.cli.commands.bench import bench
 from supervisor.cli.commands.chat import chat
 from supervisor.cli.commands.clients import clients
-from supervisor.cli.commands.completion import completion
 from supervisor.cli.commands.config import config, reload_
 from supervisor.cli.commands.doctor import doctor
 from supervisor.cli.commands.jobs import jobs
