@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import islice
 from typing import Final
 
 from starlette.requests import Request
@@ -41,13 +42,14 @@ async def list_all_jobs(api: Api, query: schema.JobSummaryQuery) -> schema.JobSu
     """Jobs of all kinds, the newest first: those that wait or run, and those that ended, for as long as they are kept."""
     daemon = api.daemon
     await daemon.jobs.expire()
-    found = [
+    wanted = (
         job
         for job in daemon.jobs.listing(jobs.Job, None, is_admin=True)
         if (job.kind == query.kind if query.kind else job.kind != "line")
         and query.state in {None, job.state}
         and query.model in {None, job.model}
-    ]
+    )
+    found = [*islice(wanted, query.limit + 1)]
     data = [_summary(daemon, job) for job in found[: query.limit]]
     return schema.JobSummaryList("list", data, has_more=len(found) > query.limit)
 

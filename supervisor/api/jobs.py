@@ -78,7 +78,7 @@ async def create_job(api: Api, request: Request) -> Response:
 async def list_jobs(api: Api, query: schema.JobQuery, request: Request) -> schema.JobList:
     """The jobs of this key, newest first; with the scope `admin` all."""
     jobs = api.daemon.jobs
-    await jobs.expire()
+    await jobs.expire(Inference)
     owner, is_admin = owner_of(request.scope["state"])
     found = [job for job in jobs.listing(Inference, owner, is_admin=is_admin) if query.status in {None, job.state}]
     data = [_view(api.daemon, job) for job in found[: query.limit]]
@@ -207,7 +207,7 @@ async def pieces_of(file: BinaryIO) -> AsyncIterator[bytes]:
 
 async def _found(daemon: Daemon, request: Request, job_id: str) -> Inference:
     """A job that this request may see. Raises NotFoundError."""
-    await daemon.jobs.expire()
+    await daemon.jobs.expire(Inference)
     owner, is_admin = owner_of(request.scope["state"])
     return daemon.jobs.find(Inference, job_id, owner, is_admin=is_admin)
 

@@ -203,6 +203,9 @@ class Batches:
         await self.jobs.change(batch, cancelling_at=round(time.time(), 3))
 
     def _progress(self, batch: Batch) -> Progress:
+        if batch.is_over:
+            first = batch.problems[0].message if batch.problems else ""
+            return Progress(1.0 if batch.state == "completed" else None, message=first)
         work = self._work.get(batch.id)
         return Progress() if work is None or not batch.total else Progress((work.completed + work.failed) / batch.total)
 
@@ -530,7 +533,7 @@ class Batches:
 
     async def expire(self) -> None:
         """Forget batches and files that have been kept long enough."""
-        await self.jobs.expire()
+        await self.jobs.expire(Batch)
         await self._expire_files()
 
     async def _expire_files(self) -> None:

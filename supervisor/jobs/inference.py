@@ -185,7 +185,7 @@ class InferenceJobs:
         """A new job of this kind. Raises JobFullError, TooLargeError, and NotSavedError."""
         if not self.is_usable:
             raise UnavailableError("Jobs can't be kept; the log says why.")
-        await self.jobs.expire()
+        await self.jobs.expire(Inference)
         job = make(
             id=f"job_{secrets.token_hex(12)}",
             created_at=round(time.time(), 3),
@@ -260,7 +260,8 @@ class InferenceJobs:
         """Use every free place."""
         if self._send is None or self.is_paused or not self.is_usable:
             return
-        free = max(0, self.config.jobs_running - len(self._running))
+        if (free := self.config.jobs_running - len(self._running)) <= 0:
+            return
         waiting: dict[bool, dict[str | None, deque[Inference]]] = {False: {}, True: {}}  # is it a line, by key
         busy: Counter[str | None] = Counter()
         for_lines = max(1, self.config.jobs_running - 1)
@@ -398,6 +399,8 @@ class InferenceJobs:
             log.warning("job.not_kept", job=job.id, reason=refused.message, consequence=consequence)
 
     def _progress(self, job: Inference) -> Progress:
+        if job.state == "completed":
+            return Progress(1.0)
         request = self.request_of(job)
         step = None if request is None else request.attempt.step
         return Progress() if step is None or not step.steps else Progress(step.step / step.steps)
@@ -410,6 +413,8 @@ class InferenceJobs:
             raise TooLargeError(f"It is larger than all that jobs may take (limits.jobs_mib: {self.config.jobs_mib}).")
         taken = sum(job.disk_bytes for job in self.jobs.of(Inference))
         missing = taken + sum(self._coming.values()) + self.files.taken + size - budget
+        if missing <= 0:
+            return
         old = [job for job in self.jobs.of(Inference) if job.is_over and job.result_bytes]
         if missing > sum(job.result_bytes or 0 for job in old):  # then none of them goes for nothing
             raise JobFullError("Jobs take all the disk that they may (limits.jobs_mib).", retry_after_s=LONGEST_PAUSE_S)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from functools import cache
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import structlog
@@ -32,11 +34,11 @@ log = structlog.get_logger("llmux.jobs")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is that isn't over."""
+    """How far a job is, or was when it ended."""
 
     share: float | None = None  # of it that is done, from 0 to 1; None: unknown
     eta_s: float | None = None  # how much longer it takes; None: unknown
-    message: str = ""  # why it waits, or what it does
+    message: str = ""  # why it waits, what it does, or why it ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class Jobs:
     """Called from time to time, after `expire`."""
     version: int = 0  # another one after each change
     _store: Store | None = None
-    _all: dict[str, Job] = field(default_factory=dict)  # oldest first
+    _all: dict[type[Job], dict[str, Job]] = field(default_factory=lambda: defaultdict(dict))
+    """By kind, also those that a kind is made from; the oldest first. There may be ten thousand: none is looked at in vain."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sweeping: asyncio.Task[None] | None = None
@@ -80,7 +83,7 @@ class Jobs:
                 log.warning("job.unreadable", job=name, reason=str(error))
         for job in sorted(found, key=lambda job: (job.created_at, job.id)):
             job.owner = (owners or {}).get(job.owner or "", job.owner)
-            self._all[job.id] = job
+            self._put(job)
 
     def start(self) -> None:
         """Forget jobs whose time is over, from now on."""
@@ -97,20 +100,20 @@ class Jobs:
 
     def of(self, kind: type[JobT]) -> list[JobT]:
         """The jobs of a kind, and of kinds made from it, the oldest first."""
-        return [job for job in self._all.values() if isinstance(job, kind)]
+        return cast("list[JobT]", [*self._all[kind].values()])
 
     def get(self, job_id: str) -> Job | None:
         """The job of this id."""
-        return self._all.get(job_id)
+        return self._all[Job].get(job_id)
 
     def find(
         self, kind: type[JobT], job_id: str, owner: str | None, *, is_admin: bool, code: str = "job_not_found"
     ) -> JobT:
         """The job, for its owner or for an admin. Raises NotFoundError with this `code`, whose first word names the kind."""
-        job = self._all.get(job_id)
-        if not isinstance(job, kind) or not (is_admin or job.owner == owner):
+        job = self._all[kind].get(job_id)
+        if job is None or not (is_admin or job.owner == owner):
             raise NotFoundError(f"There is no {code.partition('_')[0]} {job_id[:100]!r}, or no longer.", code=code)
-        return job
+        return cast("JobT", job)
 
     def listing(self, kind: type[JobT], owner: str | None, *, is_admin: bool) -> list[JobT]:
         """The owner's jobs of a kind, the newest first; an admin sees all."""
@@ -126,7 +129,7 @@ class Jobs:
 
     def add(self, job: Job) -> None:
         """From now on it is found."""
-        self._all[job.id] = job
+        self._put(job)
         self.wake()
 
     async def save(self, job: Job) -> None:
@@ -147,7 +150,7 @@ class Jobs:
 
     def drop(self, job: Job) -> None:
         """From now on it isn't found. Its record stays until `forget`."""
-        self._all.pop(job.id, None)
+        self._pop(job)
         self.wake()
 
     def note(self, job: Job, failed: Callable[[str], object]) -> None:
@@ -155,7 +158,7 @@ class Jobs:
 
         `failed` is called with the reason if they can't be written or removed on disk.
         """
-        over = [other for other in self._all.values() if type(other) is type(job) and other.is_over]
+        over = [other for other in self.of(type(job)) if other.is_over]
         gone = over[: max(0, len(over) - self.kinds[type(job)].most)]
         changes: dict[Entry, JsonValue] = {(_COLLECTION, job.id): msgspec.to_builtins(job)}
         changes.update({(_COLLECTION, old.id): None for old in gone})
@@ -186,9 +189,17 @@ class Jobs:
 
     def _remove(self, gone: Sequence[Job]) -> None:
         for job in gone:
-            self._all.pop(job.id, None)
+            self._pop(job)
             self.kinds[type(job)].forget([job])
         self.wake()
+
+    def _put(self, job: Job) -> None:
+        for kind in _made_from(type(job)):
+            self._all[kind][job.id] = job
+
+    def _pop(self, job: Job) -> None:
+        for kind in _made_from(type(job)):
+            self._all[kind].pop(job.id, None)
 
     def wake(self) -> None:
         """Wake whoever waits in `changed`."""
@@ -206,15 +217,13 @@ class Jobs:
         await self.cancel(job)
         await self.forget([job])
 
-    async def expire(self) -> None:
-        """Forget jobs that have been kept long enough, and of too many the oldest."""
-        now, old = time.time(), []
-        ended: dict[type[Job], list[Job]] = {}
-        for job in self._all.values():
-            if job.ended_at is not None:
-                ended.setdefault(type(job), []).append(job)
-        for of_type, over in ended.items():
-            kind = self.kinds[of_type]
+    async def expire(self, made_from: type[Job] = Job) -> None:
+        """Forget jobs of these kinds that have been kept long enough, and of too many the oldest."""
+        now, old = time.time(), list[Job]()
+        for of_type, kind in self.kinds.items():
+            if not issubclass(of_type, made_from):
+                continue
+            over = [job for job in self._all[of_type].values() if job.ended_at is not None and type(job) is of_type]
             before, surplus = now - kind.keep_s(), len(over) - kind.most
             old += [job for place, job in enumerate(over) if place < surplus or (job.ended_at or 0) <= before]
         try:
@@ -233,3 +242,9 @@ class Jobs:
         assert self._store is not None
         async with self._store.transaction() as changes:
             changes.update(entries)
+
+
+@cache
+def _made_from(kind: type[Job]) -> tuple[type[Job], ...]:
+    """It, and the kinds that it is made from, up to `Job`."""
+    return tuple(each for each in kind.__mro__ if issubclass(each, Job))

@@ -272,7 +272,8 @@ class Loads:
 
 def progress_of(load: Load) -> Progress:
     """How far it is, and how much longer it takes."""
-    return Progress(load.share, _eta_s(load, time.time()), load.stage or load.reason)
+    message = load.reason if load.is_over else load.stage or load.reason
+    return Progress(load.share, _eta_s(load, time.time()), message)
 
 
 def _eta_s(load: Load, now: float) -> float | None:

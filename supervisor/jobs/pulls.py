@@ -179,7 +179,11 @@ class Pulls:
         self._save(pull)
 
     def _save(self, pull: Pull) -> None:
-        self._jobs.note(pull, lambda reason: log.warning("pull.not_saved", pull=pull.id, reason=reason))
+        def failed(reason: str) -> None:
+            if not self._is_closed:  # else a successor has the store, and has interrupted this one itself
+                log.warning("pull.not_saved", pull=pull.id, reason=reason)
+
+        self._jobs.note(pull, failed)
 
     async def _fetch(self, pull: Pull) -> None:
         """Raises UnavailableError with the program's last words."""
@@ -198,9 +202,11 @@ class Pulls:
 
 def progress_of(pull: Pull) -> Progress:
     """How much of its bytes has come, and how much longer the rest takes."""
-    if not pull.total_bytes:
-        return Progress(0.0)
-    share = min(MOST_SHARE, pull.done_bytes / pull.total_bytes)
+    if pull.state == "completed":
+        return Progress(1.0)
+    share = min(MOST_SHARE, pull.done_bytes / pull.total_bytes) if pull.total_bytes else 0.0
+    if pull.is_over or not pull.total_bytes:
+        return Progress(share, message=trouble_of(pull))
     came = pull.done_bytes - (pull.first_bytes or 0)
     if pull.started_at is None or came <= 0:
         return Progress(share)

@@ -22,7 +22,7 @@ from supervisor.jobs import inference as module
 from supervisor.jobs import jobs as base
 from supervisor.jobs.files import Files
 from supervisor.jobs.inference import Answer, InferenceJobs, JobFullError
-from supervisor.jobs.job import Inference, Response, former_owners
+from supervisor.jobs.job import Inference, Job, Response, former_owners
 from supervisor.jobs.jobs import Jobs, Progress
 from supervisor.schema.request import Step
 
@@ -132,7 +132,7 @@ class TestPlaces:
             assert progress(job) == Progress(0.25)
             worker.open.set()
             await until(lambda: job.is_over)
-            assert progress(job) == Progress()
+            assert progress(job) == Progress(1.0)
 
     async def test_so_many_are_before_it(self, tmp_path):
         async with opened(tmp_path) as jobs:
@@ -394,7 +394,7 @@ class TestDurable:
         worker, save, seen = Worker(), Jobs._change, []
 
         async def saving(self, entries):
-            seen.extend(job.state for job in self._all.values())
+            seen.extend(job.state for job in self.of(Job))
             await save(self, entries)
 
         monkeypatch.setattr(Jobs, "_change", saving)

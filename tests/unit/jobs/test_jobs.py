@@ -75,6 +75,18 @@ class TestReading:
                 with pytest.raises(NotFoundError):
                     jobs.find(kind, name, "bob", is_admin=False)
 
+    async def test_a_kind_is_found_with_those_that_are_made_from_it(self, tmp_path):
+        async with opened(tmp_path) as jobs:
+            await kept(jobs, inference(), batch(), line("job_2"))
+        async with opened(tmp_path) as jobs:
+            found = {kind: [job.id for job in jobs.of(kind)] for kind in (Job, Inference, Line, Batch, Load)}
+            assert sorted(found[Job]) == ["batch_1", "job_1", "job_2"]
+            assert sorted(found[Inference]) == ["job_1", "job_2"]
+            assert (found[Line], found[Batch], found[Load]) == (["job_2"], ["batch_1"], [])
+            jobs.drop(jobs.get("job_2"))
+            assert [[job.id for job in jobs.of(kind)] for kind in (Line, Inference)] == [[], ["job_1"]]
+            assert jobs.get("job_2") is None
+
 
 class TestChanging:
     async def test_what_cannot_be_written_has_not_changed(self, tmp_path):
@@ -114,6 +126,8 @@ class TestForgetting:
             for job in (*over, old := batch()):
                 job.state, job.ended_at = "completed", 1.0
             await kept(jobs, *over, old, batch("batch_2"), line("job_5"))
+            await jobs.expire(Inference)
+            assert [job.id for job in jobs.of(Job)] == ["job_2", "job_3", "batch_1", "batch_2", "job_5"]
             await jobs.expire()
             assert [job.id for job in jobs.of(Job)] == ["job_2", "job_3", "batch_2", "job_5"]
             assert {*jobs._store.items("jobs")} == {"job_2", "job_3", "batch_2", "job_5"}

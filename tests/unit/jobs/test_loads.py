@@ -45,6 +45,13 @@ def test_time_left(known, eta_s, monkeypatch):
     assert progress.eta_s == (None if eta_s is None else pytest.approx(eta_s))
 
 
+@cases(("state", "message"), [("running", "reading"), ("cancelled", "cancelled by an operator"), ("completed", "why")])
+def test_what_is_told_of_it(state, message):
+    """What its worker does, and once it has ended why."""
+    reason = "cancelled by an operator" if state == "cancelled" else "why"
+    assert progress_of(load(state=state, reason=reason, stage="reading")).message == message
+
+
 class TestKept:
     async def test_one_that_was_under_way_is_interrupted_and_stays_so(self, tmp_path):
         store, jobs = await Store.open(tmp_path / "state"), Jobs()

@@ -6,13 +6,14 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from supervisor.catalog import Configuration
 from supervisor.core.types import ModelId
 from supervisor.errors import UnavailableError
 from supervisor.io.store import Store
 from supervisor.jobs.job import Pull
-from supervisor.jobs.jobs import Jobs
+from supervisor.jobs.jobs import Jobs, Progress
 from supervisor.jobs.pulls import KEPT, Pulls, progress_of, trouble_of
 
 MODEL = ModelId("m")
@@ -112,6 +113,16 @@ class TestProgress:
         pull.done_bytes = 400
         assert (progress_of(pull).share, progress_of(pull).eta_s) == (0.99, 0.0)
 
+    @pytest.mark.parametrize(
+        ("state", "share", "why"),
+        [("completed", 1.0, ""), ("cancelled", 0.5, "it was cancelled"), ("failed", 0.5, "no such file")],
+    )
+    async def test_of_one_that_has_ended(self, state, share, why):
+        """No time is left, and it says why it ended."""
+        pull = self.pull(state=state, started_at=1000.0, first_bytes=0, done_bytes=200, total_bytes=400)
+        pull.error = {"message": "no such file"} if state == "failed" else None
+        assert progress_of(pull) == Progress(share, message=why)
+
 
 class TestKept:
     """Pulls outlive the daemon, as jobs."""
@@ -159,6 +170,19 @@ class TestKept:
         assert (found.state, trouble_of(found)) == ("failed", "there is no such repository")
         assert found.ended_at == pull.ended_at
         await store.close()
+
+    async def test_a_successor_has_the_store(self, tmp_path, came):
+        """It has read that the pull is under way, and says so itself: nothing is amiss here."""
+        store, jobs = await Store.open(tmp_path / "state"), Jobs()
+        jobs.open(store)
+        pulls = opened(jobs)
+        pull = pulls.begin(MODEL, nothing)
+        await asyncio.gather(*jobs._noting)
+        await store.lend()
+        with capture_logs() as told:
+            await pulls.close()
+            await asyncio.gather(*jobs._noting)
+        assert (pull.state, [line["event"] for line in told]) == ("interrupted", ["pull.ended"])
 
     @pytest.mark.parametrize("now_s", [1001, 900])
     async def test_no_number_comes_again_after_a_restart(self, tmp_path, monkeypatch, came, now_s):
