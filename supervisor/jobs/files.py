@@ -68,7 +68,7 @@ class Files:
     ) -> None:
         """Go on with the files that are kept, and with those that are `growing` still. Blocks on a folder.
 
-        Removes all others there. A folder that can't be used is logged, and no files are taken. `owners`: see
+        Removes all others there, if the store could be read. A folder that can't be used is logged, and no files are taken. `owners`: see
         `job.former_owners`.
         """
         folder /= _COLLECTION
@@ -93,7 +93,7 @@ class Files:
             self.grow(file)
             if (path := paths.pop(file.id, None)) is not None:
                 file.bytes = path.stat().st_size
-        for path in paths.values():
+        for path in paths.values() if store.trouble is None else ():  # else they may be of jobs that can't be read now
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -144,7 +144,7 @@ class InferenceJobs:
             elif job.result_bytes is not None and self._path(job, "result").name not in files:
                 job.result_bytes = None
             files.pop(self._path(job, "result" if job.is_over else "request").name, None)
-        for path in files.values():
+        for path in files.values() if self.jobs.are_known else ():
             with contextlib.suppress(OSError):
                 path.unlink()
 

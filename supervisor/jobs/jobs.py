@@ -98,6 +98,11 @@ class Jobs:
 
     # ------------------------------------------------------------------------------------------------------------ reading
 
+    @property
+    def are_known(self) -> bool:
+        """Could the store be read? Else there may be others, whose requests and results must stay for a later start."""
+        return self._store is not None and self._store.trouble is None
+
     def of(self, kind: type[JobT]) -> list[JobT]:
         """The jobs of a kind, and of kinds made from it, the oldest first."""
         return cast("list[JobT]", [*self._all[kind].values()])

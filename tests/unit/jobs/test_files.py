@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import NotFoundError, UnavailableError
-from supervisor.io.store import NotSavedError, Store
+from supervisor.io.store import MIGRATIONS, NotSavedError, Store
 from supervisor.jobs import files as module
 from supervisor.jobs.files import File, Files
 
@@ -35,6 +37,20 @@ async def kept(files: Files, owner: str | None = None) -> File:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in (folder / "files").iterdir()}
+
+
+async def test_of_a_store_that_cannot_be_read_all_stay(tmp_path):
+    """Such as one on a full disk, which has no room for its new schema: with room they are there again."""
+    async with opened(tmp_path) as files:
+        file = await kept(files)
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.sqlite3")) as state:
+        state.execute("PRAGMA user_version = 99")
+    async with opened(tmp_path):
+        assert names(tmp_path) == {file.id}
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.sqlite3")) as state:
+        state.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    async with opened(tmp_path) as files:
+        assert [each.id for each in files.listing(None, is_admin=True)] == [file.id]
 
 
 class TestKept:

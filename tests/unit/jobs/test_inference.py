@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +19,7 @@ from supervisor.catalog.sections import JobsConfig
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError, TooLargeError, UnavailableError
 from supervisor.gateway.request import Request
-from supervisor.io.store import NotSavedError, Store
+from supervisor.io.store import MIGRATIONS, NotSavedError, Store
 from supervisor.jobs import inference as module
 from supervisor.jobs import jobs as base
 from supervisor.jobs.files import Files
@@ -354,6 +356,24 @@ class TestTrouble:
                 await add(jobs)
             assert jobs.jobs.find(Inference, kept.id, None, is_admin=True).state == "queued"
             assert not jobs._running
+
+
+async def test_of_a_store_that_cannot_be_read_all_stay(tmp_path):
+    """Such as one on a full disk, which has no room for its new schema: with room its jobs are there again."""
+    async with opened(tmp_path) as jobs:
+        job = await add(jobs, body=b'{"a": 1}')
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.sqlite3")) as state:
+        state.execute("PRAGMA user_version = 99")
+    async with opened(tmp_path) as jobs:
+        assert jobs.jobs.of(Inference) == []
+        assert files(tmp_path) == {".request"}
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.sqlite3")) as state:
+        state.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    worker = Worker()
+    worker.open.set()
+    async with opened(tmp_path, worker) as jobs:
+        await until(lambda: jobs.jobs.get(job.id).is_over)
+        assert (jobs.jobs.get(job.id).state, len(worker.sent)) == ("completed", 1)
 
 
 class TestDurable:
